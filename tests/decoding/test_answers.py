@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
 from toolformer_dag.decoding.generation import WrittenPiece, call_text
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.tools.registry import load_tool

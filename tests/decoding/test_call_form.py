@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, ConfigDict, Field
 
+from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import TOKENIZERS, tiny_model, tokenizer_of
 from toolformer_dag.decoding.generation import DecodedCall, call_text
-from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.decoding.written_row import Vocabulary
+from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.texts.calls import (
     OPENING,

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.decoded import generate
 from tests.decoding.conftest import teach
 from tests.decoding.test_generate import TOOLS
 from tests.tiny_models import tiny_model, tokenizer_of
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.loading import LanguageModel
 
 TWO = " [Calculator(3 + 4) -> 7] [Calculator(7 + 1) -> 8]"

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from tests.decoded import generate
 from tests.decoding.conftest import teach
 from toolformer_dag.decoding.generation import DecodedCall, Generation, call_text
-from toolformer_dag.decoding.greedy import generate
-from toolformer_dag.decoding.written_row import Vocabulary
+from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, ToolResult
@@ -360,9 +360,8 @@ def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
         assert not any(first and second and first + second in generation.text for first, second in pairwise(written))
 
 
-def test_no_calls_when_disabled_or_k_is_zero(scripted: LanguageModel) -> None:
-    disabled = generate(scripted, PROMPTS, TOOLS, disabled=True, max_new_tokens=20)
-    assert disabled == generate(scripted, PROMPTS, TOOLS, k=0, max_new_tokens=20)
+def test_no_calls_when_k_is_zero(scripted: LanguageModel) -> None:
+    disabled = generate(scripted, PROMPTS, TOOLS, k=0, max_new_tokens=20)
     assert disabled == list(check(scripted, PROMPTS, k=0).values())
     assert all(" [" not in generation.text and not generation.calls for generation in disabled)
 

@@ -7,10 +7,10 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import AddedToken
 
+from tests.decoded import generate
 from tests.decoding.conftest import TAUGHT
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.decoding.generation import DecodedCall, WrittenPiece, call_text
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.weights import MARKERS
@@ -80,7 +80,7 @@ def test_calls_are_written_in_the_markers_run_and_shown_in_the_paper_s_form(taug
 def test_no_marker_is_written_where_no_call_may_be(taught: LanguageModel) -> None:
     options = {"max_new_tokens": 30, "max_call_tokens": 40, "k": 3}
     for disabled in (
-        generate(taught, list(TAUGHT), TOOLS, disabled=True, **options),
+        generate(taught, list(TAUGHT), TOOLS, **{**options, "k": 0}),
         generate(taught, list(TAUGHT), {}, **options),
     ):
         for generation in disabled:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.decoded import generate
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Lane, lanes
 from toolformer_dag.decoding.generation import Generation
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.serving.shared_decoder import SharedDecoder, TextRequest

@@ -66,7 +66,7 @@ def exported(tmp_path: Path, model: LanguageModel) -> dict[str, list[dict[str, A
     plan = Plan.to_read(load_settings(settings, environment={}))
     forms = (
         text_form(),
-        masked_form(model.encoding, 512, "tiny"),
+        masked_form(model.encoding, "tiny", sequence_length=512),
         preference_form({"calculator": 0.5, "calendar": 0.5}),
         chat_form(plan.lanes, Encoding(model.tokenizer)),
     )

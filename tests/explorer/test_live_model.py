@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from tests.decoded import generate
 from tests.pipeline.conftest import NewLine
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.explorer.call_queries import KEY, whole_call
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader

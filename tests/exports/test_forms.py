@@ -81,7 +81,7 @@ ENCODINGS = [
 def test_masked_tokens_are_those_of_the_text_and_labels_leave_out_results_alone(
     text: CorpusText, encoding: Encoding, length: int
 ) -> None:
-    rows = list(masked_form(encoding, length, "tiny").rows(text))
+    rows = list(masked_form(encoding, "tiny", sequence_length=length).rows(text))
     [tokens] = encoding.with_calls([text.text])
     ids = rows[0]["input_ids"] + [token for row in rows[1:] for token in row["input_ids"][1:]]
     labels = rows[0]["labels"] + [label for row in rows[1:] for label in row["labels"][1:]]
@@ -100,7 +100,7 @@ def test_the_paper_s_example_masked_as_finetuning_cuts_it(encoding: Encoding) ->
     text = text_of(
         "there were 42 apples, so.", [scored(10, "Calculator", "17 + 25", "42"), scored(21, "QA", "so?", "7")]
     )
-    [row] = masked_form(encoding, 1024, "tiny").rows(text)
+    [row] = masked_form(encoding, "tiny", sequence_length=1024).rows(text)
     [[trained]] = examples(encoding, [text.text], 1024).sequences
     assert row["input_ids"] == trained
     begins = [at for at in range(len(trained)) if trained[at : at + len(encoding.start)] == encoding.start]

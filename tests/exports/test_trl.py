@@ -60,7 +60,10 @@ def changed(model: LanguageModel, before: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", ["masked", "chat"])
 def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path: Path) -> None:
-    forms = {"masked": masked_form(loaded.encoding, 128, "tiny"), "chat": chat_form(plan.lanes, loaded.encoding)}
+    forms = {
+        "masked": masked_form(loaded.encoding, "tiny", sequence_length=128),
+        "chat": chat_form(plan.lanes, loaded.encoding),
+    }
     rows = rows_of(plan, tmp_path / "data", forms[name])
     loaded.tokenizer.chat_template = TEMPLATE
     before = copy.deepcopy(loaded.model.state_dict())

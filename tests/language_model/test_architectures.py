@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.architectures import MOST_ERROR, MOST_TOKENS, compared, largest_error, samples
 from benchmarks.measure import NaiveBackend
+from tests.decoded import generate
 from tests.tiny_models import ARCHITECTURES, TOKENIZERS, UNCACHED, save, tiny_model, tokenizer_of
 from tests.tiny_models import TEXTS as SOME
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model import sharing
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.model_settings import ModelSettings

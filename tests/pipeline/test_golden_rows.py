@@ -203,7 +203,7 @@ def questions(folder: Path, model: Path) -> Rows:
 
 def written(folder: Path, model: Path) -> Rows:
     """Decode with the small model and the calculator."""
-    from toolformer_dag.decoding.greedy import generate
+    from tests.decoded import generate
     from toolformer_dag.model.loading import load_model
 
     plan = Line.new(folder, model, []).plan()

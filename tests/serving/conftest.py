@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from tests.decoded import generate
 from toolformer_dag.cli.web_server import LOOPBACK, OwnPages, bound
 from toolformer_dag.computing.plan import Lane, lanes
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.serving.server import serving_app
 from toolformer_dag.serving.shared_decoder import SharedDecoder

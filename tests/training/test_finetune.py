@@ -18,15 +18,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.decoded import generate
 from tests.language_model.conftest import tiny
 from tests.tiny_models import save
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.trainer import prepare, token_perplexity
+from toolformer_dag.training.objective import token_perplexity
+from toolformer_dag.training.trainer import prepare
 from toolformer_dag.training.training_report import (
     TrainingError,
     last_complete_checkpoint,

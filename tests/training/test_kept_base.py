@@ -13,8 +13,8 @@ from toolformer_dag.model.loading import load_identified
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.kept_base import LEARNED_AFTER, KeptBase, in_or_after_calls
-from toolformer_dag.training.sequences import IGNORED, collate
+from toolformer_dag.training.objective import LEARNED_AFTER, KeptBase, collate, in_or_after_calls
+from toolformer_dag.training.sequences import IGNORED
 from toolformer_dag.training.training_report import run_identity
 
 __all__ = ["base"]

@@ -21,9 +21,8 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import train
+from toolformer_dag.training.objective import collate, row_losses
 from toolformer_dag.training.recipe import check_apart, check_recipe
-from toolformer_dag.training.sequences import collate
-from toolformer_dag.training.trainer import row_losses
 from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report
 
 SETTINGS = TrainingSettings(batch_size=8, device_batch_size=4, learning_rate=1e-2, max_steps=12, eval_steps=4)

@@ -31,6 +31,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.decoded import generate
 from tests.decoding.test_call_form import Flights
 from tests.decoding.test_markers import FORMS, tokenizer_with
 from tests.runs.conftest import World
@@ -40,7 +41,6 @@ from toolformer_dag.computing.update import update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, local_processes
 from toolformer_dag.decoding.generation import DecodedCall
-from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model

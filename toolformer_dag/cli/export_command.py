@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolformer_dag.cli.terminal import Config, Profile, Set, checked_settings
+from toolformer_dag.exports import TOKENIZED, FormName
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.sections import FormName
 
 if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Plan
-    from toolformer_dag.exports.forms import Form
 
 DEFAULT_FORM: FormName = "text"
 
@@ -47,7 +46,7 @@ def export(
     settings = checked_settings(config, profile, [*(set or ()), *pairs])
     from toolformer_dag.computing.plan import Plan
     from toolformer_dag.evaluation.evaluated_tables import all_tables
-    from toolformer_dag.exports.corpus_export import export_corpus
+    from toolformer_dag.exports.corpus_export import FORMS, export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
     from toolformer_dag.lake.warehouse_filling import views_sql
     from toolformer_dag.pipeline.stages import table_outputs
@@ -58,7 +57,7 @@ def export(
         views = views_sql(all_tables(table_outputs(plan)))
         made = export_warehouse(plan.settings.warehouse, folder, plan.settings.export.license, views)
     else:
-        made = export_corpus(plan, folder, _form(plan, form, tokenizer))
+        made = export_corpus(plan, folder, FORMS[form](plan, tokenizer))
     for name, rows in made.rows.items():
         typer.echo(f"{name}: {rows:,} rows")
     if longest := made.made_from.get("longest"):
@@ -71,8 +70,9 @@ def export(
 def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | None) -> None:
     if warehouse and form != DEFAULT_FORM:
         raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
-    if tokenizer is not None and form not in ("masked", "chat"):
-        raise UserError("--tokenizer counts for --form masked and chat alone; leave it out, or add one of them")
+    if tokenizer is not None and form not in TOKENIZED:
+        named = " and ".join(TOKENIZED)
+        raise UserError(f"--tokenizer counts for --form {named} alone; leave it out, or add one of them")
 
 
 def _refuse_stale(plan: "Plan") -> None:
@@ -92,24 +92,3 @@ def _refuse_stale(plan: "Plan") -> None:
         raise UserError(
             f"the tables are not what the settings say ({changed[0]}{more}); run `toolformer-dag run` first"
         )
-
-
-def _form(plan: "Plan", name: FormName, tokenizer: str | None) -> "Form":
-    from toolformer_dag.exports.corpus_export import applied_thresholds
-    from toolformer_dag.exports.forms import masked_form, preference_form, text_form
-    from toolformer_dag.exports.structured_forms import chat_form, functions_form
-
-    if name in ("masked", "chat"):
-        from toolformer_dag.model.loading import load_encoding
-        from toolformer_dag.model.weights import folder_name
-
-        model = plan.settings.model
-        named = model if tokenizer is None else model.other(tokenizer).model_copy(update={"trust_remote_code": False})
-        encoding = load_encoding(named)
-        if name == "chat":
-            return chat_form(plan.lanes, encoding)
-        return masked_form(encoding, plan.settings.training.sequence_length, folder_name(named.name))
-    if name == "functions":
-        return functions_form(plan.lanes)
-    markers = plan.settings.model.markers
-    return preference_form(applied_thresholds(plan), markers) if name == "preference" else text_form()

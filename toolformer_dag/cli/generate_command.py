@@ -20,6 +20,7 @@ from toolformer_dag.settings.sections import Settings
 if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Lane
     from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece
+    from toolformer_dag.decoding.rules import DecodingRules
     from toolformer_dag.model.loading import LanguageModel
 
 
@@ -54,10 +55,6 @@ class AskedModel:
         from toolformer_dag.model.loading import load_model
 
         return load_model(settings.model, None if self.is_own(settings) else self.folder)
-
-
-Decode = Callable[..., "list[Generation]"]
-"""`decoding.greedy.generate` but for texts, `contexts` and `watch`."""
 
 
 def generate(
@@ -111,7 +108,7 @@ def generate(
     known = _lanes(settings, min_probability)
     parse = partial(_record, _dated(known, context))
     asked = [asked_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
-    loaded = partial(_decoder, settings, known, max_new_tokens, trace)
+    loaded = partial(_rules, settings, known, max_new_tokens, trace)
     if _names_lines(text):
         raise typer.Exit(_complete_file(loaded, asked, text, parse, context))
     valid_text("the text", text)
@@ -150,7 +147,7 @@ def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
 
 
 def _complete_file(
-    loaded: Callable[[AskedModel], Decode],
+    loaded: Callable[[AskedModel], "DecodingRules"],
     asked: Sequence[AskedModel],
     name: str,
     parse: Callable[[bytes], dict[str, Any]],
@@ -167,7 +164,7 @@ def _complete_file(
 
 
 def _complete_lines(
-    loaded: Callable[[AskedModel], Decode],
+    loaded: Callable[[AskedModel], "DecodingRules"],
     asked: AskedModel,
     batches: Iterable[list[tuple[int, dict[str, Any]]]],
     context: str,
@@ -175,13 +172,14 @@ def _complete_lines(
 ) -> None:
     """Print a line of JSON per record. The model lives as long as this, so that only one is in memory at a time."""
     from toolformer_dag.decoding.generation import why_nothing
+    from toolformer_dag.decoding.greedy import generate as decode
 
-    decode = loaded(asked)
+    rules = loaded(asked)
     named = {"model": asked.name} if asked.name else {}
     for records in batches:
         texts = [record["text"] for _, record in records]
         contexts = [record.get("context", context) for _, record in records]
-        for (number, record), generation in zip(records, decode(texts, contexts=contexts), strict=True):
+        for (number, record), generation in zip(records, decode(rules, texts, contexts), strict=True):
             if generation.reason is not None:
                 bad.tell(": ".join((f"line {number}", *named.values(), why_nothing(generation.reason))))
                 continue
@@ -197,7 +195,7 @@ def _complete_lines(
 
 
 def _complete_text(
-    loaded: Callable[[AskedModel], Decode],
+    loaded: Callable[[AskedModel], "DecodingRules"],
     asked: AskedModel,
     text: str,
     context: str,
@@ -209,9 +207,10 @@ def _complete_text(
     `traced_from`: the least probability at which a call may begin, where the chances of one are printed.
     """
     from toolformer_dag.decoding.generation import why_nothing
+    from toolformer_dag.decoding.greedy import generate as decode
 
     live = _LiveText(text, keys) if sys.stdout.isatty() else None
-    [generation] = loaded(asked)([text], contexts=[context], watch=live and live.watch)
+    [generation] = decode(replace(loaded(asked), watch=live.watch if live else None), [text], [context])
     if generation.reason is not None:
         raise UserError(why_nothing(generation.reason))
     if live:
@@ -277,27 +276,18 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     return AskedModel(name, str(checkpoint), k)
 
 
-def _decoder(
+def _rules(
     settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, asked: AskedModel
-) -> Decode:
-    """Load the model."""
-    from toolformer_dag.computing.plan import start_thresholds
-    from toolformer_dag.decoding.greedy import generate as decode
+) -> "DecodingRules":
+    """Load the model, and return the rules under which it is asked."""
+    from toolformer_dag.decoding.rules import rules_for
 
-    known = [lane.at_inference() for lane in lanes]
-    return partial(
-        decode,
-        asked.load(settings),
-        tools={lane.tool.name: lane.tool for lane in known},
+    rules = rules_for(asked.load(settings), [lane.at_inference() for lane in lanes], settings)
+    return replace(
+        rules,
         k=asked.k,
-        calls=settings.decoding.calls,
-        depth=settings.decoding.depth,
-        offered=settings.decoding.tools,
-        max_new_tokens=settings.decoding.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        max_new_tokens=max_new_tokens or rules.max_new_tokens,
         one_sentence=max_new_tokens is None,
-        limits={lane.tool.name: lane.limits for lane in known},
-        min_probability=start_thresholds(known),
-        max_call_tokens=settings.sampling.max_call_tokens,
         traced=trace,
     )
 

@@ -40,7 +40,7 @@ def chunk_limits(plan: Plan, role: Role) -> tuple[int, float]:
     Tokens have no limit for a small model, on a GPU, and where another engine runs the model.
     """
     model, size = plan.model_of(role), chunk_size(plan.settings)
-    if model.engine != "transformers" or _on_gpu(model):
+    if not model.in_torch or _on_gpu(model):
         return size, inf
     folder = model_folder(model_name(model), model.revision)
     count = parameters(folder) if folder else UNSEEN_PARAMETERS

@@ -72,9 +72,9 @@ class Worker:
             self.release()
             visible = visible_gpus(torch.cuda.device_count())
             taken, _ = own_gpus(visible, model.gpus)
-            if taken and model.engine == "transformers":
+            if taken and model.in_torch:
                 torch.cuda.set_device(visible.index(taken[0]))
-            elif taken and parent_process() is not None:  # vLLM takes the first that are visible
+            elif taken and parent_process() is not None:  # other engines take the first that are visible
                 os.environ[VISIBLE] = ",".join(taken)
             self._engine = load_engine(self.plan.settings.model_copy(update={"model": model}))
             self._loaded = model

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -41,13 +41,22 @@ def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tab
     return Crew(lambda: count, lambda: OneProcess(worker.plan.settings, tables_of), (BrokenProcessPool,))
 
 
+def this_machine(tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
+    """Return as many processes of this machine as the settings name; none but this one where that is one."""
+    count = worker_count(worker.plan.settings)
+    return in_process(worker, tables) if count == 1 else local_processes(count, tables_of, worker, tables)
+
+
+EXECUTORS: Mapping[str, Callable[[TablesOf, Worker, Tables], Crew]] = {
+    "local": this_machine,
+    "ray": lambda tables_of, worker, tables: ray_crew(worker.plan.settings, tables_of),
+}
+"""Where chunks are computed, by `execution.engine`."""
+
+
 def crew_of(tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
     """Return the crew that the settings name. Raises ClusterError where the cluster cannot be reached."""
-    settings = worker.plan.settings
-    if settings.execution.engine == "ray":
-        return ray_crew(settings, tables_of)
-    count = worker_count(settings)
-    return in_process(worker, tables) if count == 1 else local_processes(count, tables_of, worker, tables)
+    return EXECUTORS[worker.plan.settings.execution.engine](tables_of, worker, tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,4 +296,4 @@ def worker_count(settings: Settings) -> int:
     # device_count, unlike is_available, leaves a process free to choose its GPUs
     if model.device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
         return max(1, gpus // model.gpus)
-    return cores() if model.device in ("auto", "cpu") and model.engine != "vllm" and is_small(model) else 1
+    return cores() if model.device in ("auto", "cpu") and model.in_torch and is_small(model) else 1

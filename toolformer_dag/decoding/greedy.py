@@ -1,19 +1,14 @@
 """Decode greedily with tools: top-k trigger, at most one call per input by default (paper, section 4.2)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, exp
-from types import MappingProxyType
 
-from toolformer_dag.decoding.generation import RECORDED, Generation, WrittenPiece, run_open_calls
-from toolformer_dag.decoding.vocabulary import vocabulary_of
-from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
+from toolformer_dag.decoding.generation import RECORDED, Generation, run_open_calls
+from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.decoding.written_row import DecodingRow
 from toolformer_dag.model.backend import Backend, CallForm, GreedyRows
 from toolformer_dag.model.engine import backend_of
-from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import batches
-from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.routing import offer
-from toolformer_dag.tools.tool import Tool, schemas_of
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
 LISTED = 64
@@ -123,34 +118,20 @@ def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
 
 
 def generate(
-    language_model: LanguageModel,
+    rules: DecodingRules,
     prompts: Sequence[str],
-    tools: Mapping[str, Tool],
-    *,
-    max_new_tokens: int,
-    k: int = 10,
-    calls: int = 1,
-    depth: int = 1,
-    offered: int = 0,
-    disabled: bool = False,
-    withheld: frozenset[str] = frozenset(),
     contexts: Sequence[str] | None = None,
-    limits: Mapping[str, ToolLimits] | None = None,
-    min_probability: Mapping[str, float] = MappingProxyType({}),
-    max_call_tokens: int = 64,
-    one_sentence: bool = False,
-    traced: bool = False,
-    watch: Callable[[WrittenPiece], None] | None = None,
+    *,
     backend: Backend | None = None,
 ) -> list[Generation]:
-    """Decode each prompt greedily, with calls at `calls` places at most; return a Generation each (paper, section 4.2).
+    """Decode each prompt greedily, with calls to tools; return a Generation each (paper, section 4.2).
 
-    - A call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 and `disabled` set
-      the probability of ` [` to 0, as it is after the last call. Calls have text between them, but for up to
+    - A call starts where ` [` is among the k most likely next tokens, but neither behind the last of the calls that
+      the rules allow nor where p is below every tool's `min_probability`. Calls have text between them, but for up to
       `depth` that stand behind each other: behind a call the next one starts where ` [` is the likeliest token.
     - A call that stands in the text with its result is not repeated: the text goes on without it.
     - Where p of ` [` is below a tool's `min_probability`, a call to it ends behind its name, and the text goes on
-      without it. Where p is below all of them, no call starts, even if ` [` is the most likely token.
+      without it.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
       is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
       the k most likely tokens there; else it has no result.
@@ -158,50 +139,28 @@ def generate(
       C*, replaces the open call, and decoding continues.
     - A call without a result is taken back: C* holds none. Within `calls`, the same place calls the next likeliest
       tool, each once. Where none answers, the text ends there, and the last of its calls has the reason.
-    - With more tools than `offered`, only so many may be called at a place, those that the text before it fits best
-      (`offer`), and none where it shares no word with any; 0 offers all.
+    - Where tools are offered (`offer`), only those that the text before a place fits best may be called there, and none
+      where it shares no word with any.
     - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
     - Behind a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
-    `tools`, `limits`, `min_probability` have the names in the text as keys. `contexts` are ISO dates for the calendar.
-    `max_new_tokens` limits the text outside calls, `max_call_tokens` a call up to `->`; the context limits both.
-    `one_sentence` ends a text with its first sentence or line. `traced` fills `Generation.chances`. `watch` gets every
-    piece of text as it is decoded. `backend` runs the model; by default its own (`backend_of`).
+    `contexts` are ISO dates for the calendar. `backend` runs the model; by default its own (`backend_of`).
     """
-    names = frozenset[str]() if disabled else frozenset(tools) - withheld
-    most = calls if k > 0 and names else 0
-    rules = DecodingRules(
-        vocabulary_of(language_model),
-        language_model.context_length,
-        k,
-        most,
-        max_call_tokens,
-        names,
-        frozenset(tools),
-        min_probability,
-        one_sentence=one_sentence,
-        traced=traced,
-        watch=watch,
-        schemas=schemas_of(tools),
-        depth=depth,
-        offer=offer(tools, offered),
-    )
+    encoding, backend = rules.language_model.encoding, backend or backend_of(rules.language_model)
     rows = [
-        DecodingRow(rules, at, language_model.encoding.bos + text.ids, max_new_tokens, Generation("", "", (), 0))
-        for at, text in enumerate(language_model.encoding.texts(prompts))
+        DecodingRow(rules, at, encoding.bos + text.ids, rules.max_new_tokens, Generation("", "", (), 0))
+        for at, text in enumerate(encoding.texts(prompts))
     ]
     while not all(row.stopped for row in rows):
-        decode_rows(backend or backend_of(language_model), rows)
-        _go_on(rows, tools, contexts, limits or {})
+        decode_rows(backend, rows)
+        _go_on(rows, rules, contexts)
     return [row.generation() for row in rows]
 
 
-def _go_on(
-    rows: list[DecodingRow], tools: Mapping[str, Tool], contexts: Sequence[str] | None, limits: Mapping[str, ToolLimits]
-) -> None:
+def _go_on(rows: list[DecodingRow], rules: DecodingRules, contexts: Sequence[str] | None) -> None:
     """Replace rows that stopped in a call or before a look-alike by those that go on there; run all calls together."""
     rows[:] = [row.taken_back() or row for row in rows]
     opened = [row for row in rows if row.in_call]
     asked = [(row.body_text(), contexts[row.prompt] if contexts else "") for row in opened]
-    for row, call in zip(opened, run_open_calls(asked, tools, limits), strict=True):
+    for row, call in zip(opened, run_open_calls(asked, rules.tools, rules.limits), strict=True):
         rows[row.prompt] = row.after(row.accepted(call))

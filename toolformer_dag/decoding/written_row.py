@@ -1,6 +1,5 @@
 """The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -16,50 +15,12 @@ from toolformer_dag.decoding.generation import (
     call_text,
 )
 from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
-from toolformer_dag.decoding.vocabulary import Vocabulary
+from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.model.backend import CallForm
-from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input, in_paper_form
-from toolformer_dag.tools.routing import Offer
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodingRules:
-    """Rules for all rows.
-
-    - `context_length`: the most tokens of a sequence.
-    - `k`: as in `generate`. `calls`: the most places with calls in an answer; 0 where none may be written.
-    - `names`: the tools that may be called. `known`: all tools, whose names are barred behind other brackets.
-    - `min_probability`: as in `generate`.
-    - `one_sentence`: whether a text ends with its first sentence (`answer_end`).
-    - `traced`: whether rows keep the chance of a call at every position.
-    - `watch`: gets every piece of text as it is written.
-    - `stop`: words before which a text ends, wherever they stand outside calls.
-    - `likeliest`: how many of the likeliest tokens are kept beside log p of each token outside calls; None: nothing is.
-    - `schemas`: those of tools with named arguments.
-    - `depth`: the most calls that stand behind each other at one place; behind a call `k` is 1.
-    - `offer`: which of `names` are offered behind a text; None where all are.
-    """
-
-    vocabulary: Vocabulary
-    context_length: int
-    k: int
-    calls: int
-    max_call_tokens: int
-    names: frozenset[str]
-    known: frozenset[str]
-    min_probability: Mapping[str, float] = field(default_factory=dict)
-    one_sentence: bool = False
-    traced: bool = False
-    watch: Callable[[WrittenPiece], None] | None = None
-    stop: tuple[str, ...] = ()
-    likeliest: int | None = None
-    schemas: Mapping[str, Schema] = field(default_factory=dict)
-    depth: int = 1
-    offer: Offer | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +73,7 @@ class DecodingRow:
     @property
     def room(self) -> int:
         """Return how many tokens the context has space for behind the prefix."""
-        return self.rules.context_length - len(self.prefix)
+        return self.rules.language_model.context_length - len(self.prefix)
 
     @property
     def longest(self) -> int:
@@ -156,7 +117,7 @@ class DecodingRow:
 
     def _may_call(self, place: int) -> bool:
         """Return whether a call may start behind so many written tokens, or later in this row."""
-        return self.places < self.rules.calls or (not place and self.may_chain)
+        return (self.rules.k > 0 and self.places < self.rules.calls) or (not place and self.may_chain)
 
     @property
     def is_free(self) -> bool:
@@ -339,7 +300,7 @@ class DecodingRow:
     def _stops_before_look_alike(self, new: str) -> bool:
         """Return whether `new` would complete a look-alike of a call, before which the row then stops."""
         text = self.written_text()
-        found = look_alike(self.rules.known).search(text + new)
+        found = look_alike(frozenset(self.rules.tools)).search(text + new)
         if found is None:
             return False
         while len(text) > found.start():
@@ -429,8 +390,8 @@ class DecodingRow:
             self._shown = 0
             place = len(self.written)
             names = self._callable(place) - self.failed if self.failed else self._offered(place)
-            room = self.room - place - len(start)
-            self.form = self.rules.vocabulary.form(names, self.rules.schemas, min(self.rules.max_call_tokens, room))
+            most = min(self.rules.max_call_tokens, self.room - place - len(start))
+            self.form = self.rules.vocabulary.form(names, self.rules.schemas, most)
             return
         before = self.before.plain
         if (end := self._end(before + self.written_text())) is not None:

@@ -1,7 +1,7 @@
 """Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import polars as pl
@@ -9,6 +9,7 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, start_thresholds
 from toolformer_dag.decoding.generation import DECODING, DecodedCall, Generation
 from toolformer_dag.decoding.greedy import generate
+from toolformer_dag.decoding.rules import DecodingRules, rules_for
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.function_calls import OFFERING, offered_functions
 from toolformer_dag.evaluation.scores import CALLS, Condition, QuestionOutcome, is_lost, judge
@@ -20,7 +21,7 @@ from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.tool_results import result_settings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.tools.routing import offer_identity
+from toolformer_dag.tools.routing import offer, offer_identity
 from toolformer_dag.tools.tool import Tool
 
 NO_CALLS = 0
@@ -120,30 +121,26 @@ class Asking:
 
         `max_new_tokens`: by default decoding's.
         """
+        rules = replace(
+            rules_for(self.language_model, self.lanes, self.settings),
+            k=self.k,
+            withheld=self._not_called,
+            max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
+        )
         if self.function_calls and self.k:
             pairs = zip(prompts, contexts, strict=True)
-            return [self._written([one], offered_functions(own), [""], max_new_tokens)[0] for one, own in pairs]
-        return self._written(prompts, {lane.tool.name: lane.tool for lane in self.lanes}, contexts, max_new_tokens)
+            return [generate(self._calling(rules, offered_functions(own)), [one])[0] for one, own in pairs]
+        return generate(rules, prompts, contexts)
 
-    def _written(
-        self, prompts: Sequence[str], tools: Mapping[str, Tool], contexts: Sequence[str], max_new_tokens: int | None
-    ) -> list[Generation]:
-        decoding = self.settings.decoding
-        of_functions = dict.fromkeys(tools if self.function_calls else (), decoding.min_probability)
-        return generate(
-            self.language_model,
-            prompts,
-            tools,
-            k=self.k,
-            calls=max(decoding.calls, self.function_calls),
-            depth=max(decoding.depth, self.function_calls),
-            offered=decoding.tools,
-            withheld=self._not_called,
-            max_new_tokens=max_new_tokens or decoding.max_new_tokens,
-            max_call_tokens=self.settings.sampling.max_call_tokens,
-            contexts=contexts,
-            limits={lane.tool.name: lane.limits for lane in self.lanes},
-            min_probability={**start_thresholds(self.lanes), **of_functions},
+    def _calling(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
+        """Return the rules for a question that comes with functions of its own."""
+        return replace(
+            rules,
+            tools=functions,
+            offer=offer(functions, self.settings.decoding.tools),
+            calls=max(rules.calls, self.function_calls),
+            depth=max(rules.depth, self.function_calls),
+            min_probability=dict.fromkeys(functions, self.settings.decoding.min_probability),
         )
 
     @property

@@ -1,13 +1,14 @@
-"""C* as a Hugging Face data set in a folder, in one of four forms; read from the warehouse as a stream."""
+"""C* as a Hugging Face data set in a folder, in one of FORMS; read from the warehouse as a stream."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.exports import FormName
 from toolformer_dag.exports.dataset_folder import (
     CARD,
     CITATION,
@@ -27,7 +28,8 @@ from toolformer_dag.exports.dataset_folder import (
     write_record,
     write_splits,
 )
-from toolformer_dag.exports.forms import CorpusText, Form, ScoredCall
+from toolformer_dag.exports.forms import CorpusText, Form, ScoredCall, masked_form, preference_form, text_form
+from toolformer_dag.exports.structured_forms import chat_form, functions_form
 from toolformer_dag.files import StorageError, damaged_beside
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
@@ -41,6 +43,9 @@ from toolformer_dag.settings.rounds import in_round, numbered
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
 from toolformer_dag.texts.chains import Link, read_chain
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.encoding import Encoding
 
 READ = (
     *("settings", "raw_shards", "loss_deltas", "chained_deltas", "swapped_results", "chained_swaps", "filtered_calls"),
@@ -71,6 +76,25 @@ CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
 LONGEST = ("longest", "")
 """Of what is counted: the tokens of the longest row."""
 TITLE = "Toolformer C*: web text with tool calls"
+FORMS: Mapping[FormName, Callable[[Plan, str | None], Form]] = {
+    "text": lambda plan, tokenizer: text_form(),
+    "masked": lambda plan, tokenizer: masked_form(
+        *_encoding(plan, tokenizer), sequence_length=plan.settings.training.sequence_length
+    ),
+    "preference": lambda plan, tokenizer: preference_form(applied_thresholds(plan), plan.settings.model.markers),
+    "chat": lambda plan, tokenizer: chat_form(plan.lanes, _encoding(plan, tokenizer)[0]),
+    "functions": lambda plan, tokenizer: functions_form(plan.lanes),
+}
+"""The forms of C* by name, from a plan and the name of another tokenizer than the settings' model's."""
+
+
+def _encoding(plan: Plan, tokenizer: str | None) -> "tuple[Encoding, str]":
+    """Load a tokenizer; return it with its name for people. Raises ModelError."""
+    from toolformer_dag.model.loading import load_encoding
+
+    model = plan.settings.model
+    named = model if tokenizer is None else model.other(tokenizer).model_copy(update={"trust_remote_code": False})
+    return load_encoding(named), folder_name(named.name)
 
 
 def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = False) -> Exported:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from toolformer_dag.exports import FormName
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.settings.sections import FormName
 from toolformer_dag.texts.calls import Call, format_call
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def text_form() -> Form:
     return Form("text", schema, rows, told)
 
 
-def masked_form(encoding: "Encoding", sequence_length: int, tokenizer: str) -> Form:
+def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> Form:
     """Return token sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
 
     A token that holds a character of a result has the label -100, so it is read and not predicted. The paper predicts

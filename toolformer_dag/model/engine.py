@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from toolformer_dag.model.backend import Backend, SamplePoint, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.encoding import Encoding, TextTokens
@@ -349,8 +348,5 @@ def backend_of(language_model: LanguageModel) -> Backend:
 
 
 def _new_backend(language_model: LanguageModel, token_budget: int | None) -> Backend:
-    if isinstance(language_model.model, nn.Module):
-        return TransformersBackend(language_model, token_budget=token_budget)
-    from toolformer_dag.model.vllm_backend import VllmBackend
-
-    return VllmBackend(language_model.model, language_model.context_length)
+    own = language_model.backend
+    return own() if own else TransformersBackend(language_model, token_budget=token_budget)

@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.utils.logging import disable_progress_bar
 
+from toolformer_dag.model.backend import Backend
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.sentencepieces import check_sentencepiece
 from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
@@ -74,6 +76,7 @@ class LanguageModel:
 
     `model`: a module of torch, or vLLM's `LLM`. `context_length`: the most tokens of a sequence, whatever its
     attention's window. `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
+    `backend`: what makes the backend of an engine other than transformers.
     """
 
     encoding: Encoding = field(repr=False)
@@ -84,6 +87,7 @@ class LanguageModel:
     config: Any = field(repr=False)
     parameters: int
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
+    backend: Callable[[], Backend] | None = field(default=None, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -112,21 +116,24 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
     named = model if name in (None, model_name(model)) else model.other(name)
-    if model.engine == "vllm":
-        return _load_in_vllm(named, _wanted_dtype(model, name, dtype), model.url if name is None else ())
+    asked = named if name is None else named.model_copy(update={"url": ()})  # servers have the settings' model
+    return ENGINES[model.engine](asked, _wanted_dtype(model, name, dtype))
+
+
+def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     target = _device(model.device)
-    options = {**_source(named), "use_safetensors": True, "dtype": _wanted_dtype(model, name, dtype)}
-    tokenizer = load_encoding(named).tokenizer
-    loaded = from_hub(AutoModelForCausalLM, model_name(named), options)
+    options = {**_source(model), "use_safetensors": True, "dtype": dtype}
+    tokenizer = load_encoding(model).tokenizer
+    loaded = from_hub(AutoModelForCausalLM, model_name(model), options)
     stored = str(loaded.dtype).removeprefix("torch.")
     if stored not in DTYPES:
-        raise ModelError(f"the weights of {named.name!r} are {stored}; set model.dtype to {', '.join(DTYPES)}")
+        raise ModelError(f"the weights of {model.name!r} are {stored}; set model.dtype to {', '.join(DTYPES)}")
     if target.type == "cpu" and stored != "float32" and fast_dtype() == torch.float32:
         _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', stored)
     if target.type == "cuda" and stored == "float32":
         torch.set_float32_matmul_precision("high")
-    wrapped = wrap_language_model(model_name(named), loaded.to(target), tokenizer)
-    _warn_of_bos(named, wrapped)
+    wrapped = wrap_language_model(model_name(model), loaded.to(target), tokenizer)
+    _warn_of_bos(model, wrapped)
     return wrapped
 
 
@@ -137,12 +144,12 @@ def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
         _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
-def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence[str]) -> LanguageModel:
+def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the second one takes other logits processors
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     try:
-        from toolformer_dag.model.vllm_backend import load_llm
+        from toolformer_dag.model.vllm_backend import VllmBackend, load_llm
         from toolformer_dag.model.vllm_server import ServedLLM
     except ImportError as error:
         raise ModelError(
@@ -155,10 +162,19 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str, urls: Sequence
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
     told = str(dtype).removeprefix("torch.")
-    llm = ServedLLM(urls, name, told, int(config.vocab_size)) if urls else load_llm(model, name, told, length)
+    llm = ServedLLM(model.url, name, told, int(config.vocab_size)) if model.url else load_llm(model, name, told, length)
     folder = model_folder(name, model.revision)  # a served model need not lie here
     size = parameters(folder) if folder is not None else 0
-    return LanguageModel(encoding, length, name, llm, encoding.tokenizer, config, size)
+    return LanguageModel(
+        encoding, length, name, llm, encoding.tokenizer, config, size, backend=partial(VllmBackend, llm, length)
+    )
+
+
+ENGINES: Mapping[str, Callable[[ModelSettings, torch.dtype | str], LanguageModel]] = {
+    "transformers": _load_in_torch,
+    "vllm": _load_in_vllm,
+}
+"""What loads the settings' model with a data type, by `model.engine`."""
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:

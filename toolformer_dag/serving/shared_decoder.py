@@ -8,17 +8,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from toolformer_dag.computing.plan import Lane, start_thresholds
+from toolformer_dag.computing.plan import Lane
 from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece, open_call, why_nothing
 from toolformer_dag.decoding.greedy import BATCH_TOKENS, advance
-from toolformer_dag.decoding.vocabulary import vocabulary_of
-from toolformer_dag.decoding.written_row import DecodingRow, DecodingRules
+from toolformer_dag.decoding.rules import rules_for
+from toolformer_dag.decoding.written_row import DecodingRow
 from toolformer_dag.files import UserError
 from toolformer_dag.model.backend import GreedyRows
 from toolformer_dag.model.encoding import Encoding
@@ -26,8 +26,7 @@ from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.serving.tool_threads import ToolThreads
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.tools.routing import offer
-from toolformer_dag.tools.tool import ToolCall, ToolResult, schemas_of
+from toolformer_dag.tools.tool import ToolCall, ToolResult
 
 OUT_OF_TIME = "out_of_time"
 """The reason of a call whose text has waited for its tools as long as it may."""
@@ -140,10 +139,9 @@ class SharedDecoder:
         self.tools = {lane.tool.name: lane.tool for lane in lanes}
         self.tokenizer = copy.deepcopy(language_model.tokenizer)  # the other one is used in the thread
         self._encoding, self._lock, self._closed = Encoding(self.tokenizer), threading.Lock(), False
-        self._vocabulary, self._backend = vocabulary_of(language_model), backend_of(language_model)
-        self._k, self._thresholds = settings.decoding.k if k is None else k, start_thresholds(lanes)
+        rules, self._backend = rules_for(language_model, lanes, settings), backend_of(language_model)
+        self._rules = rules if k is None else replace(rules, k=k)
         self._threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
-        self._offer = offer(self.tools, settings.decoding.tools)
         self._seconds, self._missed = 1.0, 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._open: set[Writing] = set()
@@ -187,27 +185,20 @@ class SharedDecoder:
         self._thread.join()
 
     def _begun(self, request: TextRequest, watch: Watch | None) -> Writing:
-        names, prompt = frozenset(self.tools) - request.withheld, request.prompt
+        prompt = request.prompt
         ids = self._encoding.bos + self._encoding.texts([prompt])[0].ids if isinstance(prompt, str) else list(prompt)
         writing = Writing(request, len(ids))
-        rules = DecodingRules(
-            self._vocabulary,
-            self._backend.context_length,
-            self._k,
-            request.calls if self._k > 0 and names else 0,
-            self.settings.sampling.max_call_tokens,
-            names,
-            frozenset(self.tools),
-            self._thresholds,
+        rules = replace(
+            self._rules,
+            max_new_tokens=request.max_new_tokens,
+            calls=request.calls,
+            withheld=request.withheld,
             one_sentence=request.one_sentence,
-            watch=watch and partial(watch, writing),
             stop=request.stop,
             likeliest=request.likeliest,
-            schemas=schemas_of(self.tools),
-            depth=self.settings.decoding.depth,
-            offer=self._offer,
+            watch=watch and partial(watch, writing),
         )
-        writing.row = DecodingRow(rules, 0, ids, request.max_new_tokens, Generation("", "", (), 0))
+        writing.row = DecodingRow(rules, 0, ids, rules.max_new_tokens, Generation("", "", (), 0))
         if reason := writing.row.generation().reason:
             raise NothingWritten(reason)
         return writing

@@ -12,8 +12,8 @@ from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfin
 
 GGUF = ".gguf"
 """How the name of a file of llama.cpp's format ends."""
-GPU_OPTIONS = ("tensor_parallel_size", "pipeline_parallel_size")
-"""Options of vLLM that say over how many GPUs a model is spread."""
+GPU_OPTIONS = {"transformers": (), "vllm": ("tensor_parallel_size", "pipeline_parallel_size")}
+"""By engine, the options under `[model.ENGINE]` that say over how many GPUs a model is spread."""
 
 
 class ModelSettings(SettingsTable):
@@ -68,22 +68,27 @@ class ModelSettings(SettingsTable):
     )
 
     @model_validator(mode="after")
-    def _keys_of_vllm(self) -> Self:
-        if self.quantization is not None and self.engine != "vllm":
+    def _keys_of_engines(self) -> Self:
+        if self.quantization is not None and self.in_torch:
             raise ValueError('only vLLM quantizes; set engine = "vllm" beside it, or remove the key')
-        if self.url and self.engine == "transformers":
+        if self.url and self.in_torch:
             raise ValueError('only vLLM is asked at a url; set engine = "vllm" beside it, or remove the key')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
-        for option in GPU_OPTIONS:
-            if not isinstance(size := self.vllm.get(option, 1), int) or size < 1:
-                raise ValueError(f"vllm.{option} must be an integer >= 1 (got {size!r})")
+        for engine, option in ((engine, option) for engine, options in GPU_OPTIONS.items() for option in options):
+            if not isinstance(size := getattr(self, engine).get(option, 1), int) or size < 1:
+                raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {size!r})")
         return self
+
+    @property
+    def in_torch(self) -> bool:
+        """Return whether M runs in torch, in the process that asks it."""
+        return self.engine == "transformers"
 
     @property
     def gpus(self) -> int:
         """Return how many GPUs of a machine run M together."""
-        return prod(self.vllm.get(option, 1) for option in GPU_OPTIONS) if self.engine == "vllm" else 1
+        return prod(getattr(self, self.engine).get(option, 1) for option in GPU_OPTIONS[self.engine])
 
     def other(self, name: str, revision: str | None = None) -> Self:
         """Return the settings for another model, which has a revision and a BOS of its own."""

@@ -100,10 +100,6 @@ class ServingSettings(SettingsTable):
     )
 
 
-FormName = Literal["text", "masked", "preference", "chat", "functions"]
-"""The forms of C* as training data."""
-
-
 class ExportSettings(SettingsTable):
     """Say what the cards of exported data sets and of checkpoints cannot know."""
 

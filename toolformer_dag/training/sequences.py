@@ -1,12 +1,10 @@
 """Convert texts to training sequences, and fix the order of batches before training starts."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from random import Random
-
-import torch
 
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.settings.training_settings import TrainingSettings
@@ -32,7 +30,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
 
     The paper only gives the sequence length. A longer text becomes several sequences that each begin with the last
     token of the sequence before, so that every token is predicted exactly once. `packing` puts several of these into
-    a sequence; `collate` keeps them apart.
+    a sequence; `objective.collate` keeps them apart.
     """
     whole = [encoding.bos + tokens.ids + encoding.eos for tokens in encoding.with_calls(texts) if tokens.ids]
     parts = [window for ids in whole for window in windows(ids, sequence_length)]
@@ -66,28 +64,7 @@ def packed(parts: Sequence[list[int]], length: int) -> list[tuple[list[int], ...
 
 
 IGNORED = -100
-
-
-def collate(rows: Sequence[Mapping[str, list[list[int]]]]) -> dict[str, torch.Tensor]:
-    """Return tensors [rows, longest] of `input_ids`, `labels` and how texts are kept apart.
-
-    Padding on the right and the first token of each text are not predicted. Rows of one text get an
-    `attention_mask`; packed rows get `position_ids` that begin at 0 with each text, from which transformers' masks
-    follow: no token attends to another text.
-    """
-    sequences = [row["input_ids"] for row in rows]
-    labels = [[[IGNORED, *part[1:]] for part in parts] for parts in sequences]
-    batch = {"input_ids": _padded(sequences, 0), "labels": _padded(labels, IGNORED)}
-    if any(len(parts) > 1 for parts in sequences):
-        positions = [[range(len(part)) for part in parts] for parts in sequences]
-        return {**batch, "position_ids": _padded(positions, 0)}
-    ones = [[[1] * len(part) for part in parts] for parts in sequences]
-    return {**batch, "attention_mask": _padded(ones, 0)}
-
-
-def _padded(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> torch.Tensor:
-    rows = [torch.tensor(list(chain.from_iterable(parts))) for parts in sequences]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+"""The label of a token that is read and not predicted."""
 
 
 GROUP_BATCHES = 50  # sequences are sorted by length within this many batches: less padding, but still shuffled

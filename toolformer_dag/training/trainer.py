@@ -1,6 +1,5 @@
-"""Build the Trainer of a run: its arguments, the model under a recipe that fits, and held-out perplexity."""
+"""Build the Trainer of a run: its arguments, the model under a recipe that fits, what it reports and saves."""
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,15 +8,22 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
-from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.model.loading import context_length, fast_dtype, load_config, load_encoding
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.kept_base import KeptBase
+from toolformer_dag.training.objective import (
+    GREATER_IS_BETTER,
+    METRIC,
+    KeptBase,
+    collate,
+    mean_loss,
+    row_losses,
+    token_perplexity,
+)
 from toolformer_dag.training.recipe import RestoredShares, optimizer, save_shares, trained_model
-from toolformer_dag.training.sequences import IGNORED, Examples, batch_order, collate, examples, training_steps
+from toolformer_dag.training.sequences import Examples, batch_order, examples, training_steps
 from toolformer_dag.training.training_report import TrainingError, last_complete_checkpoint
 
 POINTS = 200  # points of the loss curve
@@ -54,8 +60,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         save_steps=every,
         save_total_limit=2,  # the last and the best
         save_only_model=sharded(settings),  # save_shares writes the rest: the Trainer would save one process's share
-        metric_for_best_model="perplexity",
-        greater_is_better=False,
+        metric_for_best_model=METRIC,
+        greater_is_better=GREATER_IS_BETTER,
         logging_steps=max(1, steps // POINTS),
         logging_nan_inf_filter=False,
         report_to="none",
@@ -95,33 +101,6 @@ def device_batch(settings: TrainingSettings, world: int) -> int:
     return max(size for size in range(1, min(settings.device_batch_size, share) + 1) if share % size == 0)
 
 
-def row_losses(logits: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Return the summed loss in nats and the number of predicted tokens, [rows, 2], to discard the logits."""
-    scores = (logits[0] if isinstance(logits, tuple) else logits)[:, :-1].float()
-    targets = labels[:, 1:]
-    losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
-    return torch.stack([losses.view_as(targets).sum(-1), (targets != IGNORED).sum(-1)], -1)
-
-
-def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
-    """Return the mean loss per predicted token of a step, over all passes and processes.
-
-    Some models (Gemma 3) compute the mean of each pass instead, so that it depends on how a batch is spread.
-    """
-    logits = outputs["logits"]
-    loss: torch.Tensor = ForCausalLMLoss(logits, labels, logits.shape[-1], num_items_in_batch)
-    return loss
-
-
-def token_perplexity(evaluated: Any) -> dict[str, float]:
-    """Compute the perplexity over all held-out tokens; infinite on overflow, so that it is never the best."""
-    loss, tokens = evaluated.predictions.sum(0, dtype="float64")
-    try:
-        return {"perplexity": math.exp(loss / tokens)}
-    except OverflowError:
-        return {"perplexity": math.inf}
-
-
 StepProgress = Callable[[int, int], None]
 """(steps done, total steps) -> None."""
 Measured = Callable[[int, Mapping[str, float]], None]
@@ -144,7 +123,7 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not 
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
         """Report the training loss or the held-out perplexity."""
-        for key, name in (("loss", "loss"), ("eval_perplexity", "perplexity")):
+        for key, name in (("loss", "loss"), (f"eval_{METRIC}", METRIC)):
             if self.measured and logs and key in logs and state.is_world_process_zero:
                 self.measured(state.global_step, {name: float(logs[key])})
 

@@ -1,0 +1,27 @@
+"""Decode under rules that a test spells out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolformer_dag.decoding import greedy
+from toolformer_dag.decoding.generation import Generation
+from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.model.backend import Backend
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.tools.routing import offer
+from toolformer_dag.tools.tool import Tool
+
+
+def generate(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    tools: Mapping[str, Tool],
+    *,
+    offered: int = 0,
+    contexts: Sequence[str] | None = None,
+    backend: Backend | None = None,
+    **rules: Any,
+) -> list[Generation]:
+    """Decode with `tools`, of which so many are `offered` at a place; `rules` are fields of DecodingRules."""
+    made = DecodingRules(model, tools, offer=offer(tools, offered), **rules)
+    return greedy.generate(made, prompts, contexts, backend=backend)
