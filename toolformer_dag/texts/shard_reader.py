@@ -38,7 +38,8 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
 
     Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: damaged (`blocks`,
     `parquet_batches`), in no known form (unknown_format, missing_field, web_archive, unsupported_compression, not_gzip,
-    not_zstd, not_parquet), nothing that its library reads (unreadable_data), or empty (empty_shard). Raises ShardError where the file is missing or unreadable.
+    not_zstd, not_parquet), nothing that its library reads (unreadable_data), or empty (empty_shard). Raises ShardError
+    where the file is missing or unreadable.
     """
     path, choice = Path(path), choice or FormatChoice()
     try:
