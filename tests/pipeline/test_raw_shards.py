@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.conftest import Line, NewLine
@@ -65,8 +67,18 @@ def test_optional_fields_without_text_are_told_once_per_shard(line: Line, caplog
     write(line, "odd", [b'{"text": "a", "language": ["en"]}\n', b'{"text": "b", "language": ["en"]}\n'])
     assert line.update(RAW)[RAW].rows == {"odd": 2}
     assert [one.message for one in caplog.records] == [
-        f"{line.web / 'odd.json.gz'}: what counts as empty: language: expected text, found list"
+        f"{line.web / 'odd.json.gz'}: what counts as empty: language: expected text, found list (2 times)"
     ]
+
+
+def test_what_a_library_cannot_read_is_one_rejection_and_stops_no_other(line: Line) -> None:
+    line.set(corpus__shards='["web/*"]')
+    joined = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
+    pq.write_table(joined, line.web / "joined.parquet")
+    report = line.update(RAW)[RAW]
+    assert report.rows == {"good": 6, "joined": 0} and report.rejections == {"unreadable_data": 1}
+    [described] = line.lake.table("ccnet/rejected_lines").read("joined").to_dicts()
+    assert described["line"] == 0 and '"text" exists 2 times' in described["detail"]
 
 
 @pytest.mark.parametrize(

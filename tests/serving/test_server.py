@@ -128,7 +128,8 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         ("max_calls", 100, 400),
         ("stop", [""], 400),
         ("tools", ["os.system"], 400),
-        ("tools", [{"type": "function", "function": {"name": "Calculator", "parameters": {}}}], 400),
+        ("tools", [{"type": "retrieval"}], 400),
+        ("tools", [{"type": "function", "function": {"name": "os.system", "parameters": {}}}], 400),
         ("calls", "both", 400),
         ("guided_json", {}, 400),
     ],
@@ -138,6 +139,52 @@ def test_what_is_not_supported_is_refused_by_name(served: Served, param: str, va
         client(address).completions.create(model="embedded", prompt=SUM, extra_body={param: value})
     assert refused.value.status_code == status
     assert (refused.value.param, refused.value.type) == (param, "invalid_request_error")
+
+
+def test_clients_answers_and_tools_are_taken_as_they_send_them(served: Served) -> None:
+    function = {"name": "Calculator", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    user: dict[str, Any] = {"role": "user", "content": SUM, "name": "ada"}
+    with served.server() as (address, _):
+        asked = client(address)
+        ask, given = asked.chat.completions.create, {"model": "embedded", "max_tokens": 5}
+        first: Any = ask(messages=[user], **given).choices[0].message
+        for answer in (first, first.model_dump(), {**first.model_dump(), "content": None, "reasoning_content": "x"}):
+            again: Any = [user, answer, {"role": "user", "content": ["Why", {"type": "text", "text": "?"}]}]
+            assert ask(messages=again, **given, extra_body={"audio": None, "stop": None}).choices[0].message.role
+            assert list(ask(messages=again, **given, stream=True))
+        tools: Any = [{"type": "function", "function": function}]
+        assert ask(messages=[user], tools=tools, **given).choices[0].message.content == first.content
+        chat: Any = ChatOpenAI(model="embedded", base_url=f"{address}/v1", api_key="none", temperature=0, max_tokens=5)
+        bound = chat.bind_tools(tools)
+        turn = bound.invoke(SUM)
+        assert turn.content == first.content and bound.invoke([("user", SUM), turn, ("user", "Why?")]).content
+        assert "".join(piece.content for piece in bound.stream(SUM)) == first.content
+        assert asked.models.retrieve("embedded").id == "embedded"
+        with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+            asked.models.retrieve("gpt-4")
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("completions", {"prompt": [1, 2]}, "prompt.0: token ids are not supported; give text"),
+        ("completions", {"prompt": [[1, 2]]}, "prompt.0: token ids are not supported; give text"),
+        ("completions", {"prompt": SUM, "stop": 7}, "stop: Input should be a valid list"),
+        ("completions", {"prompt": SUM, "tools": [7]}, "tools.0: give a tool of this server, by its name"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]},
+         "messages.0.content: a part of type image_url is not supported; send text alone"),
+        ("chat/completions", {"messages": [{"role": "user", "content": 7}]}, "messages.0.content: a part of type int"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]},
+         "messages.0.role: 'tool' is not supported; tools run inside the answer, and roles are system"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_names_the_field_and_the_remedy(served: Served, path: str, body: Any, told: str) -> None:
+    with served.server() as (address, _):
+        answer = httpx.post(f"{address}/v1/{path}", json={"model": "embedded", **body})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(told)
 
 
 SUMS = [f"Bo had {a} pens and got {a % 7 + 2} more, so in total there were" for a in range(11, 75)]

@@ -142,6 +142,7 @@ SCHEMA = {
         ("city=Rome", "bad_arguments"),
         ('city="Rome" days=2', "bad_arguments"),
         ('city="Rome",', "bad_arguments"),
+        (r'city="\ud83d"', "bad_arguments"),
         ("city=" + "[" * 100_000, "bad_arguments"),
     ],
 )

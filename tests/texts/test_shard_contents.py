@@ -65,7 +65,8 @@ def obviously(content: bytes) -> tuple[list[tuple[str, str]], dict[int, str]]:
             if not line.decode("utf-8-sig", "replace").strip(" \r"):
                 continue
             record = json.loads(line.decode("utf-8-sig"))
-            json.dumps(record, ensure_ascii=False).encode()
+            halved = json.dumps(record, ensure_ascii=False)  # half a surrogate pair is U+FFFD
+            record = json.loads("".join("\ufffd" if "\ud800" <= one <= "\udfff" else one for one in halved))
         except UnicodeDecodeError:
             refused[number] = "not_utf8"
             continue

@@ -65,7 +65,7 @@ def test_documents_carry_what_the_record_holds(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "not_json"), (b"\x00", "not_json"), (b'{"url": "\\ud800"}', "not_json"),
+        (b"{", "not_json"), (b"\x00", "not_json"), (b'{"url": "\\ud800"}', "missing_field"),
         (b"NaN", "not_json"), (b'{"url": "\xff"}', "not_utf8"), (b"\xff\xfe{}", "not_utf8"), (b"[]", "wrong_type"),
         (b"1", "wrong_type"), (b"null", "wrong_type"), (b"{}", "missing_field"),
         (record(1, raw_content=...), "missing_field"), (record(1, digest=...), "missing_field"),

@@ -136,7 +136,7 @@ class _Reading:
         self.facts: dict[str, Any] = {}
         self._shard, self._choice = shard, choice
         self._lines: list[tuple[str, int, str, str]] = []
-        self._ignored: dict[str, None] = {}
+        self._ignored: Counter[str] = Counter()
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
         """Yield the documents. Raises UnusableRows where none may be used."""
@@ -165,13 +165,14 @@ class _Reading:
             self.facts["format"] = batch.layout.format
             for rejection in batch.rejections:
                 self._reject(rejection)
-            self._ignored |= dict.fromkeys(batch.ignored)
+            self._ignored.update(batch.ignored)
             found += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
         if not found:
             self._warn()
         if self._ignored:
-            _log.warning("%s: what counts as empty: %s", self._shard.place, "; ".join(self._ignored))
+            told = "; ".join(f"{what} ({count:,} times)" for what, count in self._ignored.items())
+            _log.warning("%s: what counts as empty: %s", self._shard.place, told)
 
     def _refuse_rot(self, before: Pointer | None) -> None:
         """Raise RottenShard where the content differs under the same size and time."""

@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 import orjson
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from toolformer_dag.decoding.generation import Generation, TokenLikelihood, WrittenPiece, call_text
 from toolformer_dag.files import UserError
 from toolformer_dag.serving.shared_decoder import MadeCall, SharedDecoder, TextRequest, Writing
 
+ROLES = ("system", "developer", "user", "assistant")
 NEUTRAL: Mapping[str, object] = {
     "temperature": 0,
     "top_p": 1,
@@ -43,17 +45,43 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class FunctionName(_Strict):
-    """The name of a tool; description and parameters are the server's own."""
-
-    name: str
+def _unsupported(told: str) -> PydanticCustomError:
+    return PydanticCustomError("not_supported", told)  # type: ignore[arg-type]  # it wants a literal
 
 
-class NamedTool(_Strict):
-    """A tool in OpenAI's form."""
+def _tool_name(tool: Any) -> Any:
+    """Take a tool by its name or in OpenAI's form; description and parameters are the server's own."""
+    function = (
+        tool.get("function", tool) if isinstance(tool, dict) and tool.get("type", "function") == "function" else {}
+    )
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(tool, str) and not isinstance(name, str):
+        raise _unsupported("give a tool of this server, by its name or as a function with a name")
+    return tool if isinstance(tool, str) else name
 
-    type: Literal["function"] = "function"
-    function: FunctionName
+
+def _listed(given: Any) -> Any:
+    return [given] if isinstance(given, str) else given
+
+
+def _text(given: Any) -> Any:
+    if isinstance(given, int | list):
+        raise _unsupported("token ids are not supported; give text")
+    return given
+
+
+def _joined(content: Any) -> Any:
+    """Join the parts of a message."""
+    listed = [] if content is None else content if isinstance(content, list) else [content]
+    written = [{"type": "text", "text": part} if isinstance(part, str) else part for part in listed]
+    parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in written]
+    for part in parts:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise _unsupported(f"a part of type {part.get('type')!s:.40} is not supported; send text alone")
+    return "".join(part["text"] for part in parts)
+
+
+Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_listed)]
 
 
 class Asked(_Strict, ABC):
@@ -67,12 +95,12 @@ class Asked(_Strict, ABC):
     chat: ClassVar[bool] = False
     model: str
     max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
-    stop: str | list[str] | None = None
+    stop: Texts | None = None
     stream: bool | None = None
-    stream_options: dict[Literal["include_usage"], bool] | None = None
+    stream_options: dict[str, Any] | None = None
     seed: int | None = None
     user: str | None = None
-    tools: list[str | NamedTool] | None = None
+    tools: list[Annotated[str, BeforeValidator(_tool_name)]] | None = None
     calls: Literal["apart", "in_text"] = "apart"
     max_calls: int | None = Field(None, ge=0)
     context: str = ""
@@ -86,7 +114,7 @@ class Asked(_Strict, ABC):
 class CompletionRequest(Asked):
     """A request to /v1/completions."""
 
-    prompt: str | Annotated[list[str], Field(min_length=1)]
+    prompt: Annotated[Texts, Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=5)
 
     @property
@@ -95,23 +123,19 @@ class CompletionRequest(Asked):
         return self.logprobs
 
 
-class TextPart(_Strict):
-    """A piece of a message."""
+class Message(BaseModel):
+    """A message of a chat, as chat templates take it; clients add a name, and what an answer of theirs holds besides."""
 
-    type: Literal["text"]
-    text: str
+    role: str
+    content: Annotated[str, BeforeValidator(_joined)] = ""
 
-
-class Message(_Strict):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def plain(self) -> dict[str, str]:
-        """Return the message as chat templates take it."""
-        parts = [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
-        return {"role": self.role, "content": "".join(part.text for part in parts)}
+    @field_validator("role")
+    @classmethod
+    def _known(cls, role: str) -> str:
+        if role not in ROLES:
+            told = f"{role[:40]!r} is not supported; tools run inside the answer, and roles are {', '.join(ROLES)}"
+            raise _unsupported(told)
+        return role
 
 
 class ChatRequest(Asked):
@@ -148,7 +172,7 @@ def _told_anyway_left_out(fields: dict[str, Any]) -> dict[str, Any]:
         given, allowed = fields[param], NEUTRAL[param]
         if given is not None and (given != allowed or isinstance(given, bool) != isinstance(allowed, bool)):
             raise Refused(f"{param}: {given!r} is not supported; leave it out, or give {allowed!r}", param)
-    return {param: given for param, given in fields.items() if param not in NEUTRAL}
+    return {param: given for param, given in fields.items() if param not in NEUTRAL and given is not None}
 
 
 def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[TextRequest]:
@@ -156,13 +180,10 @@ def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[Text
 
     Without `max_tokens` a completion ends as that of the command `generate` does, with its first sentence or line.
     """
-    if asked.model != model:
-        raise Refused(
-            f"there is no model {asked.model!r}; this server has {model!r}", "model", status=404, code="model_not_found"
-        )
+    require_model(asked.model, model)
     if asked.likeliest is not None and asked.calls == "in_text":
         raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
-    stop = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    stop = tuple(asked.stop or ())
     if "" in stop:
         raise Refused("stop: a stop word has at least one character", "stop")
     decoding, serving = decoder.settings.decoding, decoder.settings.serving
@@ -177,6 +198,13 @@ def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[Text
     ]
 
 
+def require_model(asked: str, model: str) -> None:
+    """Raise Refused where another model is asked for than this server has."""
+    if asked != model:
+        told = f"there is no model {asked!r}; this server has {model!r}"
+        raise Refused(told, "model", status=404, code="model_not_found")
+
+
 def _limited(param: str, given: int | None, usual: int, most: int) -> int:
     if given is not None and given > most:
         raise Refused(f"{param}: {given} is above the {most} that this server allows", param)
@@ -187,7 +215,7 @@ def _withheld(asked: Asked, decoder: SharedDecoder) -> frozenset[str]:
     """Return the tools that may not be called: with `tools`, all that it does not name."""
     if isinstance(asked, ChatRequest) and asked.tool_choice == "none":
         return frozenset(decoder.tools)
-    named = {tool if isinstance(tool, str) else tool.function.name for tool in asked.tools or ()}
+    named = set(asked.tools or ())
     if unknown := sorted(named - set(decoder.tools)):
         known = ", ".join(decoder.tools)
         raise Refused(f"tools: this server has no {unknown[0]!r}; a request can only choose among {known}", "tools")
@@ -197,12 +225,12 @@ def _withheld(asked: Asked, decoder: SharedDecoder) -> frozenset[str]:
 def _prompts(asked: Asked, decoder: SharedDecoder) -> Sequence[str | list[int]]:
     """Return the texts of a completion, or the tokens of a chat, in which the template's special tokens are such."""
     if isinstance(asked, CompletionRequest):
-        return [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+        return asked.prompt
     assert isinstance(asked, ChatRequest)
     if not decoder.tokenizer.chat_template:
         raise Refused("this model's tokenizer has no chat template; ask /v1/completions", "messages", status=404)
     try:
-        messages = [message.plain() for message in asked.messages]
+        messages = [message.model_dump() for message in asked.messages]
         return [decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
     except Exception as error:  # of the model's own template
         raise Refused(f"messages: the model's chat template does not take them: {error}", "messages") from error

@@ -28,6 +28,7 @@ from toolformer_dag.serving.protocol import (
     Refused,
     TextStream,
     parsed,
+    require_model,
     text_requests,
     usage,
 )
@@ -55,7 +56,12 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
 
     async def models(request: Request) -> Response:
         known = {"id": model, "object": "model", "created": 0, "owned_by": "toolformer-dag"}
-        return _json({"object": "list", "data": [{**known, "tools": list(decoder.tools)}]})
+        told = {**known, "tools": list(decoder.tools)}
+        name = request.path_params.get("name")
+        if name is None:
+            return _json({"object": "list", "data": [told]})
+        require_model(name, model)
+        return _json(told)
 
     def route(
         path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET", guarded: bool = True
@@ -84,6 +90,7 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
         route("/health", health, guarded=False),
         route("/metrics", metrics),
         route("/v1/models", models),
+        route("/v1/models/{name:path}", models),
         route("/v1/completions", partial(_complete, decoder, model, CompletionRequest), "POST"),
         route("/v1/chat/completions", partial(_complete, decoder, model, ChatRequest), "POST"),
     ]

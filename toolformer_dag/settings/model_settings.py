@@ -12,7 +12,7 @@ from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfin
 
 GGUF = ".gguf"
 """How the name of a file of llama.cpp's format ends."""
-GPU_OPTIONS = {"transformers": (), "vllm": ("tensor_parallel_size", "pipeline_parallel_size")}
+GPU_OPTIONS = {"transformers": (), "openai": (), "vllm": ("tensor_parallel_size", "pipeline_parallel_size")}
 """By engine, the options under `[model.ENGINE]` that say over how many GPUs a model is spread."""
 
 

@@ -5,11 +5,15 @@ the schema's order, required ones first, defaults left out, so that equal argume
 """
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from functools import cache
 from typing import Any
+
+from toolformer_dag.texts.written_schemas import matches, unwritable, written_values
 
 Schema = Mapping[str, Any]
 """A JSON schema of an object: `properties`, `required`, `$defs`."""
@@ -23,8 +27,6 @@ _NAME = re.compile(r"[^\W\d]\w*")
 _KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _COMMA = re.compile(r"\s*,\s*")
 _DECODER = json.JSONDecoder()
-_ONE_WAY = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
-"""Values are written in one way; else white space is free between the tokens of a nested one."""
 
 
 class BadArguments(ValueError):
@@ -60,7 +62,8 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
             raise BadArguments(f"twice: {key[1]}")
         try:
             found[key[1]], at = _DECODER.raw_decode(text, key.end())
-        except (json.JSONDecodeError, RecursionError) as error:
+            json.dumps(found[key[1]], ensure_ascii=False).encode()  # refuses half a surrogate pair
+        except (ValueError, RecursionError) as error:
             raise BadArguments("bad_arguments") from error
     _check(found, schema)
     return found
@@ -82,7 +85,7 @@ def _check(arguments: Mapping[str, Any], schema: Schema) -> None:
     _CHECKS.left = MAX_CHECKS
     try:
         mistakes = list(_validator(json.dumps(schema)).iter_errors(dict(arguments)))
-    except RecursionError as error:
+    except (RecursionError, TimeoutError) as error:
         raise BadArguments(OVER_BUDGET) from error
     for mistake in sorted(mistakes, key=lambda one: [str(step) for step in one.absolute_path]):
         name = ".".join(map(str, mistake.absolute_path))[:MAX_REASON] or "they"
@@ -117,7 +120,8 @@ def _validator(schema: str) -> Any:
     from referencing import Registry
 
     kind = validator_for(json.loads(schema), Draft202012Validator)
-    rules = {name: _counted(rule) for name, rule in {**kind.VALIDATORS, "pattern": _matches}.items()}
+    own = {"pattern": _matches, "multipleOf": _divides}
+    rules = {name: _counted(rule) for name, rule in {**kind.VALIDATORS, **own}.items()}
     whole = json.loads(schema, object_hook=_without_dialect)
     return extend(kind, rules)(whole, registry=Registry())  # nothing is fetched for a reference
 
@@ -138,12 +142,20 @@ def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    """Match by Rust's engine: Python's may take for ever. What it does not take matches nothing."""
-    import polars as pl
     from jsonschema.exceptions import ValidationError
 
-    if isinstance(value, str) and not pl.Series([value]).str.contains(pattern, strict=False)[0]:
+    if isinstance(value, str) and not matches(pattern, value):
         yield ValidationError("it does not match")
+
+
+def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
+    """Compare as they are written: the float 4.02 is no multiple of the float 0.01."""
+    from jsonschema.exceptions import ValidationError
+
+    if validator.is_type(value, "number") and (
+        not math.isfinite(value) or Fraction(str(value)) % Fraction(str(divisor))
+    ):
+        yield ValidationError("it is no multiple")
 
 
 def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
@@ -164,7 +176,8 @@ def schema_fault(schema: Schema) -> str | None:
     """Return why calls with these arguments cannot be written; None where they can.
 
     Refused: what is no schema, schemas of more than MAX_SCHEMA_CHARACTERS, more than MAX_PROPERTIES names, names that
-    are no words, `patternProperties`, and what llguidance cannot compile, in its own words.
+    are no words, `patternProperties`, references that lead nowhere, arguments that stand under `anyOf` and the like
+    alone, and what llguidance cannot compile, in its own words. What decoding cannot keep to, `read_arguments` checks.
     """
     try:
         text = json.dumps(schema)
@@ -178,12 +191,13 @@ def schema_fault(schema: Schema) -> str | None:
 @cache
 def _fault(text: str) -> str | None:
     """Check a schema once: each command loads its tools twice."""
+    from jsonschema import FormatChecker
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
     schema = json.loads(text)
-    try:
-        validator_for(schema, Draft202012Validator).check_schema(schema)
+    try:  # without formats: a pattern need not be one of Python's
+        validator_for(schema, Draft202012Validator).check_schema(schema, format_checker=FormatChecker(()))
     except SchemaError as error:
         return f"its schema is none: {'.'.join(map(str, error.absolute_path))[:100]}: {error.message}"[:300]
     if '"patternProperties":' in text:
@@ -194,28 +208,34 @@ def _fault(text: str) -> str | None:
     for name in names:
         if not _NAME.fullmatch(name):
             return f"the argument {name[:40]!r} is not a word, so no call can name it"
-    from llguidance import LLMatcher
+    return _fault_below(text)
 
-    rules = "\n".join(argument_rules(schema, "a"))
-    failed, messages = LLMatcher.validate_grammar_with_warnings(f"%llguidance {{}}\nstart: a\n{rules}")
-    return " ".join(" ".join(messages).split())[:300] if failed else None
+
+def _fault_below(text: str) -> str | None:
+    try:
+        values, apart = written_values(text, tuple(argument_names(json.loads(text))))
+    except ValueError as error:
+        return str(error)
+    if apart:
+        told = ", ".join(sorted(apart))[:100]
+        return f"its arguments {told} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
+    faults = ((name, unwritable(value)) for name, value in values.items() if value)
+    return next((f"{name}: {fault}" for name, fault in faults if fault), None)
 
 
 def argument_rules(schema: Schema, rule: str) -> list[str]:
     """Return Lark rules for llguidance of what `write_arguments` writes; `rule` is the name of the first one."""
-    required, names = set(schema.get("required") or ()), argument_names(schema)
-    lines = [line for number, name in enumerate(names) for line in _value_rules(schema, name, f"{rule}_{number}")]
+    values, _ = written_values(json.dumps(schema), tuple(argument_names(schema)))
+    required, names = schema.get("required") or (), list(filter(values.__getitem__, values))
+    lines = [line for number, name in enumerate(names) for line in _value_rules(name, values[name], f"{rule}_{number}")]
     head = [f"{rule}_{number}" for number, name in enumerate(names) if name in required]
     rest = [f"{rule}_{number}" for number, name in enumerate(names) if name not in required]
     body = ' ", " '.join(head) + _optional(rest) if head else _one_first(rest)
     return [f"{rule}: {body}", *lines]
 
 
-def _value_rules(schema: Schema, name: str, rule: str) -> tuple[str, str]:
-    described = (schema.get("properties") or {}).get(name)
-    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    value = {**(described if isinstance(described, Mapping) else {}), **shared, **_ONE_WAY}
-    return f"{rule}: {json.dumps(name + '=')} {rule}v", f"{rule}v: %json {json.dumps(value)}"
+def _value_rules(name: str, value: str, rule: str) -> tuple[str, str]:
+    return f"{rule}: {json.dumps(name + '=')} {rule}v", f"{rule}v: %json {value}"
 
 
 def _one_first(rules: list[str]) -> str:

@@ -1,5 +1,7 @@
 """Records -> raw columns, a column at a time -> documents: digests, duplicates, domains, and the date of the URL."""
 
+import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -9,7 +11,7 @@ import polars as pl
 
 from toolformer_dag.identity import content_hash
 from toolformer_dag.texts.document import date_from_url
-from toolformer_dag.texts.formats import FIELDS, MISSING, Layout, shown, values_at
+from toolformer_dag.texts.formats import FIELDS, MISSING, Layout, Unread, shown, values_at, whole_text
 
 RAW = pl.Schema({"line": pl.Int64()} | {name: pl.String() for name in FIELDS})
 """What is read from a record; null where it holds nothing. `line`: line or row of the shard, from 1."""
@@ -50,13 +52,13 @@ class Rejection:
 class Batch:
     """Consecutive records of a shard and its layout: a frame, of RAW columns or of DOCUMENTS, and what was refused.
 
-    `ignored`: optional fields that held something else than text and count as null, in words.
+    `ignored`: optional fields that held something else than text and count as null, in words, and how often.
     """
 
     layout: Layout
     frame: pl.DataFrame
     rejections: tuple[Rejection, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 Column = Sequence[Any] | pl.Series
@@ -76,7 +78,7 @@ def raw_batch(
     field can be missing; null in a table is null. `rejections`: those of lines that hold no record.
     """
     refused: dict[int, Rejection] = {}
-    ignored: dict[str, None] = {}
+    ignored: Counter[str] = Counter()
     texts: dict[str, Column] = {"line": lines}
     for field in FIELDS:
         column = _first_of(columns[field], len(lines))
@@ -85,14 +87,14 @@ def raw_batch(
         for at, reason, found in faults:
             wrong = f"{layout.paths(field)}: expected text, found {found}"
             if field not in (layout.required if reason == "not_utf8" else layout.strict):
-                ignored[wrong] = None
+                ignored[wrong] += 1
             else:
                 lacking = _lacking(layout, records[at]) if records else ""
                 told = ("missing_field", lacking) if lacking else (reason, wrong)
                 refused.setdefault(lines[at], Rejection(lines[at], *told))
     frame = pl.DataFrame(texts, schema=RAW)
     kept = frame.filter(~pl.col("line").is_in(list(refused))) if refused else frame
-    return Batch(layout, kept, (*rejections, *refused.values()), tuple(ignored))
+    return Batch(layout, kept, (*rejections, *refused.values()), ignored)
 
 
 def _first_of(columns: Sequence[Column], rows: int) -> Column:
@@ -100,7 +102,10 @@ def _first_of(columns: Sequence[Column], rows: int) -> Column:
         return columns[0]
     found: Column = [None] * rows
     for column in columns:
-        found = [value if value is not None else other for value, other in zip(found, column, strict=True)]
+        found = [
+            value if other is None or not (value is None or isinstance(value, Unread)) else other
+            for value, other in zip(found, column, strict=True)
+        ]
     return found
 
 
@@ -119,7 +124,8 @@ def _texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None]
         texts.append(text)
         if text is None and (value is not None or field in layout.required):
             bad = isinstance(value, bytes)
-            found = "null" if value is None else "bytes that are not UTF-8" if bad else type(value).__name__
+            kind = f"{value.kind} in the way to it" if isinstance(value, Unread) else type(value).__name__
+            found = "null" if value is None else "bytes that are not UTF-8" if bad else kind
             faults.append((at, "not_utf8" if bad else "wrong_type", found))
     return texts, faults
 
@@ -127,13 +133,13 @@ def _texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None]
 def _text(field: str, value: Any, strict: bool) -> str | None:
     if isinstance(value, bytes):
         try:
-            return value.decode()
+            return whole_text(value.decode("utf-8", "surrogatepass"))
         except UnicodeDecodeError:
             return None
     if type(value) is str or (type(value) is int and (field == "id" or not strict)):
         return str(value)
-    if field == "date":  # whatever else stands there is no date, and no fault
-        return value.isoformat() if isinstance(value, date) else ""
+    if field == "date" and value is not None:  # what is no date is no fault, and `documents_of` counts it
+        return value.isoformat() if isinstance(value, date) else type(value).__name__
     return None
 
 
@@ -169,13 +175,15 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
             lines = frame.filter(repeated).select("line", "digest").rows()
             refused += [Rejection(line, "duplicate_digest", digest) for line, digest in lines]
             frame = frame.filter(~repeated)
+        dates, undated = _dates(frame, own_date=bool(batch.layout.places["date"]))
         found = frame.with_columns(
             pl.col("url", "title").fill_null(""),
             pl.coalesce("domain", pl.col("url").str.extract(HOST), pl.lit("")).alias("domain"),
-            _dates(frame, own_date=bool(batch.layout.places["date"])).alias("date"),
+            dates.alias("date"),
         )
         rejections = sorted((*batch.rejections, *refused), key=lambda one: one.line)
-        yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), batch.ignored)
+        told = {f"{batch.layout.paths('date')}: expected a date, YYYY-MM-DD": undated} if undated else {}
+        yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), {**batch.ignored, **told})
 
 
 def _twice(digests: Iterable[str], seen: set[str]) -> Iterator[bool]:
@@ -184,12 +192,14 @@ def _twice(digests: Iterable[str], seen: set[str]) -> Iterator[bool]:
         seen.add(digest)
 
 
-def _dates(frame: pl.DataFrame, *, own_date: bool) -> pl.Series:
+def _dates(frame: pl.DataFrame, *, own_date: bool) -> tuple[pl.Series, int]:
+    """Return the dates, and how many of the records' own are written in a form that is not read."""
     found = url_dates(frame["url"])
     if not own_date:
-        return found
+        return found, 0
     own = frame["date"].str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
-    return frame.select(pl.coalesce(pl.when(own <= LATEST_DATE).then(own), found)).to_series()
+    unread = int((own.is_null() & (frame["date"] != "")).sum())
+    return frame.select(pl.coalesce(pl.when(own <= LATEST_DATE).then(own), found)).to_series(), unread
 
 
 def url_dates(urls: pl.Series) -> pl.Series:

@@ -17,6 +17,24 @@ MAGIC = {
     b"PK\x03\x04": "zip",
 }
 """The first bytes of compressed files."""
+OTHER_FILES = {
+    b"version https://git-lfs": "a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
+    b"\xff\xfe": "UTF-16; write UTF-8, as `iconv -f UTF-16 -t UTF-8` does",
+    b"\xfe\xff": "UTF-16; write UTF-8, as `iconv -f UTF-16 -t UTF-8` does",
+    b"{\0": "UTF-16 without a byte order mark; write UTF-8, as `iconv -f UTF-16LE -t UTF-8` does",
+    b"\0{": "UTF-16 without a byte order mark; write UTF-8, as `iconv -f UTF-16BE -t UTF-8` does",
+    b"<": "HTML or XML, such as the error page of a download",
+    b"PAR1": "Parquet; name the file .parquet and do not compress it again",
+    b"PARE": "encrypted Parquet; decrypt it",
+    b"ARROW1": "Arrow IPC (Feather); write Parquet or JSON lines",
+    b"\xff\xff\xff\xff": "a stream of Arrow; write Parquet or JSON lines",
+    b"ORC": "ORC; write Parquet or JSON lines",
+    b"Obj\x01": "Avro; write Parquet or JSON lines",
+    b"SQLite format 3": "a database of SQLite; write Parquet or JSON lines",
+    b"\x80": "a pickle, perhaps; write JSON lines",
+    b"%PDF": "a PDF",
+}
+"""The first bytes of files that hold no records as they are, with the remedy."""
 BLOCK_BYTES = 1 << 24
 """About the size of a block: what is done once per block costs a millisecond."""
 ZSTD_STEP = 1 << 13
@@ -36,6 +54,16 @@ class ShardFault(Exception):
 def kind_of(head: bytes) -> str | None:
     """Return gzip, zstd or another compression by the first bytes of a file; None for what is not compressed."""
     return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
+
+
+def told_of(head: bytes) -> str | None:
+    """Say what a file, or the content of a compressed one, is by its first bytes; None where they do not say."""
+    kind = kind_of(head)
+    if kind is not None:
+        return f"{kind}; unpack it or compress it once, with gzip or zstd"
+    if head[257:262] == b"ustar":
+        return "an archive of tar; unpack it"
+    return next((name for magic, name in OTHER_FILES.items() if head.startswith(magic)), None)
 
 
 def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
@@ -87,6 +115,9 @@ def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
             if frame.eof:
                 frame = decompressor.decompressobj()
     except zstandard.ZstdError as error:
+        if "dictionary" in str(error).lower():
+            detail = "the zstd file needs the dictionary that it was made with; compress it without one"
+            raise ShardFault("unsupported_compression", detail) from error
         raise _fault("corrupt", "zstd") from error
     if begun:
         raise _fault("truncated", "zstd")

@@ -1,5 +1,7 @@
 """The forms in which corpora are published, as data: where a record keeps text, id, URL, title, domain, language."""
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
 SHOWN = 30
 """Names of fields that a message lists."""
 MISSING = object()
+HALF = re.compile(r"\\u[dD]|[\ud800-\udfff]")
+"""What half a surrogate pair may be in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ def _places(paths: Iterable[str], place: Callable[[str], Steps | None]) -> tuple
 def steps_to(record: Any, path: str) -> Steps | None:
     """Return the way that a dotted path means in a record, None where it is not there; names may hold dots."""
     head, dot, rest = path.partition(".")
+    record = unfolded(record)
     if isinstance(record, Mapping):
         step: str | int = path if path in record else head
         there = step in record
@@ -200,14 +205,58 @@ def steps_to(record: Any, path: str) -> Steps | None:
 
 
 def values_at(records: Sequence[Any], way: Steps, absent: Any = None) -> list[Any]:
-    """Return what lies at the end of a way in each record, `absent` where nothing does."""
+    """Return what lies at the end of a way in each record: `absent` where nothing does, or Unread."""
     found: Sequence[Any] = records
     for step in way:
         if isinstance(step, str):
-            found = [value.get(step, absent) if isinstance(value, dict) else absent for value in found]
+            found = [
+                value.get(step, absent) if isinstance(value, dict) else _other(value, step, absent) for value in found
+            ]
         else:
-            found = [value[step] if isinstance(value, list) and step < len(value) else absent for value in found]
+            found = [_other(value, step, absent) for value in found]
     return list(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Another form than an object or a list where the way to a field leads through one, such as a text."""
+
+    kind: str
+
+
+def _other(value: Any, step: str | int, absent: Any) -> Any:
+    """Take a step from what need not be an object."""
+    if value is None or value is absent or isinstance(value, Unread):
+        return value or absent
+    whole = unfolded(value)
+    if isinstance(step, str) and isinstance(whole, dict):
+        return whole.get(step, absent)
+    if isinstance(step, int) and isinstance(whole, list):
+        return whole[step] if step < len(whole) else absent
+    return Unread(type(value).__name__)
+
+
+def unfolded(value: Any) -> Any:
+    """Return the object or list that a text holds as JSON, as some corpora keep `metadata`; anything else as it is."""
+    if not isinstance(value, str | bytes) or value.lstrip()[:1] not in ("{", "[", b"{", b"["):
+        return value
+    try:
+        return read_json(value if isinstance(value, str) else value.decode())
+    except (ValueError, RecursionError):
+        return value
+
+
+def read_json(text: str) -> Any:
+    """Parse JSON, with U+FFFD for half a surrogate pair, which no text can hold. Raises ValueError, RecursionError."""
+    found = json.loads(text)
+    if HALF.search(text):
+        found = json.loads(whole_text(json.dumps(found, ensure_ascii=False)))
+    return found
+
+
+def whole_text(text: str) -> str:
+    """Join the halves of surrogate pairs; a half alone is U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def shown(names: Iterable[str]) -> str:

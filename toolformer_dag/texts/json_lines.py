@@ -1,6 +1,5 @@
 """JSON lines -> raw columns: whole lines of a block, each parsed alone."""
 
-import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,8 +8,8 @@ from typing import Any
 import orjson
 
 from toolformer_dag.texts.columns import Batch, Rejection, raw_batch
-from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, values_at
+from toolformer_dag.texts.compression import ShardFault, told_of
+from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json, values_at
 
 MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
@@ -77,9 +76,21 @@ def _other_file(head: bytes, blank: bool) -> ShardFault:
         return ShardFault("web_archive", detail)
     if blank:
         return ShardFault("empty_shard", "the shard has only blank lines")
-    array = "one JSON array; write one object per line, as `jq -c '.[]'` does"
-    other = "no line of the first block holds a JSON object; write one object per line, as `jq -c .` does"
-    return ShardFault("not_json_lines", array if head.lstrip().startswith(b"[") else other)
+    return ShardFault("not_json_lines", _shape(head))
+
+
+def _shape(head: bytes) -> str:
+    """Say what is in the place of JSON lines, with a remedy."""
+    if told := told_of(head):
+        return f"the content is {told}"
+    if head.lstrip().startswith(b"["):
+        return "one JSON array; write one object per line, as `jq -c '.[]'` does"
+    first = next(line for line in head.splitlines() if line.strip()) if head.strip() else b""
+    if first.rstrip().endswith(b",") and isinstance(_parsed(first.rstrip()[:-1]), dict):
+        return "every line ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
+    why = _why(first, _parsed(first))[1]
+    remedy = "write one object per line, as `jq -c .` does"
+    return f"no line of the first block holds a JSON object; {remedy} (its first line: {why})"
 
 
 def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -107,9 +118,8 @@ def _parsed(line: bytes) -> Any:
     except orjson.JSONDecodeError:
         pass
     try:
-        record = json.loads(line.decode("utf-8-sig"))
-        orjson.dumps(record)  # rejects lone surrogates
-    except (ValueError, RecursionError, orjson.JSONEncodeError):
+        record = read_json(line.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
         return MISSING
     return record if isinstance(record, dict) else MISSING
 

@@ -9,18 +9,20 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any, cast
 
+import polars as pl
 import pyarrow as pa
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch, Rejection, documents_of
-from toolformer_dag.texts.compression import ShardFault, blocks, kind_of
+from toolformer_dag.texts.compression import ShardFault, blocks, kind_of, told_of
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.json_lines import json_batches
 from toolformer_dag.texts.tables import MAGIC, TableRecords, parquet_batches
 
 READ_BYTES = 1 << 18
+HEAD_BYTES = 512
 NAMED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -36,21 +38,35 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
 
     Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: damaged (`blocks`,
     `parquet_batches`), in no known form (unknown_format, missing_field, web_archive, unsupported_compression, not_gzip,
-    not_zstd, not_parquet), or empty (empty_shard). Raises ShardError where the file is missing or unreadable.
+    not_zstd, not_parquet), nothing that its library reads (unreadable_data), or empty (empty_shard). Raises ShardError
+    where the file is missing or unreadable.
     """
     path, choice = Path(path), choice or FormatChoice()
     try:
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
-            head = stream.peek(len(MAGIC) + 2)[:6]
+            head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
             if head.startswith(MAGIC):
                 raw = parquet_batches(_whole(path, stream), choice)
             else:
                 raw = json_batches(blocks(stream, _compression(head, path.suffix)), choice)
-            yield from documents_of(raw)
+            yield from _guarded(documents_of(raw))
     except OSError as error:
         raise ShardError(
             f"shard {path} cannot be read ({error.strerror or error}); correct its path, or the disk"
         ) from error
+
+
+def _guarded(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Make a fault of the file of whatever the libraries that read it raise: no file stops another."""
+    try:
+        yield from batches
+    except (ShardFault, ShardError, OSError):
+        raise
+    except MemoryError as error:
+        raise ShardError("the memory does not suffice to read it; free some, or split the file") from error
+    except (Exception, pl.exceptions.PanicException) as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ShardFault("unreadable_data", f"{told}: no row of it is used") from error
 
 
 def _compression(head: bytes, suffix: str) -> str | None:
@@ -60,10 +76,15 @@ def _compression(head: bytes, suffix: str) -> str | None:
         detail = f"the file is {kind}; unpack it or compress it with gzip or zstd"
         raise ShardFault("unsupported_compression", detail)
     if head and kind is None and suffix in NAMED:
-        raise ShardFault(f"not_{NAMED[suffix]}", f"the file is named {suffix} but begins with {head[:2]!r}")
+        raise ShardFault(f"not_{NAMED[suffix]}", f"the file is named {suffix} but {_is(head)}")
     if head and suffix == ".parquet":
-        raise ShardFault("not_parquet", f"the file is named .parquet but begins with {head[:4]!r}")
+        raise ShardFault("not_parquet", f"the file is named .parquet but {_is(head)}")
     return kind
+
+
+def _is(head: bytes) -> str:
+    told = told_of(head)
+    return f"is {told}" if told else f"begins with {head[:4]!r}"
 
 
 def read_documents(path: Path | str, shard: str, choice: FormatChoice | None = None) -> Iterator[Document | Rejection]:
@@ -140,13 +161,13 @@ def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[
     ShardError where the hub cannot be reached. One malformed JSON line makes its whole data file unreadable, and so
     does a field that the first data file lacks, or that is null there.
     """
-    return documents_of(_raw(split, number, choice))
+    return _guarded(documents_of(_raw(split, number, choice)))
 
 
 def _raw(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
     records: TableRecords | None = None
     for table in _tables(split, number):
-        records = records or TableRecords(table.schema, choice)
+        records = records or TableRecords(table.schema, choice, [table])
         yield records.batch(table)
     if records is None:
         raise ShardFault("empty_shard", "the data file has no rows")

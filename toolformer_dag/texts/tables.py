@@ -1,6 +1,6 @@
 """Parquet and Arrow tables -> raw columns, row groups by batches."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ import pyarrow.parquet as pq
 
 from toolformer_dag.texts.columns import Batch, Column, raw_batch
 from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.formats import FormatChoice, Steps, layout_of, values_at
+from toolformer_dag.texts.formats import FORMATS, FormatChoice, Steps, Unread, layout_of, values_at
 
 MAGIC = b"PAR1"
 BATCH_BYTES = 1 << 23
 BATCH_ROWS = 4096
 READ_BYTES = 1 << 20
+FIRST_ROWS = 100
+"""Rows that show which fields lie in maps, and in texts that hold JSON."""
 ITEMS = 100
 """A path may name one of so many first items of a list."""
 TEXT = (
@@ -27,15 +29,19 @@ TEXT = (
 class TableRecords:
     """The records of Arrow tables of one schema. `ways`: by field those that the schema has; `columns`: their names."""
 
-    def __init__(self, schema: pa.Schema, choice: FormatChoice) -> None:
-        """Find the columns. Raises ShardFault: unknown_format, missing_field, wrong_type (a column holds no text)."""
-        record = _as_record(schema)
-        self.layout = layout_of(choice, [record])
+    def __init__(self, schema: pa.Schema, choice: FormatChoice, first: Iterable[pa.Table]) -> None:
+        """Find the columns. `first`: rows of the columns `folded`, of which the first table is looked at.
+
+        Raises ShardFault: unknown_format, missing_field, wrong_type (a column holds no text).
+        """
+        record, hidden = _as_record(schema), folded(schema, choice)
+        rows = next((_frame(table.select(hidden)[:FIRST_ROWS]).to_dicts() for table in first if hidden), [])
+        self.layout = layout_of(choice, [record, *rows])
         self.ways = {
             field: [way for way in ways if values_at([record], way)[0] is not None]
             for field, ways in self.layout.places.items()
         }
-        self.columns = sorted({_column(way) for ways in self.ways.values() for way in ways})
+        self.columns = sorted({_column(way, record) for ways in self.ways.values() for way in ways})
         self._rows = 0
         for field in filter(self.layout.strict.__contains__, self.ways):
             for way in self.ways[field]:
@@ -43,16 +49,32 @@ class TableRecords:
 
     def batch(self, table: pa.Table) -> Batch:
         """Return the next rows as raw columns."""
-        used = table.select(sorted({str(way[0]) for ways in self.ways.values() for way in ways}))
-        try:
-            used.validate(full=True)
-        except pa.ArrowInvalid:  # text that is not UTF-8, which writers may leave
-            used = used.cast(pa.schema([field.with_type(_as_bytes(field.type)) for field in used.schema]))
-        frame = pl.DataFrame(pl.from_arrow(used))
+        frame = _frame(table.select(sorted({str(way[0]) for ways in self.ways.values() for way in ways})))
         columns = {field: [_values(frame, way) for way in ways] for field, ways in self.ways.items()}
         lines = range(self._rows + 1, self._rows + 1 + len(frame))
         self._rows += len(frame)
         return raw_batch(self.layout, lines, columns)
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:  # text that is not UTF-8, which writers may leave
+        table = table.cast(pa.schema([field.with_type(_as_bytes(field.type)) for field in table.schema]))
+    return pl.DataFrame(pl.from_arrow(table))
+
+
+def folded(schema: pa.Schema, choice: FormatChoice) -> list[str]:
+    """Return the columns whose schema does not show what fields they have: a dotted path begins there all the same."""
+    paths = [path for form in FORMATS for ways in form.fields.values() for path in ways]
+    heads = {path.partition(".")[0] for path in [*paths, *dict(choice.fields).values()] if "." in path}
+    return [field.name for field in schema if field.name in heads and _hides(field.type)]
+
+
+def _hides(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.StructType):
+        return any(_hides(field.type) for field in kind)
+    return isinstance(kind, pa.MapType) or any(is_text(kind) for is_text in TEXT)
 
 
 def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
@@ -66,7 +88,8 @@ def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
         with pq.ParquetFile(
             path, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
-            records = TableRecords(file.schema_arrow, choice)
+            first = file.iter_batches(FIRST_ROWS, columns=folded(file.schema_arrow, choice), use_threads=False)
+            records = TableRecords(file.schema_arrow, choice, (pa.Table.from_batches([batch]) for batch in first))
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
             each = max((group.total_byte_size / group.num_rows for group in groups if group.num_rows), default=1.0)
             rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / max(each, 1.0))))
@@ -85,16 +108,20 @@ def _as_record(kind: Any) -> Any:
     """Return a schema or type as a record: fields by name, items of a list, and at the ends the types."""
     if isinstance(kind, pa.Schema | pa.StructType):
         return {field.name: _as_record(field.type) for field in kind}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return [_as_record(kind.value_type)] * ITEMS
     return kind
 
 
 def _values(frame: pl.DataFrame, way: Steps) -> Column:
-    found = pl.col(str(way[0]))
-    for step in way[1:]:
-        found = found.struct.field(step) if isinstance(step, str) else found.list.get(step, null_on_oob=True)
-    values = frame.select(found).to_series()
+    values = frame[str(way[0])]
+    for at, step in enumerate(way[1:], 1):
+        if isinstance(step, str) and isinstance(values.dtype, pl.Struct):
+            values = values.struct.field(step)
+        elif isinstance(step, int) and isinstance(values.dtype, pl.List):
+            values = values.list.get(step, null_on_oob=True)
+        else:  # a map, a text that holds JSON, or what the way does not lead through
+            return values_at(values.to_list(), way[at:])
     return values if values.dtype == pl.String else values.to_list()
 
 
@@ -109,6 +136,8 @@ def _as_bytes(kind: pa.DataType) -> pa.DataType:
 
 def _check_text(field: str, way: Steps, kind: Any) -> None:
     """Raise ShardFault where a column of this type holds no text; anything may be no date."""
+    if isinstance(kind, Unread):  # the values tell
+        return
     plain = isinstance(kind, pa.DataType)
     text = plain and any(is_text(kind) for is_text in TEXT)
     if not text and field != "date" and not (plain and field == "id" and pa.types.is_integer(kind)):
@@ -116,7 +145,12 @@ def _check_text(field: str, way: Steps, kind: Any) -> None:
         raise ShardFault("wrong_type", f"{'.'.join(map(str, way))}: expected text, the column holds {holds}")
 
 
-def _column(way: Steps) -> str:
-    """Name a column as pyarrow selects it: fields of structs apart, lists whole."""
-    names = list(way)
-    return ".".join(map(str, names[: next((at for at, step in enumerate(names) if isinstance(step, int)), len(names))]))
+def _column(way: Steps, record: Any) -> str:
+    """Name a column as pyarrow selects it: fields of structs apart, lists and maps whole."""
+    names: list[str] = []
+    for step in way:
+        if not isinstance(record, dict):
+            break
+        names.append(str(step))
+        record = record[step]
+    return ".".join(names)
