@@ -70,3 +70,20 @@ def newest(instance: dg.DagsterInstance) -> Path:
     """Return the ledger of the newest run."""
     [run] = instance.get_runs(limit=1)
     return run_folder(instance, run)
+
+
+def test_a_run_that_waits_for_one_that_is_killed_meanwhile_goes_on(fresh, made):
+    instance = fresh.project().instance
+    first = fresh.start("run", output=subprocess.DEVNULL)
+    while first.poll() is None and not list((fresh.folder / "lake" / "sums").glob("positions/*/*.parquet")):
+        time.sleep(0.01)
+    os.killpg(first.pid, signal.SIGSTOP)
+    [killed] = instance.get_runs()
+    second = fresh.start("run")
+    while second.poll() is None and not instance.event_log_storage.get_concurrency_info("gpu").pending_steps:
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    ended(second)
+    assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.FAILURE
+    assert_same(fresh.tables(), made.tables())

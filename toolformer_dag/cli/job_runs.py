@@ -19,7 +19,15 @@ import dagster as dg
 from toolformer_dag.assets.running import Step
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of
-from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, free_slots_of_ended_runs, home_name, run_folders
+from toolformer_dag.resources.live_runs import (
+    FOLDER,
+    HOME,
+    alive,
+    dead_runs_ended,
+    free_slots_of_ended_runs,
+    home_name,
+    run_folders,
+)
 from toolformer_dag.resources.step_processes import PRELOADED
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -48,7 +56,7 @@ def completed(
         "tags": {HOME: home_name(instance), FOLDER: folder.name},
     }
     with alive(folder):
-        with _watched(instance, folder, sink):
+        with _watched(instance, folder, sink), dead_runs_ended(instance):
             if plan.settings.execution.steps_at_once == 1:
                 result: Result = definitions_of(plan).resolve_job_def(name).execute_in_process(**asked)
             else:

@@ -177,23 +177,25 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page on 127.0.0.1.")] = 3000,
     config: Config = None,
 ) -> None:
-    """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike. Runs that were killed are ended first.
+    """Start the Dagster UI and stop it with Ctrl-C; SIGTERM stops it alike. Runs that were killed are ended.
 
     Example: toolformer-dag ui --port 3000
     """
     from toolformer_dag.cli.project import home, shared_instance
     from toolformer_dag.cli.web_server import serve
-    from toolformer_dag.resources.live_runs import end_dead_runs
+    from toolformer_dag.resources.live_runs import dead_runs_ended, end_dead_runs
     from toolformer_dag.settings.settings_file import settings_file
 
     root = settings_of(config, None, None).root
-    end_dead_runs(shared_instance(root))  # opened here: webserver and daemon would both make its databases
+    instance = shared_instance(root)
+    end_dead_runs(instance)  # opened here: webserver and daemon would both make its databases
     for stop in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this with `&` hands on an ignored Ctrl-C
         signal.signal(stop, signal.default_int_handler)
     file = settings_file(config)
     named = {"TOOLFORMER_CONFIG": str(file)} if file.exists() else {}
     try:
-        code = serve(root, port, os.environ | named | {"DAGSTER_HOME": str(home(root))})
+        with dead_runs_ended(instance):
+            code = serve(root, port, os.environ | named | {"DAGSTER_HOME": str(home(root))})
     except KeyboardInterrupt:
         code = 0
     raise typer.Exit(code)

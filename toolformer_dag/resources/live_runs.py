@@ -11,8 +11,10 @@ DAGSTER_HOME.
 """
 
 import json
+import logging
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -31,7 +33,10 @@ HOME, FOLDER = ".dagster/toolformer_home", ".dagster/toolformer_folder"
 is not the run's id: a command locks the folder before Dagster has named the run."""
 NEVER_BEGUN = timedelta(minutes=10)
 """How long a run may be starting without a process of its own."""
+LOOK_EVERY_SECONDS = 5.0
+"""Dagster gives a free slot away at most 15 seconds later."""
 LOCK = "lock"
+log = logging.getLogger(__name__)
 
 
 def run_folder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Path:
@@ -74,11 +79,34 @@ def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
         if run.tags.get(HOME, home) == home and (
             _is_free(lock) if lock.exists() else _without_process(instance, record)
         ):
+            if (now := instance.get_run_by_id(run.run_id)) is None or now.is_finished:  # it ended meanwhile
+                continue
             instance.report_run_failed(run, "its process was killed; what it had committed is kept")
             lock.unlink(missing_ok=True)
             dead.append(run.run_id)
     free_slots_of_ended_runs(instance)
     return dead
+
+
+@contextmanager
+def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
+    """Call `end_dead_runs` every few seconds inside the block: a run that waits may wait for a slot of a dead one."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_EVERY_SECONDS):
+            try:
+                end_dead_runs(instance)
+            except Exception as error:  # noqa: BLE001 - such as a database that another process holds: the next look may do
+                log.warning("dead runs could not be ended: %s", error)
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
 
 
 def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
