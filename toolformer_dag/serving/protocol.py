@@ -46,7 +46,7 @@ class _Strict(BaseModel):
 
 
 def _unsupported(told: str) -> PydanticCustomError:
-    return PydanticCustomError("not_supported", told)  # type: ignore[arg-type]  # it wants a literal
+    return PydanticCustomError("not_supported", told)
 
 
 def _tool_name(tool: Any) -> Any:
@@ -72,7 +72,7 @@ def _text(given: Any) -> Any:
 
 def _joined(content: Any) -> Any:
     """Join the parts of a message."""
-    listed = [] if content is None else content if isinstance(content, list) else [content]
+    listed = content if isinstance(content, list) else [content or ""]
     written = [{"type": "text", "text": part} if isinstance(part, str) else part for part in listed]
     parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in written]
     for part in parts:
@@ -124,7 +124,7 @@ class CompletionRequest(Asked):
 
 
 class Message(BaseModel):
-    """A message of a chat, as chat templates take it; clients add a name, and what an answer of theirs holds besides."""
+    """A message of a chat, as chat templates take it; clients add a name, and what an answer holds besides."""
 
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""

@@ -75,6 +75,10 @@ class ModelSettings(SettingsTable):
             raise ValueError('only vLLM is asked at a url; set engine = "vllm" beside it, or remove the key')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
+        return self
+
+    @model_validator(mode="after")
+    def _whole_gpus(self) -> Self:
         for engine, option in ((engine, option) for engine, options in GPU_OPTIONS.items() for option in options):
             if not isinstance(size := getattr(self, engine).get(option, 1), int) or size < 1:
                 raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {size!r})")
