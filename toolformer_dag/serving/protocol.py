@@ -70,15 +70,17 @@ def _text(given: Any) -> Any:
     return given
 
 
+def _part(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    text = part if isinstance(part, str) else part.get("text") if kind == "text" else None
+    if not isinstance(text, str):
+        raise _unsupported(f"a part of type {kind!s:.40} is not supported; send text alone")
+    return text
+
+
 def _joined(content: Any) -> Any:
     """Join the parts of a message."""
-    listed = content if isinstance(content, list) else [content or ""]
-    written = [{"type": "text", "text": part} if isinstance(part, str) else part for part in listed]
-    parts = [part if isinstance(part, dict) else {"type": type(part).__name__} for part in written]
-    for part in parts:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise _unsupported(f"a part of type {part.get('type')!s:.40} is not supported; send text alone")
-    return "".join(part["text"] for part in parts)
+    return "".join(map(_part, content if isinstance(content, list) else [content or ""]))
 
 
 Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_listed)]
