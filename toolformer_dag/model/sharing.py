@@ -130,7 +130,7 @@ def _plain(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
     return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
 
 
-HEAD, TEXT, SHORT = 8, 10, 3
+HEAD, TEXT, SHORT = 6, 8, 3
 """Tokens of the trial that are its head and its text, and of the text for a branch that begins early."""
 
 

@@ -18,7 +18,7 @@ ORDINARY_TEXT = (
     "wood to the market on Monday morning."
 )
 """English without names or markup, on which a model behaves as it does in use."""
-TRIAL, TRIAL_ENDS = 20, 10
+TRIAL, TRIAL_ENDS = 16, 8
 """Tokens of a trial, and those of another end of it that begins behind the first `TRIAL_ENDS`."""
 SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 """Shares of the largest logit that rounding explains between passes of the model's own operations."""
