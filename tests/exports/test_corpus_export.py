@@ -1,6 +1,7 @@
 """C* as a data set: `load_dataset` reads it, it agrees with the warehouse, and the folder is never half an export."""
 
 from pathlib import Path
+from typing import get_args
 
 import duckdb
 import polars as pl
@@ -12,7 +13,8 @@ from datasets import load_dataset
 from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.exports.corpus_export import corpus_reasons, corpus_texts, export_corpus
+from toolformer_dag.exports import FormName
+from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, corpus_texts, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.forms import preference_form, text_form
 from toolformer_dag.files import StorageError, UserError
@@ -97,6 +99,10 @@ def test_the_card_tells_figures_settings_and_licence(folder: Path, exported_worl
     assert str(exported_world.folder) not in card
     comments = pq.read_schema(next((folder / "data").glob("train-*"))).field("plain").metadata
     assert b"without calls" in comments[b"comment"]
+
+
+def test_every_form_has_a_name_of_the_option() -> None:
+    assert list(FORMS) == list(get_args(FormName))
 
 
 def test_the_command_writes_each_form_and_says_what(exported_world: World, tmp_path: Path) -> None:
