@@ -69,7 +69,7 @@ def _joined(content: Any) -> str:
     texts = []
     for part in content if isinstance(content, list) else [content or ""]:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        text = part.get("text") if kind == "text" else part
+        text = part.get("text") if isinstance(part, dict) and kind == "text" else part
         if not isinstance(text, str):
             told = "a part of type {kind} is not supported; send text alone"
             raise PydanticCustomError("not_supported", told, {"kind": str(kind)[:40]})
