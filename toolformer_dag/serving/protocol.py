@@ -45,19 +45,13 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _unsupported(told: str) -> PydanticCustomError:
-    return PydanticCustomError("not_supported", told)
-
-
-def _tool_name(tool: Any) -> Any:
+def _tool_name(tool: Any) -> str:
     """Take a tool by its name or in OpenAI's form; description and parameters are the server's own."""
-    function = (
-        tool.get("function", tool) if isinstance(tool, dict) and tool.get("type", "function") == "function" else {}
-    )
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(tool, str) and not isinstance(name, str):
-        raise _unsupported("give a tool of this server, by its name or as a function with a name")
-    return tool if isinstance(tool, str) else name
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else tool
+    if not isinstance(name, str):
+        raise PydanticCustomError("not_supported", "give a tool of this server, by its name or as a function with one")
+    return name
 
 
 def _listed(given: Any) -> Any:
@@ -66,21 +60,21 @@ def _listed(given: Any) -> Any:
 
 def _text(given: Any) -> Any:
     if isinstance(given, int | list):
-        raise _unsupported("token ids are not supported; give text")
+        raise PydanticCustomError("not_supported", "token ids are not supported; give text")
     return given
 
 
-def _part(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    text = part if isinstance(part, str) else part.get("text") if kind == "text" else None
-    if not isinstance(text, str):
-        raise _unsupported(f"a part of type {kind!s:.40} is not supported; send text alone")
-    return text
-
-
-def _joined(content: Any) -> Any:
+def _joined(content: Any) -> str:
     """Join the parts of a message."""
-    return "".join(map(_part, content if isinstance(content, list) else [content or ""]))
+    texts = []
+    for part in content if isinstance(content, list) else [content or ""]:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        text = part.get("text") if isinstance(part, dict) and kind == "text" else part
+        if not isinstance(text, str):
+            told = "a part of type {kind} is not supported; send text alone"
+            raise PydanticCustomError("not_supported", told, {"kind": str(kind)[:40]})
+        texts.append(text)
+    return "".join(texts)
 
 
 Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_listed)]
@@ -126,7 +120,7 @@ class CompletionRequest(Asked):
 
 
 class Message(BaseModel):
-    """A message of a chat, as chat templates take it; clients add a name, and what an answer holds besides."""
+    """A message of a chat, as templates take it; clients add a name, and what an answer holds besides."""
 
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
@@ -135,8 +129,8 @@ class Message(BaseModel):
     @classmethod
     def _known(cls, role: str) -> str:
         if role not in ROLES:
-            told = f"{role[:40]!r} is not supported; tools run inside the answer, and roles are {', '.join(ROLES)}"
-            raise _unsupported(told)
+            told = "{role} is not supported; tools run inside the answer, and roles are {roles}"
+            raise PydanticCustomError("not_supported", told, {"role": repr(role[:40]), "roles": ", ".join(ROLES)})
         return role
 
 

@@ -5,8 +5,8 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,6 +151,54 @@ def _bounded(url: str, token: str | None) -> "Transport":
     return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
 
 
+class _Sifted:
+    """The messages of a server, without what breaks the protocol in a list of tools: one bad tool hides no other.
+
+    `outputs`: by tool its output schema, which is left out: many servers that declare one answer in text alone, which
+    the SDK refuses.
+    """
+
+    def __init__(self, stream: Any, outputs: dict[str, Any]) -> None:
+        self._stream, self._outputs = stream, outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> "_Sifted":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return await self._stream.__aexit__(*raised)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self._stream:
+            result = getattr(getattr(item, "message", None), "result", None)
+            if isinstance(result, dict) and isinstance(result.get("tools"), list):
+                result["tools"] = [kept for tool in result["tools"] if (kept := self._kept(tool))]
+            yield item
+
+    def _kept(self, tool: Any) -> dict[str, Any] | None:
+        found = tool if isinstance(tool, dict) else {}
+        name, told, schema = found.get("name"), found.get("description"), found.get("inputSchema")
+        if not isinstance(name, str) or not isinstance(schema, dict) or schema.get("type", "object") != "object":
+            _log.warning("the tool %.100r breaks the protocol (name, inputSchema.type) and is left out", name)
+            return None
+        self._outputs[name] = found.get("outputSchema")
+        whole = schema if "type" in schema else {"type": "object", **schema}
+        return {"name": name, "description": told if isinstance(told, str) else "", "inputSchema": whole}
+
+
+def _fits(content: Any, schema: Any) -> bool:
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    try:
+        return bool(validator_for(schema, Draft202012Validator)(schema, registry=Registry()).is_valid(content))
+    except Exception:  # noqa: BLE001 - what the server declares is no schema
+        return False
+
+
 def _variable(key: str, name: str) -> str:
     value = os.environ.get(name)
     if value is None:
@@ -160,6 +208,7 @@ def _variable(key: str, name: str) -> str:
     return value
 
 
+_log = logging.getLogger(__name__)
 CALL_SECONDS = 3600.0  # the lane's timeout_s limits a call; this limit ends requests that timed-out calls left open
 
 
@@ -175,6 +224,7 @@ class Session:
     stack: ExitStack
     portal: "BlockingPortal"
     client: "Client"
+    outputs: dict[str, Any] = field(default_factory=dict)
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
         """Call the tool. Of the SDK's errors it raises no others than these.
@@ -193,7 +243,7 @@ class Session:
         )
 
         try:
-            return self.portal.call(partial(_answered, self.client, self.options.tool, arguments))
+            answer = self.portal.call(partial(_answered, self.client, self.options.tool, arguments))
         except MCPError as error:
             told = f"MCP server: {self.options.public(error)}"
             if TOO_LONG in str(error):
@@ -205,6 +255,10 @@ class Session:
             raise NoResult("refused") from error
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {self.options.public(error)}") from error
+        content, schema = answer.structured_content, self.outputs.get(self.options.tool)
+        if not (answer.is_error or content is None or schema is None or _fits(content, schema)):
+            raise NoResult("malformed_response")
+        return answer
 
     def close(self) -> None:
         """Close the session and end a command. Errors of a lost session are ignored."""
@@ -235,7 +289,16 @@ def list_tools(options: McpOptions) -> "list[Tool]":
 
 def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]]":
     from anyio.from_thread import start_blocking_portal
-    from mcp import Client
+    from mcp import Client, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    outputs: dict[str, Any] = {}
+
+    @asynccontextmanager
+    async def sifted() -> AsyncIterator[Any]:
+        plain = stdio_client(target) if isinstance(target, StdioServerParameters) else target
+        async with plain as (read, write):
+            yield _Sifted(read, outputs), write
 
     logging.getLogger("mcp.client.stdio").addFilter(_without_traceback)
     target = transport(key, options)
@@ -243,14 +306,14 @@ def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]
     try:
         portal = stack.enter_context(start_blocking_portal())
         client = stack.enter_context(
-            portal.wrap_async_context_manager(Client(target, read_timeout_seconds=options.start_timeout_s))
+            portal.wrap_async_context_manager(Client(sifted(), read_timeout_seconds=options.start_timeout_s))
         )
         tools = {tool.name: tool for tool in portal.call(_listed, client, options.start_timeout_s)}
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise _no_session(key, options, error) from error
-    return Session(options, stack, portal, client), tools
+    return Session(options, stack, portal, client, outputs), tools
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
