@@ -1,9 +1,10 @@
-"""A process that ends with its parent, however that ended."""
+"""Processes that end with their parent, however that ended."""
 
 import os
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from multiprocessing import parent_process
 
 
@@ -26,3 +27,32 @@ def _watch(parent: int | None) -> None:
     else:
         return
     os._exit(1)
+
+
+@cache
+def forked_end_too() -> None:
+    """Let what this process forks from now on end within a second of its parent, and what that forks in turn.
+
+    What it executes is let alone. A kill -9 lets no process tidy up: a tool that uses multiprocessing would leave some.
+    """
+    parent = [0]
+
+    def begin() -> None:
+        threading.Thread(target=_end_as_orphan, args=tuple(parent), daemon=True).start()
+
+    os.register_at_fork(before=lambda: parent.__setitem__(0, os.getpid()), after_in_child=begin)
+
+
+def _end_as_orphan(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def exists(process: int) -> bool:
+    """Return whether there is a process of this number."""
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
