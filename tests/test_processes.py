@@ -27,6 +27,21 @@ with locked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
+LEAVES = """
+import os
+from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
+
+class Leaves(Tool):
+    name, version, defaults = "Leaves", "1", ToolDefaults(0.1, 2, 2, 0.0)
+
+    def run(self, calls):
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        if os.waitpid(child, 0)[1] != 0:
+            return [ToolResult("a child ends as it wants to")]
+        os._exit(0)
+"""
+
 
 def left_behind(lock: Path, *options: str) -> int:
     """Return the child of a process that was killed while it held `lock`."""
@@ -81,3 +96,12 @@ def test_a_holder_of_a_claim_that_has_ended_is_named_as_such(tmp_path):
             named.clear()
         waiting.join()
         assert ("has ended" in said[-1]) is has_ended
+
+
+def test_a_tool_that_ends_the_process_does_not_make_a_command_succeed(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    (tmp_path / "leaves.txt").write_text("Call.\nInput: 1 .\nOutput: [Leaves(1)] 1 .\n")
+    (tmp_path / "toolformer.toml").write_text('[tools.leaves]\nuse = "leaves:Leaves"\nprompt = "leaves.txt"\n')
+    command = [sys.executable, "-m", "toolformer_dag.cli", "tool", "leaves", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and "ended this process with os._exit" in done.stderr
