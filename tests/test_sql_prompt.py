@@ -1,5 +1,8 @@
 """The prompt of `sql`, with keys as a person presses them."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +54,13 @@ def typed(database: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., t
 def test_a_query_goes_on_over_lines_until_its_semicolon(typed: Callable[..., tuple[list[str], str]]) -> None:
     out, mistakes = typed("select 1 as one,\r", "2 as two\r", ";\r", "from largest;\r", "exit\r")
     assert (out, mistakes) == (["one,two", "1,2", "distance", "999"], "")
+
+
+def test_ctrl_c_ends_a_query_and_not_the_prompt(typed: Callable[..., tuple[list[str], str]]) -> None:
+    pressing = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    pressing.start()
+    endless = "select sum(a.range * b.range) from range(10000000) a, range(10000000) b;\r"
+    assert typed(endless, "from largest;\r", "exit\r") == (["distance", "999"], "")
 
 
 def test_a_mistake_and_a_dropped_line_do_not_end_the_prompt(typed: Callable[..., tuple[list[str], str]]) -> None:

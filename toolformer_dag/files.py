@@ -326,26 +326,51 @@ def changed_unseen(files: Iterable[Path]) -> Path | None:
 
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_opening, _lock_files = threading.Lock(), set[IO[bytes]]()
+
+
+def _let_go() -> None:
+    """Close the lock files of the parent in a child that was forked: it would hold their locks as long as it lives."""
+    for stream in _lock_files:
+        stream.close()
+    _lock_files.clear()
+    _opening.release()
+
+
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go)
+
+
+@contextmanager
+def _lock_file(path: Path, mode: str) -> Iterator[IO[bytes]]:
+    """Open a file to be locked, which no child inherits. Raises OSError."""
+    with _opening:
+        stream: IO[bytes] = path.open(mode, buffering=0)
+        _lock_files.add(stream)
+    try:
+        yield stream
+    finally:
+        _lock_files.discard(stream)
+        stream.close()
 
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file `path` inside the block; yield False at once if another process has it and `wait` is false.
 
-    The kernel releases the lock when its holder dies, however it ends. Where nothing can be written, as in a snapshot,
-    an existing lock file is held and a missing one is not needed.
+    The kernel releases the lock when its holder dies, however it ends; processes that it forked hold nothing. Where
+    nothing can be written, as in a snapshot, an existing lock file is held and a missing one is not needed.
     """
     with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            stream: IO[bytes] = stack.enter_context(path.open("ab"))
+            stream = stack.enter_context(_lock_file(path, "ab"))
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
             if not path.is_file():
                 yield True
                 return
-            stream = stack.enter_context(path.open("rb"))
+            stream = stack.enter_context(_lock_file(path, "rb"))
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

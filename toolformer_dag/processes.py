@@ -1,10 +1,13 @@
-"""A process that ends with its parent, however that ended."""
+"""Processes that end with their parent, however that ended."""
 
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing import parent_process
+from typing import NoReturn
 
 
 def end_with_parent(parent: int | None = None) -> None:
@@ -26,3 +29,58 @@ def _watch(parent: int | None) -> None:
     else:
         return
     os._exit(1)
+
+
+@cache
+def forked_end_too() -> None:
+    """Let what this process forks from now on end within a second of its parent, and what that forks in turn.
+
+    What it executes is let alone. A kill -9 lets no process tidy up: a tool that uses multiprocessing would leave some.
+    """
+    parent = [0]
+
+    def begin() -> None:
+        threading.Thread(target=_end_as_orphan, args=tuple(parent), daemon=True).start()
+
+    os.register_at_fork(before=lambda: parent.__setitem__(0, os.getpid()), after_in_child=begin)
+
+
+def _end_as_orphan(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+@contextmanager
+def unfinished(said: str) -> Iterator[None]:
+    """Let `os._exit` inside the block end this process with another status than 0, after `said` on its standard error.
+
+    A tool that ends the process in the middle of a run would make it look like a run that went well.
+    """
+    process, leave, terminal = os.getpid(), os._exit, -1
+    with suppress(OSError):  # a closed standard error
+        terminal = os.dup(2)  # Dagster keeps what steps write to 2
+
+    def left(status: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(status)
+        with suppress(OSError):
+            os.write(terminal, said.encode())
+        leave(status or 1)
+
+    os._exit = left
+    try:
+        yield
+    finally:
+        os._exit = leave
+        with suppress(OSError):
+            os.close(terminal)
+
+
+def exists(process: int) -> bool:
+    """Return whether there is a process of this number."""
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True

@@ -1,5 +1,8 @@
 """One DuckDB file over everything that is published."""
 
+import os
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +58,28 @@ def test_a_database_without_tables_says_how_it_is_filled(tmp_path: Path) -> None
     duckdb.connect(tmp_path / "empty.duckdb").close()
     with pytest.raises(WarehouseError, match=r"holds no tables yet; run `toolformer-dag run`"):
         query(tmp_path / "empty.duckdb", "FROM table_2")
+
+
+def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
+    duckdb.connect(tmp_path / "any.duckdb").close()
+    pressing = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        query(tmp_path / "any.duckdb", "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b")
+    assert query(tmp_path / "any.duckdb", "SELECT 1").item() == 1
+
+
+def test_a_query_that_takes_too_much_names_the_setting_and_a_damaged_file_its_remedy(tmp_path: Path) -> None:
+    database = tmp_path / "any.duckdb"
+    duckdb.connect(database).close()
+    assert query(database, "SELECT len(list(range)) FROM range(10)", 0.1).item() == 10
+    with pytest.raises(WarehouseError, match=r"Out of Memory Error: .*; ask for less.*execution\.query_gib"):
+        query(database, "SELECT len(list(range)) FROM range(100000000)", 0.1)
+    with database.open("r+b") as stream:
+        stream.seek(100)
+        stream.write(b"!")
+    with pytest.raises(WarehouseError, match=r"Corrupt database file.*; run `toolformer-dag run`, which builds"):
+        query(database, "SELECT 1")
 
 
 @pytest.mark.parametrize("content", [b"", b"[tools.calculator]\n", b"SQLite format 3\0", b"DUCK" * 5 + b"!"])

@@ -19,12 +19,17 @@ from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
-from toolformer_dag.cli.terminal import damaged_history, of_history
+from toolformer_dag.cli.terminal import damaged_history, harmless, of_history
 from toolformer_dag.files import UserError, limit_met, require_threads
+from toolformer_dag.processes import unfinished
 
 NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the file system says of a folder that this user may not use, or of a file in its place."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+ENDED = (
+    "error: a tool or a library ended this process with os._exit before the command had ended; correct it and run "
+    "again, what was committed is kept\n"
+)
 
 
 class Commands(typer.Typer):
@@ -36,12 +41,13 @@ class Commands(typer.Typer):
                 stream.reconfigure(errors="backslashreplace")
         try:
             require_threads()
-            return super().__call__(*args, **kwargs)
+            with unfinished(ENDED):
+                return super().__call__(*args, **kwargs)
         except BaseException as error:  # panics of Rust are no Exception
             message = _remedied(error)
             if message is None:
                 raise
-            sys.stderr.write(f"error: {message}\n")
+            sys.stderr.write(f"error: {harmless(message)}\n")
             raise SystemExit(1) from error
 
 

@@ -54,28 +54,28 @@ def sql(
         typer.echo("\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items()))
         return
     settings = settings_of(config, profile, set)
-    from toolformer_dag.lake.warehouse import query as ask
+    from toolformer_dag.lake.warehouse import query as answered
     from toolformer_dag.lake.warehouse import received
 
     database = received(settings)
     if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 
-        answer_queries(database, format or "table")
+        answer_queries(database, format or "table", settings.execution.query_gib)
         return
     text, ending = _query_text(query, file), ending_of(format, output)
+    if format == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError(
+            "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
+        )
+    rows = answered(database, text, settings.execution.query_gib)
     if output is not None:
-        rows = ask(database, text)
         write_output(output, encoded(rows, ending), "--output", force)
         typer.echo(f"{rows.height:,} rows in {output}", err=True)
     elif format == "parquet":
-        if sys.stdout.isatty():
-            raise UserError(
-                "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
-            )
-        sys.stdout.buffer.write(encoded(ask(database, text), ending))
+        sys.stdout.buffer.write(encoded(rows, ending))
     else:
-        sys.stdout.write(printed(ask(database, text), format or "table"))
+        sys.stdout.write(printed(rows, format or "table"))
 
 
 def _query_text(query: str | None, file: Path | None) -> str:

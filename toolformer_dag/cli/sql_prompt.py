@@ -15,6 +15,7 @@ from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import SqlLexer
 
 from toolformer_dag.cli.query_results import Format, printed, saved_queries
+from toolformer_dag.cli.terminal import harmless
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import WarehouseError, query
 
@@ -26,7 +27,7 @@ KEYWORDS = (
     *("like", "distinct", "count(*)", "filter (where", "qualify", "over (partition by", "union all", "desc"),
     *("describe", "summarize", "pivot", "unpivot", "explain", "show tables"),
 )
-WELCOME = "A query ends with `;`. Tab completes, Ctrl-R searches the history, Ctrl-C drops a line, Ctrl-D ends."
+WELCOME = "A query ends with `;`. Tab completes, Ctrl-R searches the history, Ctrl-C ends a line or query, Ctrl-D all."
 NAMES = """
 select table_name as name, 'table' as kind from duckdb_tables() where not internal
 union all select view_name, 'view' from duckdb_views() where not internal
@@ -36,11 +37,11 @@ union all select distinct column_name, 'column of ' || string_agg(table_name, ',
 """
 
 
-def answer_queries(database: Path, format: Format) -> None:
+def answer_queries(database: Path, format: Format, gib: float | None = None) -> None:
     """Read queries from the terminal and print their rows until the user ends it; a mistake ends nothing.
 
-    Every query opens the file anew, so that it sees what a run has built meanwhile. Raises WarehouseError where there
-    is no warehouse, UserError for a format that a terminal cannot show.
+    Every query opens the file anew, so that it sees what a run has built meanwhile; `gib` as for `query`. Raises
+    WarehouseError where there is no warehouse, UserError for a format that a terminal cannot show.
     """
     if format == "parquet":
         raise UserError("--format parquet: a prompt cannot show it; give a query, with --output")
@@ -53,18 +54,18 @@ def answer_queries(database: Path, format: Format) -> None:
             if asked in ENDS:
                 return
             if asked:
-                answer(database, asked, format)
+                answer(database, asked, format, gib)
         except KeyboardInterrupt:
             continue
         except EOFError:
             return
         except UserError as error:
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(f"error: {harmless(str(error))}\n")
 
 
-def answer(database: Path, asked: str, format: Format) -> None:
+def answer(database: Path, asked: str, format: Format, gib: float | None = None) -> None:
     """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
-    rows = query(database, saved_queries().get(asked, asked))
+    rows = query(database, saved_queries().get(asked, asked), gib)
     sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
     if format == "table":
         more = f", the first {SHOWN_ROWS} shown" if rows.height > SHOWN_ROWS else ""

@@ -18,6 +18,7 @@ from toolformer_dag.computing.spending import Spent, token_count
 from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.processes import forked_end_too
 from toolformer_dag.settings.call_markers import PAPER
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.runner import Runner
@@ -101,6 +102,7 @@ class Worker:
     def runner(self, lane: Lane) -> Runner:
         """Return the lane's tool under its limits, which count over the whole run."""
         if lane.tool.key not in self._runners:
+            forked_end_too()
             self._runners[lane.tool.key] = Runner(lane.tool, lane.limits)
         return self._runners[lane.tool.key]
 

@@ -6,6 +6,7 @@ read, so that a writer notices who was faster.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from stat import S_ISREG
 
 from toolformer_dag.files import StorageError, WriteError, file_name, locked, require_regular, write_whole
 from toolformer_dag.lake import parquet
+from toolformer_dag.processes import exists
 
 ASIDE = ".damaged"
 """The end of the name of a file that was set aside."""
@@ -192,7 +194,7 @@ class Storage:
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
         with ExitStack() as stack:
             if not stack.enter_context(self.alone(path, wait=False)):
-                told(path.read_text("utf-8", "replace"))
+                told(_holder(path))
                 stack.enter_context(self.alone(path))
             with suppress(OSError):
                 path.write_text(this_process(), "utf-8")
@@ -247,6 +249,14 @@ def _stored(entry: os.DirEntry[str]) -> StoredFile | None:
 def this_process() -> str:
     """Say which process this is, for people who wait for it."""
     return f"process {os.getpid()} on {gethostname()}, in {Path.cwd()}"
+
+
+def _holder(claim: Path) -> str:
+    """Say who holds a claim, and whether it has ended where it was a process of this machine."""
+    said = claim.read_text("utf-8", "replace")
+    here = re.match(rf"process (\d+) on {re.escape(gethostname())},", said)
+    gone = here is not None and not exists(int(here[1]))
+    return f"{said}, which has ended; end what it left running, which holds its place" if gone else said
 
 
 def _first_line(content: bytes) -> Version:

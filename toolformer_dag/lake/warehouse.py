@@ -9,6 +9,7 @@ stand in views.sql.
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,6 +84,11 @@ NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
 """What DuckDB raises where a disk is full, or memory could not be spilled to it."""
 FULL = ("CHECKPOINT", "No space left", "quota exceeded")
 """What other errors say then."""
+REMEDIES = {
+    "Corrupt database file": "run `toolformer-dag run`, which builds it anew from the lake",
+    "Out of Memory Error": "ask for less at once, or give queries more with `--set execution.query_gib=16`",
+}
+"""What to do about an error of DuckDB while a warehouse is read, by words of it."""
 ORIGINAL = "Original error: "
 """What DuckDB writes before the reason of a checkpoint that failed."""
 
@@ -272,15 +278,30 @@ def _begins_as_duckdb(file: Path) -> bool:
         raise ReadError(file, error) from error
 
 
-def query(database: Path, sql: str) -> pl.DataFrame:
+def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
     """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError.
 
-    DESCRIBE shows the comments.
+    DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
+    Ctrl-C ends the query.
     """
-    with opened(database, CLOSED) as connection:
-        _refuse_all_but_a_query(connection, sql)
-        told = described(connection, sql)
-        return rows(connection, sql) if told is None else told
+    limits = {} if gib is None else dict.fromkeys(("memory_limit", "max_temp_directory_size"), f"{gib}GiB")
+    with opened(database, {**CLOSED, **limits}) as connection, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(_answered, connection, sql)
+        try:
+            while not asked.done():  # DuckDB looks for no signal, and one of its threads may get it
+                wait([asked], 0.1)
+        except KeyboardInterrupt:
+            while not asked.done():  # it may be between two statements
+                connection.interrupt()
+                wait([asked], 0.1)
+            raise
+        return asked.result()
+
+
+def _answered(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
+    _refuse_all_but_a_query(connection, sql)
+    told = described(connection, sql)
+    return rows(connection, sql) if told is None else told
 
 
 @contextmanager
@@ -297,6 +318,8 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
     except duckdb.Error as error:
         if isinstance(error, duckdb.CatalogException) and not _names(database):
             raise WarehouseError(f"{database} holds no tables yet; run `toolformer-dag run`") from error
+        if remedy := next((remedy for words, remedy in REMEDIES.items() if words in str(error)), None):
+            raise WarehouseError(f"{database}: {str(error).splitlines()[0]}; {remedy}") from error
         raise WarehouseError(str(error)) from error
 
 

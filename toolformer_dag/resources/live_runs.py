@@ -12,7 +12,6 @@ DAGSTER_HOME.
 
 import json
 import logging
-import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import dagster as dg
 
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.files import beside, locked, write_whole
+from toolformer_dag.processes import exists
 
 BEGINNING = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
 UNFINISHED = [*BEGINNING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -159,17 +159,9 @@ def _without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool
     metadata = [event.engine_event_data.metadata for event in noted if event is not None]
     processes = [int(str(one["pid"].value)) for one in metadata if "pid" in one]
     if processes:
-        return not any(map(_exists, processes))
+        return not any(map(exists, processes))
     starting = record.dagster_run.status in BEGINNING
     return starting and datetime.now(UTC) - record.update_timestamp.astimezone(UTC) > NEVER_BEGUN
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return True
 
 
 def _is_free(lock: Path) -> bool:

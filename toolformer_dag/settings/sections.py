@@ -168,6 +168,9 @@ class ExecutionSettings(SettingsTable):
         "process and its model. Above 1, each step has a process of its own: the tool of one lane is called while the "
         "model works for another, and each step that asks the model loads it anew.",
     )
+    query_gib: Unfingerprinted[float] = Field(
+        4.0, gt=0, description="Maximum GiB of memory of a query of `sql`, and of its temporary files."
+    )
     automation: Unfingerprinted[bool] = Field(
         False, description="Whether the sensor starts a run when shard files change."
     )

@@ -1,0 +1,107 @@
+"""What a killed process leaves: no lock that a child of it holds on, and no child where its tools forked some."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from socket import gethostname
+
+from tests.processes import at_work, wait_until_ended
+from toolformer_dag.files import locked
+from toolformer_dag.lake.storage import CLAIMS, Storage
+
+FORKS = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from toolformer_dag.files import locked
+from toolformer_dag.processes import forked_end_too
+
+if sys.argv[2:] == ["end"]:
+    forked_end_too()
+with locked(Path(sys.argv[1])):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    print(child.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+LEAVES = """
+import os
+from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
+
+class Leaves(Tool):
+    name, version, defaults = "Leaves", "1", ToolDefaults(0.1, 2, 2, 0.0)
+
+    def run(self, calls):
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        if os.waitpid(child, 0)[1] != 0:
+            return [ToolResult("a child ends as it wants to")]
+        os._exit(0)
+"""
+
+
+def left_behind(lock: Path, *options: str) -> int:
+    """Return the child of a process that was killed while it held `lock`."""
+    with subprocess.Popen([sys.executable, "-c", FORKS, str(lock), *options], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        return int(parent.stdout.readline())
+
+
+def test_a_forked_child_does_not_hold_the_lock_of_a_process_that_was_killed(tmp_path):
+    child = left_behind(tmp_path / "lock")
+    try:
+        with locked(tmp_path / "lock", wait=False) as mine:
+            assert mine and at_work(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_what_a_process_that_runs_tools_has_forked_ends_with_it(tmp_path):
+    wait_until_ended([left_behind(tmp_path / "lock", "end")])
+
+
+def test_a_lock_is_kept_by_a_process_that_forks_and_is_free_after_it(tmp_path):
+    with locked(tmp_path / "lock"):
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        with locked(tmp_path / "lock", wait=False) as mine:
+            assert not mine
+    with locked(tmp_path / "lock", wait=False) as mine:
+        assert mine
+
+
+def test_a_holder_of_a_claim_that_has_ended_is_named_as_such(tmp_path):
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    claim, said, named = tmp_path / CLAIMS / "gpu.lock", list[str](), threading.Event()
+
+    def wait() -> None:
+        def note(holder: str) -> None:
+            said.append(holder)
+            named.set()
+
+        with Storage(tmp_path).claimed("gpu", note):
+            pass
+
+    for process, has_ended in ((ended.pid, True), (os.getpid(), False)):
+        with locked(claim):
+            claim.write_text(f"process {process} on {gethostname()}, in /somewhere")
+            waiting = threading.Thread(target=wait)
+            waiting.start()
+            named.wait()
+            named.clear()
+        waiting.join()
+        assert ("has ended" in said[-1]) is has_ended
+
+
+def test_a_tool_that_ends_the_process_does_not_make_a_command_succeed(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    (tmp_path / "leaves.txt").write_text("Call.\nInput: 1 .\nOutput: [Leaves(1)] 1 .\n")
+    (tmp_path / "toolformer.toml").write_text('[tools.leaves]\nuse = "leaves:Leaves"\nprompt = "leaves.txt"\n')
+    command = [sys.executable, "-m", "toolformer_dag.cli", "tool", "leaves", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and "ended this process with os._exit" in done.stderr
