@@ -212,8 +212,12 @@ LINE = b'{"text": "a"}\n'
         ("x.jsonl", (LINE * 3).decode().encode("utf-16"), "UTF-16"),
         ("x.jsonl", (LINE * 3).decode().encode("utf-16-le"), "UTF-16"),
         ("x.jsonl", (LINE * 3).decode().encode("utf-16-be"), "UTF-16"),
-        ("x.jsonl.gz", gzip.compress(gzip.compress(LINE)), "the content is gzip; unpack it or compress it once"),
-        ("x.jsonl.gz", gzip.compress(zstandard.compress(LINE)), "the content is zstd"),
+        (
+            "x.jsonl.gz",
+            gzip.compress(gzip.compress(LINE, mtime=0), mtime=0),
+            "the content is gzip; unpack it or compress it once",
+        ),
+        ("x.jsonl.gz", gzip.compress(zstandard.compress(LINE), mtime=0), "the content is zstd"),
         ("x.jsonl", LFS, "Git LFS"),
         ("x.parquet", LFS, "is named .parquet but is a pointer of Git LFS"),
         ("x.jsonl.gz", LFS, "Git LFS"),
@@ -223,7 +227,7 @@ LINE = b'{"text": "a"}\n'
         ("x.jsonl", b"<!DOCTYPE html><html>\n", "HTML"),
         ("x.json", b"\x00" * 257 + b"ustar" + b"\x00" * 200, "tar"),
         ("x.parquet", b"PARE" + b"\x00" * 20, "encrypted"),
-        ("x.json.gz", gzip.compress(b"PAR1" + b"\x00" * 20), "Parquet"),
+        ("x.json.gz", gzip.compress(b"PAR1" + b"\x00" * 20, mtime=0), "Parquet"),
     ],
 )
 def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: bytes, told: str) -> None:
