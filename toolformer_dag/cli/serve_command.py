@@ -34,6 +34,8 @@ def serve(
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise UserError(f"{KEY} has characters that no header can hold; set it to ASCII without spaces around it")
     asked = asked_model(settings, model, None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
     from toolformer_dag.computing.plan import lanes

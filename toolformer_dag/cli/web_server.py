@@ -135,9 +135,12 @@ def answer(app: App, listening: socket.socket) -> None:
     """Answer by an application until Ctrl-C, or a signal to end, and then what was asked before."""
     import uvicorn
 
+    from toolformer_dag.cli.connections import BoundedConnection
+
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE))
+    config = uvicorn.Config(app, http=BoundedConnection, log_level="warning", timeout_graceful_shutdown=GRACE)
+    server = uvicorn.Server(config)
     with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
         server.run(sockets=[listening])
 
