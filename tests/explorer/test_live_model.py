@@ -4,10 +4,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from starlette.testclient import TestClient
 
 from tests.decoded import generate
 from tests.pipeline.conftest import NewLine
+from toolformer_dag.cli.web_server import HTTP, OwnPages
 from toolformer_dag.explorer.call_queries import KEY, whole_call
+from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
@@ -35,6 +38,17 @@ def test_token_losses_add_up_to_the_stored_losses(
         found = model.token_losses(call)
         assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)
         assert "".join(token["token"] for token in found["tokens"]) in call["text"]
+    browser = TestClient(OwnPages(explorer_app(reader, model), HTTP), "http://127.0.0.1")
+    asked = {"params": key}
+    assert browser.post("/api/tokens", **asked).json()["tokens"] == found["tokens"]
+    assert {browser.get(f"/api/{name}", **asked).status_code for name in ("tokens", "line", "complete")} == {405}
+    assert browser.post("/api/tokens", headers={"origin": "http://127.0.0.1:8888"}, **asked).status_code == 403
+    for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
+        told = {"sec-fetch-site": site}
+        assert browser.post("/api/tokens", headers=told, **asked).status_code == status
+        assert browser.get("/api/overview", headers=told | {"sec-fetch-dest": "image"}).status_code == status
+    followed = {"sec-fetch-site": "same-site", "sec-fetch-dest": "document"}
+    assert browser.get("/", headers=followed).status_code == 200, "a link in Dagster's UI leads here"
     monkeypatch.setattr(engine, "WINDOW_WEIGHTS", (1.0, 0.5))
     other = model.token_losses(call)
     position = load_engine(plan.settings).position_at(call["text"], call["text_offset"])

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from langchain_openai import ChatOpenAI, OpenAI
 from tests.command_line import cli
 from tests.serving.conftest import SUM, Served
 from tests.ui_server import free_port
+from toolformer_dag.cli import connections
 from toolformer_dag.serving.shared_decoder import OUT_OF_TIME, SharedDecoder
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolResult
@@ -275,6 +277,66 @@ def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come
             client(address).completions.create(model="embedded", prompt=[SUM] * 65)
         assert int(busy.value.response.headers["retry-after"]) >= 1 and open_texts(decoder) == 0
         tool.free.set()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "status"),
+    [
+        ("completions", {"prompt": "a" * 1_000_000}, 400),
+        ("completions", {"prompt": " " * 1_000_000}, 400),
+        ("completions", {"prompt": ["a"] * 120_000}, 429),
+        ("chat/completions", {"messages": [{"role": "user", "content": " " * 1_000_000}]}, 400),
+    ],
+)
+def test_the_largest_requests_are_refused_before_they_are_tokenized(
+    served: Served, path: str, asked: dict[str, Any], status: int
+) -> None:
+    with served.server() as (address, _), ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(httpx.post, f"{address}/v1/{path}", json={"model": "embedded", **asked}, timeout=10)
+        while not answer.done():
+            assert httpx.get(f"{address}/health", timeout=5).status_code == 200
+        assert answer.result().status_code == status
+
+
+def test_no_error_repeats_a_large_request(served: Served) -> None:
+    with served.server() as (address, _):
+        told = httpx.post(f"{address}/v1/completions", json={"model": "x" * 500_000, "prompt": SUM})
+        assert told.status_code == 404 and len(told.content) < 2000
+
+
+def test_a_connection_that_does_not_ask_ends_and_one_that_is_answered_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    with served.server() as (address, _):
+        port = int(address.rpartition(":")[2])
+        for begun in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0"):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as half:
+                half.sendall(begun)
+                with suppress(ConnectionResetError):
+                    assert half.recv(1) == b""
+        asked = {"model": "embedded", "prompt": SUM, "max_tokens": 100}
+        assert httpx.post(f"{address}/v1/completions", json=asked, timeout=60).status_code == 200
+        told = b""
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as flood, suppress(ConnectionError):
+            flood.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n" % port + b"X: 1\r\n" * 100_000 + b"\r\n")
+            told = flood.recv(20)
+        assert told in (b"", b"HTTP/1.1 400 Bad Req")
+    monkeypatch.setattr(connections, "MOST", 2)
+    with served.server() as (address, _), ExitStack() as stack:
+        port = int(address.rpartition(":")[2])
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(3)]
+        with suppress(ConnectionResetError):
+            assert held[-1].recv(1) == b""
+
+
+def test_a_key_that_no_client_can_send_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "toolformer.toml").write_text("[tools.calculator]\n")
+    monkeypatch.chdir(tmp_path)
+    for key in ("schlüssel", " key", "a\nb"):
+        monkeypatch.setenv("TOOLFORMER_DAG_API_KEY", key)
+        done = cli("serve")
+        assert done.returncode == 1 and "TOOLFORMER_DAG_API_KEY has characters" in done.stderr
 
 
 def test_a_key_and_the_own_address_are_asked_for(served: Served) -> None:

@@ -1,6 +1,7 @@
 """`serve`: answer clients of OpenAI's protocol with a checkpoint that calls its tools."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,9 +32,7 @@ def serve(
     from toolformer_dag.cli.generate_command import asked_model
 
     settings = settings_of(config, profile, set)
-    key = os.environ.get(KEY)
-    if host not in LOOPBACK and not key:
-        raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
+    key = _key(host)
     asked = asked_model(settings, model, None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
     from toolformer_dag.computing.plan import lanes
@@ -49,8 +48,20 @@ def serve(
                 lane.tool.prepare(lambda done: None)
         loaded = asked.load(settings)
         name = folder_name(asked.name or (settings.model.name if asked.is_own(settings) else asked.folder))
+        name = Path(asked.folder).parent.name if name == "model" else name  # finetuned_checkpoint/model
         app = serving_app(SharedDecoder(loaded, known, settings, asked.k), name, key)
         taken = listening.getsockname()[1]
-        typer.echo(f"{name} at http://{host}:{taken}/v1  (Ctrl-C stops it)")
+        tools = ", ".join(lane.tool.name for lane in known) if asked.k else "no tools"
+        typer.echo(f"{name} at http://{host}:{taken}/v1 with {tools}  (Ctrl-C stops it)")
         answer(OwnPages(app, taken, LOOPBACK if host in LOOPBACK else ()), listening)
         typer.echo("stopped")
+
+
+def _key(host: str) -> str | None:
+    """The key that clients must show. Raises UserError where one is lacking, or no header can hold it."""
+    key = os.environ.get(KEY)
+    if host not in LOOPBACK and not key:
+        raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise UserError(f"{KEY} has characters that no header can hold; set it to ASCII without spaces around it")
+    return key

@@ -50,8 +50,7 @@ def sql(
     --output kept.parquet
     """
     if list_:
-        width = max(map(len, saved_queries()))
-        typer.echo("\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items()))
+        typer.echo(_listed())
         return
     settings = settings_of(config, profile, set)
     from toolformer_dag.lake.warehouse import query as answered
@@ -64,10 +63,7 @@ def sql(
         answer_queries(database, format or "table", settings.execution.query_gib)
         return
     text, ending = _query_text(query, file), ending_of(format, output)
-    if format == "parquet" and output is None and sys.stdout.isatty():
-        raise UserError(
-            "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
-        )
+    _refuse_terminal(format, output)
     rows = answered(database, text, settings.execution.query_gib)
     if output is not None:
         write_output(output, encoded(rows, ending), "--output", force)
@@ -76,6 +72,18 @@ def sql(
         sys.stdout.buffer.write(encoded(rows, ending))
     else:
         sys.stdout.write(printed(rows, format or "table"))
+
+
+def _refuse_terminal(format: Format | None, output: Path | None) -> None:
+    if format == "parquet" and output is None and sys.stdout.isatty():
+        raise UserError(
+            "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
+        )
+
+
+def _listed() -> str:
+    width = max(map(len, saved_queries()))
+    return "\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items())
 
 
 def _query_text(query: str | None, file: Path | None) -> str:

@@ -67,8 +67,10 @@ class OwnPages:
             return f"refused: the Host header must be one of {', '.join(sorted(hosts))}"
         if "origin" in headers and headers["origin"].partition("://")[2] not in hosts:
             return "refused: the request comes from a page of another origin"
-        if headers.get("sec-fetch-site") == "cross-site":
-            return "refused: the request comes from a page of another site"
+        followed = headers.get("sec-fetch-dest") == "document"  # a link, as in Dagster's UI on another port
+        taken = ("same-origin", "none", "same-site" if followed else "none")
+        if headers.get("sec-fetch-site", "none") not in taken:
+            return "refused: the request comes from a page of another origin"
         asked = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         if "graphql" in scope["path"] and "query" in dict(asked):  # Dagster reads it there for POST too
             return "refused: GraphQL is asked by POST, in the body"
@@ -133,9 +135,12 @@ def answer(app: App, listening: socket.socket) -> None:
     """Answer by an application until Ctrl-C, or a signal to end, and then what was asked before."""
     import uvicorn
 
+    from toolformer_dag.cli.connections import BoundedConnection
+
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE))
+    config = uvicorn.Config(app, http=BoundedConnection, log_level="warning", timeout_graceful_shutdown=GRACE)
+    server = uvicorn.Server(config)
     with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
         server.run(sockets=[listening])
 

@@ -1,4 +1,4 @@
-"""The page's answers: GET only, JSON, nothing from outside, nothing from SQL in an address."""
+"""The page's answers: JSON, nothing from outside, nothing from SQL in an address; what runs something is no GET."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -74,13 +74,15 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
         "pairs": partial(pairs, reader),
         "questions": partial(questions, reader),
     }
+    running: dict[str, Answer] = {}
     if model is not None:
-        answers |= {
+        running = {
             "tokens": lambda asked: _token_losses(reader, model, asked),
             "line": lambda asked: _line(reader, model, asked),
             "complete": lambda asked: model.completed(asked.get("text", ""), asked.get("context", "")),
         }
     routes = [Route(f"/api/{name}", _answering(answer), methods=["GET"]) for name, answer in answers.items()]
+    routes += [Route(f"/api/{name}", _answering(answer), methods=["POST"]) for name, answer in running.items()]
     routes += [Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()]
     routes.append(Route("/", _file("index.html", "text/html"), methods=["GET"]))
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])

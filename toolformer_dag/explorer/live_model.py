@@ -91,8 +91,8 @@ class LiveModel:
         _refuse(text)
         with self._lock:
             decoder, decoding = self._decoder, self.plan.settings.decoding
-        request = TextRequest(text, decoding.max_new_tokens, decoding.calls, context=context, one_sentence=True)
-        [writing] = decoder.begin([request])
+            request = TextRequest(text, decoding.max_new_tokens, decoding.calls, context=context, one_sentence=True)
+            [writing] = decoder.begin([request])
         written = writing.done.result()
         return {"text": written.text, "plain": written.plain, "calls": [asdict(call) for call in written.calls]}
 

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -32,10 +32,12 @@ from toolformer_dag.serving.protocol import (
     text_requests,
     usage,
 )
-from toolformer_dag.serving.shared_decoder import Busy, NothingWritten, SharedDecoder, Writing
+from toolformer_dag.serving.shared_decoder import Busy, NothingWritten, SharedDecoder, Watch, Writing
 
 MOST_BYTES = 1 << 20
 """Of a request."""
+LONGEST_ERROR = 1000
+"""Characters of an error."""
 GONE = 499
 """The status that is counted where the client left."""
 Event = tuple[Writing, WrittenPiece | Future[Generation], Sequence[TokenLikelihood]]
@@ -84,15 +86,18 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        tokenizing.shutdown(wait=False, cancel_futures=True)
         await run_in_threadpool(decoder.close)
+
+    tokenizing = ThreadPoolExecutor(1)  # tokenizers are not asked by two threads at once
 
     routes = [
         route("/health", health, guarded=False),
         route("/metrics", metrics),
         route("/v1/models", models),
         route("/v1/models/{name:path}", models),
-        route("/v1/completions", partial(_complete, decoder, model, CompletionRequest), "POST"),
-        route("/v1/chat/completions", partial(_complete, decoder, model, ChatRequest), "POST"),
+        route("/v1/completions", partial(_complete, decoder, tokenizing, model, CompletionRequest), "POST"),
+        route("/v1/chat/completions", partial(_complete, decoder, tokenizing, model, ChatRequest), "POST"),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
 
@@ -109,22 +114,31 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _complete(decoder: SharedDecoder, model: str, kind: type[Asked], request: Request) -> Response:
+async def _complete(
+    decoder: SharedDecoder, tokenizing: Executor, model: str, kind: type[Asked], request: Request
+) -> Response:
     asked = parsed(kind, await _body(request))
-    texts, answer = text_requests(asked, model, decoder), Answer(asked, model)
+    answer, loop = Answer(asked, model), asyncio.get_running_loop()
     if asked.stream:
         events = asyncio.Queue[Event]()
-        tell = partial(_tell, asyncio.get_running_loop(), events)
-        writings = decoder.begin(texts, tell)
+        tell = partial(_tell, loop, events)
+        writings = await loop.run_in_executor(tokenizing, _begun, decoder, model, asked, tell)
         for writing in writings:
             writing.done.add_done_callback(partial(tell, writing))
         return _Stream(decoder, writings, _chunks(answer, writings, events))
-    writings = decoder.begin(texts)
+    writings = await loop.run_in_executor(tokenizing, _begun, decoder, model, asked)
     try:
         await _finished(request, writings)
         return _json(answer.whole(writings))
     finally:
         _drop(decoder, writings)
+
+
+def _begun(decoder: SharedDecoder, model: str, asked: Asked, watch: Watch | None = None) -> list[Writing]:
+    """Begin the texts of a request; for a thread, because to tokenize a long prompt takes seconds."""
+    if isinstance(asked, ChatRequest):
+        decoder.require_length(sum(len(message.content) for message in asked.messages))
+    return decoder.begin(text_requests(asked, model, decoder), watch)
 
 
 class _Stream(StreamingResponse):
@@ -221,6 +235,7 @@ def _error(error: BaseException) -> tuple[dict[str, Any], int]:
     elif isinstance(error, Busy):
         status, code, kind = 429, "rate_limit_exceeded", "rate_limit_error"
     told = f"{type(error).__name__}: {error}" if status == 500 else str(error)
+    told = told if len(told) <= LONGEST_ERROR else f"{told[:LONGEST_ERROR]}..."  # it may repeat the request
     return {"error": {"message": told, "type": kind, "param": param, "code": code}}, status
 
 

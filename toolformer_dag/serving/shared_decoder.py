@@ -141,6 +141,7 @@ class SharedDecoder:
         self._encoding, self._lock, self._closed = Encoding(self.tokenizer), threading.Lock(), False
         rules, self._backend = rules_for(language_model, lanes, settings), backend_of(language_model)
         self._rules = rules if k is None else replace(rules, k=k)
+        self._longest_token = max(map(len, self.tokenizer.get_vocab()))
         self._threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
         self._seconds, self._missed = 1.0, 0.0
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -161,19 +162,29 @@ class SharedDecoder:
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
         """Begin texts. Raises Busy where not all of them may wait, NothingWritten, and UserError after the end.
 
-        `watch` gets each piece as it is decoded, in the thread that decodes.
+        `watch` gets each piece as it is decoded, in the thread that decodes. One caller at a time, in a thread: texts
+        are tokenized here, once it is known that there is room for them.
         """
+        self._require_room(requests)
+        writings = [self._begun(request, watch) for request in requests]
         with self._lock:
             if self._closed:
                 raise UserError("nothing is decoded any more; see the log, and start anew")
-            writings = [self._begun(request, watch) for request in requests]
-            if len(self._open) + len(writings) > self._backend.greedy_rows + self.settings.serving.waiting:
-                raise Busy(math.ceil(self._seconds))
+            self._require_room(requests)
             self._open.update(writings)
         for writing in writings:
             writing.done.set_running_or_notify_cancel()  # from now on `drop` alone cancels it
             self._jobs.put(partial(self._waiting.append, writing))
         return writings
+
+    def require_length(self, characters: int) -> None:
+        """Raise NothingWritten for a prompt of more characters than tokens of the model's context can hold."""
+        if characters > self._backend.context_length * self._longest_token:
+            raise NothingWritten("does_not_fit")
+
+    def _require_room(self, requests: Sequence[TextRequest]) -> None:
+        if len(self._open) + len(requests) > self._backend.greedy_rows + self.settings.serving.waiting:
+            raise Busy(math.ceil(self._seconds))
 
     def drop(self, writing: Writing) -> None:
         """End a text that nobody waits for, if it has not ended."""
@@ -186,6 +197,7 @@ class SharedDecoder:
 
     def _begun(self, request: TextRequest, watch: Watch | None) -> Writing:
         prompt = request.prompt
+        self.require_length(len(prompt))
         ids = self._encoding.bos + self._encoding.texts([prompt])[0].ids if isinstance(prompt, str) else list(prompt)
         writing = Writing(request, len(ids))
         rules = replace(

@@ -6,8 +6,8 @@ const exported = document.getElementById("exported");
 const stored = exported ? JSON.parse(exported.textContent) : null;
 export const offline = stored !== null;
 
-async function ask(name, parameters = {}) {
-  const answer = await fetch(`api/${name}?` + new URLSearchParams(parameters));
+async function ask(name, parameters = {}, method = "GET") {
+  const answer = await fetch(`api/${name}?` + new URLSearchParams(parameters), { method });
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error ?? answer.statusText);
   return found;
@@ -47,9 +47,9 @@ const online = {
   excerpts: rows => ask("excerpts", { rows: rows.join(",") }),
   text: key => ask("text", key),
   call: key => ask("call", key),
-  tokens: key => ask("tokens", key),
-  line: asked => ask("line", asked),
-  complete: asked => ask("complete", asked),
+  tokens: key => ask("tokens", key, "POST"),
+  line: asked => ask("line", asked, "POST"),
+  complete: asked => ask("complete", asked, "POST"),
   outcomes: () => ask("outcomes"),
   pairs: asked => ask("pairs", asked),
   questions: asked => ask("questions", asked),

@@ -1,0 +1,33 @@
+"""Connections of a server: how many there may be, and how long one may take to ask for something."""
+
+import resource
+from asyncio import Transport
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10.0
+"""How long a connection may stay without a whole head of a request: one that sends a letter a second holds nothing."""
+MOST = 1000
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that ends when its client does not ask, or when half of the files that may be open are connections.
+
+    Unlike httptools, h11 bounds the bytes of a head, with `h11_max_incomplete_event_size`.
+    """
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Take a connection, or end it."""
+        super().connection_made(transport)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self.connections) > (MOST if files == resource.RLIM_INFINITY else min(MOST, files // 2)):
+            transport.abort()
+        else:
+            self.loop.call_later(HEAD_SECONDS, self._look, None)
+
+    def _look(self, before: object) -> None:
+        """End the connection if nothing was asked since it was looked at `before`."""
+        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)
