@@ -59,7 +59,7 @@ def test_the_page_in_twenty_minutes_is_right_word_by_word(tmp_path):
     assert told["tool sum"].stdout == "42\n"
     look = told["run --config"]
     assert "The first look: 1 of 2 shards, 30 documents" in look.stdout
-    assert "sum: no call is kept, for no call was sampled" in look.stderr and "other_tool" in look.stderr
+    assert "sum: no call is kept, for no call was proposed" in look.stderr and "other_tool" in look.stderr
     assert re.search(r"^│ calculator ┆ 0\.2 +┆", told["sql sweep"].stdout, re.M)
     assert "calculator/filtered_calls\n    settings.tau_f: 0.5 -> 0.2\n" in told["stale --why"].stdout
     ran = told["stale --run"].stdout

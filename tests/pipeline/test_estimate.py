@@ -97,3 +97,12 @@ def stored_bytes(lane: Path) -> int:
     """The bytes of what the stages published and stored."""
     files = (path for name in (*STAGES, *STORES) for path in (lane / name).rglob("*") if path.is_file())
     return sum(path.stat().st_size for path in files)
+
+
+def test_a_lane_by_rule_is_forecast_without_samples(new_line: NewLine) -> None:
+    line = new_line("one", "two")
+    line.set(tools__calculator__proposals='["rule"]', tools__calculator__strict_rule="false")
+    outputs = line.outputs()
+    with line.lent(outputs) as (worker, workers):
+        [lane] = estimate(worker, workers, list(outputs.values()), silent, seed=1)
+    assert lane.sampled > 0 and lane.tokens.value > 0 and lane.bytes.value > 0

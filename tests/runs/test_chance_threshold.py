@@ -63,5 +63,5 @@ def test_a_lane_without_a_judged_call_says_at_which_stage_its_calls_ended(world)
     world.update(change)
     [told] = kept_nothing(world.project(change).plan)
     [(texts,)] = world.sql("select count(*) from texts where tool = 'calculator'")
-    assert told.startswith(f"calculator: no call is kept, for no call was sampled in {texts} texts; lower tau_s (")
+    assert told.startswith(f"calculator: no call is kept, for no call was proposed for {texts} texts; lower tau_s (")
     assert f"no_position {texts})" in told and 'sql "from funnel"' in told

@@ -18,7 +18,7 @@ from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
 from toolformer_dag.pipeline import scores
-from toolformer_dag.settings.tool_settings import ChanceThreshold
+from toolformer_dag.settings.tool_settings import MODEL, ChanceThreshold
 
 CALL = (
     "tool VARCHAR, shard VARCHAR, digest VARCHAR, segment INTEGER, position INTEGER, sample INTEGER, delta DOUBLE, "
@@ -113,9 +113,10 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
     if not texts:
         stage, none = "heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}"
     elif not calls:
-        stage, none = "scored_candidates", f"no call was sampled in {texts:,} texts; lower tau_s"
+        remedy = "lower tau_s" if MODEL in lane.proposals else "choose other texts, or add a source to proposals"
+        stage, none = "scored_candidates", f"no call was proposed for {texts:,} texts; {remedy}"
     elif not answered:
-        stage, none = "tool_results", f"none of {calls:,} sampled calls has a result"
+        stage, none = "tool_results", f"none of {calls:,} calls has a result"
     else:
         stage, none = "loss_deltas", f"none of {answered:,} results may stay"
     reasons = Counter[str]()

@@ -20,6 +20,7 @@ from toolformer_dag.lake import parquet
 from toolformer_dag.pipeline import heuristic_subset, swapped_results
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
+from toolformer_dag.settings.tool_settings import MODEL
 
 GROUPS, STUDENT = 4, 3.18
 """Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""
@@ -81,7 +82,8 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
         return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]
-    worker.engine("proposer")  # loaded before anything is timed
+    samples = MODEL in subset.lane.proposals and not subset.lane.served
+    worker.engine("proposer" if samples else "judge")  # loaded before anything is timed
     groups = [_annotated(worker, subset.lane, some, stages[:-1], progress) for some in sampled.iter_slices(size)]
     control = _annotated(worker, subset.lane, sampled, stages, progress)
     lane = LaneForecast(subset.lane.key, texts.height, sampled.height, shards=len(stale))
