@@ -53,8 +53,10 @@ def left_behind(lock: Path, *options: str) -> int:
 def test_a_forked_child_does_not_hold_the_lock_of_a_process_that_was_killed(tmp_path):
     child = left_behind(tmp_path / "lock")
     try:
-        with locked(tmp_path / "lock", wait=False) as mine:
-            assert mine and at_work(child)
+        waiting = threading.Thread(target=lambda: locked(tmp_path / "lock").__enter__(), daemon=True)
+        waiting.start()  # a child that has only just begun closes its copy a moment later
+        waiting.join(30)
+        assert not waiting.is_alive() and at_work(child)
     finally:
         os.kill(child, signal.SIGKILL)
 
