@@ -43,8 +43,7 @@ class Task:
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     """Compute a chunk and commit its rows. Raises WorkerError where this process has read other settings."""
-    known = {one.name: one for output in tables.values() for one in (output, *output.inner)}
-    output = known.get(task.table)
+    output = tables.get(task.table) or _inner(tables, task.table)
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     if output.stage.compute is not None:
@@ -52,6 +51,11 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     assert output.stage.shard_rows is not None
     output.publish(task.payload, output.stage.shard_rows(worker, output, task.payload))
     return Work()
+
+
+def _inner(tables: Tables, name: str) -> TableOutput | None:
+    """The table of that name that is brought up to date for another one alone."""
+    return next((one for output in tables.values() for one in output.inner if one.name == name), None)
 
 
 Answer = tuple[Work | UserError, Spent]

@@ -64,7 +64,7 @@ class ChanceThreshold(SettingsTable):
 
 
 @cache
-def _word(message: str) -> None:
+def _warn_once(message: str) -> None:
     """Say it once, however often settings are read."""
     _log.warning("%s", message)
 
@@ -189,7 +189,7 @@ class ToolSettings(SettingsTable):
         if not old or given.get("candidates") is None:
             return {name: value for name, value in given.items() if name not in old} if old else given
         sources = ((MODEL,) if given.get("sampling") else ()) + (str(given["candidates"]),)
-        _word(f"candidates and sampling are one setting now: write proposals = {json.dumps(sources)}")
+        _warn_once(f"candidates and sampling are one setting now: write proposals = {json.dumps(sources)}")
         return {**{name: value for name, value in given.items() if name not in old}, "proposals": sources}
 
     def options(self) -> Mapping[str, Any]:

@@ -213,9 +213,10 @@ class Tool(ABC):
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
         """Return calls for a text by a rule (`proposals = ["rule"]`), those at one place by preference.
 
-        Of calls with one result at a place the first is scored. `context`: that of the document. Raises OverBudget.
+        Of calls with one result at a place the first is scored. `context`: that of the document. A tool that does not
+        define this has no rule. Raises OverBudget.
         """
-        raise NotImplementedError
+        return ()
 
     def rule_identity(self) -> Mapping[str, object]:
         """Return what determines `propose`, for fingerprints."""
