@@ -222,7 +222,7 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
 
 
 def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return what tau_f is held against. Raises SettingsError for an expression that is no score, or needs every loss."""
+    """Return what tau_f is held against. Raises SettingsError for no score, or one that needs every loss."""
     weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
     general = settings.filtering.score
     score = section.score or (OVER_ECHO if general == PAPER and _looks_ahead(tool, section) else general)
