@@ -1,7 +1,6 @@
 """`serve`: answer clients of OpenAI's protocol with a checkpoint that calls its tools."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -47,8 +46,7 @@ def serve(
             with blamed(lane.tool, "prepare"):
                 lane.tool.prepare(lambda done: None)
         loaded = asked.load(settings)
-        name = folder_name(asked.name or (settings.model.name if asked.is_own(settings) else asked.folder))
-        name = Path(asked.folder).parent.name if name == "model" else name  # finetuned_checkpoint/model
+        name = folder_name(asked.name or (settings.model.name if asked.is_own(settings) else "finetuned_checkpoint"))
         app = serving_app(SharedDecoder(loaded, known, settings, asked.k), name, key)
         taken = listening.getsockname()[1]
         tools = ", ".join(lane.tool.name for lane in known) if asked.k else "no tools"

@@ -105,8 +105,10 @@ WITH proposed AS (
     SELECT tool, source, count(*) AS swapped, count(*) FILTER (delta >= tau_f) AS kept_swapped,
            coalesce(sum((delta >= tau_f)::INTEGER * weight), 0)::DOUBLE AS decoys, sum(weight)::DOUBLE AS weights
     FROM (
-        SELECT tool, source, max(delta) AS delta, 1 / count(*) OVER (PARTITION BY tool, source, digest, segment, position) AS weight
-        FROM swapped_results WHERE reason IS NULL GROUP BY tool, source, digest, segment, position, swap
+        SELECT tool, other.source, max(other.delta) AS delta,
+               1 / count(*) OVER (PARTITION BY tool, other.source, digest, segment, position) AS weight
+        FROM swapped_results AS other JOIN decisions AS own USING (tool, shard, digest, segment, position, sample)
+        WHERE own.eligible AND other.reason IS NULL GROUP BY tool, other.source, digest, segment, position, swap
     ) JOIN lanes USING (tool) GROUP BY ALL
 )
 SELECT tool, source, candidates, calls, coalesce(scored, 0) AS scored, coalesce(places, 0) AS places, coalesce(kept, 0) AS kept,
