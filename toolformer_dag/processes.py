@@ -20,10 +20,8 @@ def end_with_parent(parent: int | None = None) -> None:
 
 def _watch(parent: int | None) -> None:
     if parent is not None:
-        with suppress(ProcessLookupError):
-            while True:
-                os.kill(parent, 0)
-                time.sleep(1.0)
+        while exists(parent):
+            time.sleep(1.0)
     elif started := parent_process():
         started.join()
     else:

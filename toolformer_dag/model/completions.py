@@ -49,6 +49,7 @@ def written_again(
 def _answer(client: httpx.Client, address: str, request: dict[str, object]) -> str:
     reason = ""
     for attempt in range(TRIES):
+        sleep(0.5 * 2 ** (attempt - 1) if attempt else 0)
         try:
             found = client.post(address, json=request)
             if found.status_code in BUSY or found.status_code >= 500:
@@ -59,5 +60,4 @@ def _answer(client: httpx.Client, address: str, request: dict[str, object]) -> s
             reason = str(error) or type(error).__name__
         except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
             raise ModelError(f"proposer.url: {address} gave no completion ({error}); correct [proposer]") from error
-        sleep(0.5 * 2**attempt)
     raise ModelError(f"proposer.url: {address} does not answer ({reason}); start the server and run again")

@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 1 << 30
 BOS_HELPS = (
-    "%s: a text costs %.2f nats per token less behind %s, which its tokenizer does not add; set model.bos = true to "
+    "%s: a text costs %.2f nats per token less after %s, which its tokenizer does not add; set model.bos = true to "
     "begin with it, or false to keep this"
 )
 

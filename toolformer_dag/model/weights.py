@@ -337,7 +337,7 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
         raise ModelError(f"{file} cannot be converted: {reason}; give another GGUF file, or a folder with safetensors")
     replace_folder(folder, fresh)
     if bos := model_identity(str(folder)).get("bos"):
-        _log.warning("%s: texts begin with %s, behind which they cost clearly less; see model.bos", file.name, bos)
+        _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
 
 
 def folder_name(model: str) -> str:

@@ -81,11 +81,11 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     known = store.stored(asked.select(KEY))
     require_whole(output, "samples", asked.height - known.height)
     joined = texts.select(*TEXT_KEY, "offset", "text", "context", "text_digest").join(known, on="text_digest")
-    calls = []
+    tools, calls = [output.lane.tool.name], []
     for *key, offset, text, context, _, _, written in joined.sort(*TEXT_KEY, "sample").iter_rows():
-        tools = [output.lane.tool.name]
+        plain = take_out(written, tools)
         for at, asked_for in written_calls(written, tools):
-            place = _place(text, take_out(written, tools), at)
+            place = _place(text, plain, at)
             if place is None:
                 rejected[shard, "text_changed"] += 1
             else:

@@ -1,7 +1,7 @@
 """Propose translations where a text explains a foreign phrase: `"la tortuga" means "` and the call, inside the quotes.
 
 The rule reads the phrase, the words that announce its meaning and the opening quote, and nothing that follows the call.
-Right behind the phrase, as in the paper's examples, the loss kept as many swapped translations as right ones.
+Directly after the phrase, as in the paper's examples, the loss kept as many swapped translations as right ones.
 """
 
 import re
