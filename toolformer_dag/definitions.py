@@ -10,36 +10,35 @@ from toolformer_dag.assets import graph, jobs, shard_sensor
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.resources import RESOURCES, LakeResource, compute_resource
 from toolformer_dag.resources.step_processes import executor_of
-from toolformer_dag.settings.rounds import numbered
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 
 
 def definitions_of(plan: Plan, within_another: bool = False) -> dg.Definitions:
-    """Build the asset graph of a plan and of the rounds before it. Loads no weights and imports no torch.
+    """Build the asset graph of a plan and of those that it starts from. Loads no weights and imports no torch.
 
     `within_another`: the project around it sets the executor of whatever is no job of ours, so that a step may be a
     process of its own.
     """
     steps_at_once = plan.settings.execution.steps_at_once
-    apart, rounds = within_another or steps_at_once > 1, plan.rounds_so_far()
+    apart, projects = within_another or steps_at_once > 1, plan.projects
     return dg.Definitions(
-        assets=[asset for one in rounds for asset in graph(one)],
-        jobs=[job for one in rounds for job in jobs(one)],
-        sensors=[shard_sensor(rounds[0])],
-        resources={name: made for one in rounds for name, made in _resources(one, apart).items()},
+        assets=[asset for one in projects for asset in graph(one)],
+        jobs=[job for one in projects for job in jobs(one)],
+        sensors=[shard_sensor(projects[0])],
+        resources={name: made for one in projects for name, made in _resources(one, apart).items()},
         executor=None if within_another else executor_of(steps_at_once),
     )
 
 
 def _resources(plan: Plan, steps_apart: bool) -> dict[str, Any]:
-    """Return what the assets of a round take, by the names by which Dagster knows it."""
+    """Return what the assets of a plan take, by the names by which Dagster knows it."""
     lake, copies = str(plan.settings.paths.lake), str(plan.settings.paths.local)
     made = {
-        "lake": LakeResource(root=lake, copies=copies, steps_apart=steps_apart, round=plan.round),
+        "lake": LakeResource(root=lake, copies=copies, steps_apart=steps_apart, suffix=plan.suffix),
         "compute": compute_resource(plan),
     }
-    return {numbered(RESOURCES[name], plan.round): resource for name, resource in made.items()}
+    return {f"{RESOURCES[name]}{plan.suffix}": resource for name, resource in made.items()}
 
 
 def definitions_to_merge(settings_file: str | Path) -> dg.Definitions:

@@ -76,7 +76,7 @@ def test_the_checkpoint_proposes_and_the_base_model_judges(twice: World) -> None
 
 
 def plans(world: World) -> list[Plan]:
-    return Plan.of(world.settings(*TWICE)).rounds_so_far()
+    return Plan.of(world.settings(*TWICE)).projects
 
 
 @pytest.mark.long

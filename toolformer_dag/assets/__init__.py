@@ -18,7 +18,6 @@ from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
-from toolformer_dag.settings.rounds import FIRST, in_round, numbered, plain, round_of
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
@@ -28,7 +27,7 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 def outputs(plan: Plan) -> list[Output]:
     """Return every asset of a plan but ccnet/shard_list, each after those that it depends on."""
     tables = [table(one) for one in table_outputs(plan)]
-    above = (*(one.name for one in shown_outputs(plan)), *(in_round(name, plan.round) for name in BY_HAND))
+    above = (*(one.name for one in shown_outputs(plan)), *(plan.named(name) for name in BY_HAND))
     return [
         *(prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)),
         *tables,
@@ -41,16 +40,18 @@ def outputs(plan: Plan) -> list[Output]:
 
 
 def outputs_so_far(plan: Plan) -> list[Output]:
-    """Return every asset of a plan and of the rounds before it, once each, in the order in which they are made."""
-    return list({output.name: output for one in plan.rounds_so_far() for output in outputs(one)}.values())
+    """Return every asset of a plan and of those that it starts from, once each, in the order in which they are made."""
+    return list({output.name: output for one in plan.projects for output in outputs(one)}.values())
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
-    """Return every asset that a plan has beside those of the rounds before."""
-    declared = [one for one in outputs(plan) if round_of(one.name) == plan.round]
-    assets = [asset_of(output) for output in declared if plain(output.name) not in SHOWN]
-    shown = paper_assets([one for one in declared if plain(one.name) in SHOWN], plan.settings.warehouse)
-    return [*([shard_list(plan)] if plan.round == FIRST else []), *assets, shown]
+    """Return every asset that a plan has beside those of the plans that it starts from."""
+    before = {one.name for one in outputs_so_far(plan.start)} if plan.start else set()
+    shown = set(map(plan.named, SHOWN))
+    own = [one for one in outputs(plan) if one.name not in before]
+    assets = [asset_of(output, plan.suffix) for output in own if output.name not in shown]
+    tables = paper_assets([one for one in own if one.name in shown], plan)
+    return [*([] if plan.start else [shard_list(plan)]), *assets, tables]
 
 
 JOB = "bring_up_to_date"
@@ -62,17 +63,18 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
     """Return both jobs, of this plan's assets alone: those of a project around it have jobs of their own."""
     executor = executor_of(plan.settings.execution.steps_at_once)
-    first = [SHARD_LIST, *(output.name for output in outputs(plan) if plain(output.name) not in BY_HAND)]
-    second = [in_round(name, plan.round) for name in (*BY_HAND, *IN_BOTH_JOBS)]
+    by_hand = list(map(plan.named, BY_HAND))
+    first = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in by_hand)]
+    second = [*by_hand, *map(plan.named, IN_BOTH_JOBS)]
     return [
         dg.define_asset_job(
-            numbered(JOB, plan.round),
+            f"{JOB}{plan.suffix}",
             list(map(asset_key, first)),
             description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
             executor_def=executor,
         ),
         dg.define_asset_job(
-            numbered(TRAINING_JOB, plan.round),
+            f"{TRAINING_JOB}{plan.suffix}",
             list(map(asset_key, second)),
             description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
             executor_def=executor,

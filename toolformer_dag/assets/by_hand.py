@@ -35,7 +35,6 @@ from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.resources import Compute
-from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.training.checkpoint_outputs import (
     CHECKPOINTS,
     checkpoint_reasons,
@@ -95,9 +94,9 @@ def checkpoint(plan: Plan, name: str) -> Output:
         return _checkpoint_result(str(out), report, curve, len(choosing))
 
     return Output(
-        name=in_round(f"training/{name}", plan.round),
+        name=plan.named(f"training/{name}"),
         settings=checkpoint_settings(plan, name),
-        depends_on=(in_round(CORPUS, plan.round), HELDOUT_TEXTS),
+        depends_on=(plan.named(CORPUS), HELDOUT_TEXTS),
         description=CHECKPOINTS[name][1],
         kinds={"pytorch", "huggingface"},
         pool="gpu",
@@ -154,9 +153,9 @@ def measurement(plan: Plan, name: str) -> Output:
 
     read = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
     return Output(
-        name=in_round(name, plan.round),
+        name=plan.named(name),
         settings=SETTINGS[name](plan),
-        depends_on=tuple(in_round(one, plan.round) for one in read),
+        depends_on=tuple(map(plan.named, read)),
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",

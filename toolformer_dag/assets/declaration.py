@@ -18,7 +18,6 @@ from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.processes import end_with_parent
 from toolformer_dag.resources import RESOURCES
 from toolformer_dag.resources.step_processes import step_tags
-from toolformer_dag.settings.rounds import numbered, plain, round_of
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 OWNERS = ["team:data"]
@@ -71,10 +70,10 @@ def asset_key(name: str) -> dg.AssetKey:
     return dg.AssetKey(name.split("/"))
 
 
-def asset_of(output: Output) -> dg.AssetsDefinition:
+def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
     """Return the Dagster asset. Whoever watches its run is told how the step ended, also from a process of its own."""
 
-    needs = _needed(output)
+    needs = _needed(output, suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {name: getattr(context.resources, key) for name, key in needs.items()}
@@ -105,14 +104,14 @@ def asset_of(output: Output) -> dg.AssetsDefinition:
         required_resource_keys=set(needs.values()),
         check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in output.checks],
         description=output.description,
-        metadata={"explore": dg.MetadataValue.url(explored(output.name))},
+        metadata={"explore": dg.MetadataValue.url(explored(output.name, suffix))},
     )(make)
 
 
-def _needed(output: Output) -> dict[str, str]:
+def _needed(output: Output, suffix: str) -> dict[str, str]:
     """Return the resources that an asset takes by name, and the names by which Dagster knows them."""
     taken = signature(output.make).parameters
-    return {name: numbered(key, round_of(output.name)) for name, key in RESOURCES.items() if name in taken}
+    return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in taken}
 
 
 def _claimed(made: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
@@ -120,9 +119,10 @@ def _claimed(made: Running, pool: str, lake: Lake | None) -> AbstractContextMana
     return nullcontext() if lake is None else lake.storage.claimed(pool, made.wait)
 
 
-def explored(name: str) -> str:
+def explored(name: str, suffix: str) -> str:
     """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
-    group, _, stage = plain(name).partition("/")
+    group, _, stage = name.partition("/")
+    group = group.removesuffix(suffix)
     if group in MEASURED_GROUPS and stage != "table_2":
         return f"{EXPLORER}#view=runs"
     if group in ASSET_GROUPS:

@@ -24,7 +24,6 @@ from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
 from toolformer_dag.resources import Compute
-from toolformer_dag.settings.rounds import FIRST, in_round, numbered
 from toolformer_dag.settings.servers import lane_key
 from toolformer_dag.tools.tool import Tool
 
@@ -61,16 +60,16 @@ def _prepared(made: TableOutput) -> list[str]:
 
 
 def _checkpoint_of(made: TableOutput) -> list[str]:
-    """Return the asset of the checkpoint that a later round's table asks, the one of the round before."""
-    asks = made.plan.round != FIRST and made.stage.pool == "gpu"
-    asked = asks and made.settings["model"] == made.plan.proposer
-    return [in_round("training/finetuned_checkpoint", made.plan.round - 1)] if asked else []
+    """Return the asset of the checkpoint that a table's plan starts from, where the table is computed by it."""
+    start = made.plan.start
+    asked = start and made.stage.pool == "gpu" and made.settings["model"] == made.plan.proposer
+    return [start.named("training/finetuned_checkpoint")] if start and asked else []
 
 
 def _group(made: TableOutput) -> str:
     """Return one group for all lanes of a server, which may be dozens."""
     server = made.lane.tool.server if made.lane_or_none else ""
-    return numbered(f"server_{lane_key(server)}", made.plan.round) if server else ""
+    return f"server_{lane_key(server)}{made.plan.suffix}" if server else ""
 
 
 def table(made: TableOutput) -> Output:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -22,7 +21,7 @@ from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
-from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, notes, over_min_probability, tools_called
+from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, over_min_probability, tools_called
 from toolformer_dag.exports.corpus_export import (
     asset_files,
     asset_folder,
@@ -46,7 +45,6 @@ from toolformer_dag.lake.warehouse import (
 )
 from toolformer_dag.pipeline.stages import shown_outputs
 from toolformer_dag.resources.step_processes import step_tags
-from toolformer_dag.settings.rounds import in_round, numbered, plain, round_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection  # Dagster keeps annotations, and DuckDB reports what is left at the end
@@ -56,8 +54,8 @@ THIS = sys.modules[__name__]
 WAREHOUSE, DATASET = "warehouse/toolformer_duckdb", "warehouse/dataset"
 STEP = "tables"
 """The step that makes all of them: a step each would cost seconds where nothing changed."""
-TABLES = {f"tables/{table.view}": table for table in PAPER_TABLES}
-SHOWN = tuple(TABLES)
+TABLES = {table.view: table for table in PAPER_TABLES}
+SHOWN = tuple(f"tables/{view}" for view in TABLES)
 SHOWN_AS = 1
 """Raise this when the same rows are shown in another way."""
 EXAMPLE_CHARACTERS = 320
@@ -93,7 +91,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
         )
 
     return Output(
-        name=in_round(WAREHOUSE, plan.round),
+        name=plan.named(WAREHOUSE),
         settings=warehouse_settings(tables, lanes),
         depends_on=tuple(above),
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
@@ -135,9 +133,9 @@ def dataset(plan: Plan) -> Output:
         )
 
     return Output(
-        name=in_round(DATASET, plan.round),
+        name=plan.named(DATASET),
         settings=corpus_settings(plan, form),
-        depends_on=(in_round(WAREHOUSE, plan.round),),
+        depends_on=(plan.named(WAREHOUSE),),
         description="C* as a Hugging Face data set.",
         kinds={"parquet", "huggingface"},
         pool="lake",
@@ -150,10 +148,10 @@ def dataset(plan: Plan) -> Output:
 def paper_table(plan: Plan, name: str) -> Output:
     """Return the asset of a table: nothing is stored, it is read again whenever there is another warehouse."""
     return Output(
-        name=in_round(name, plan.round),
+        name=plan.named(name),
         settings={"shown": SHOWN_AS},
-        depends_on=(in_round(WAREHOUSE, plan.round),),
-        description=f"{TABLES[name].title}; ours and the paper's.",
+        depends_on=(plan.named(WAREHOUSE),),
+        description=f"{_table(name).title}; ours and the paper's.",
         kinds={"duckdb", "sql"},
         pool="lake",
         reasons=Reasons,
@@ -162,9 +160,9 @@ def paper_table(plan: Plan, name: str) -> Output:
     )
 
 
-def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefinition:
+def paper_assets(outputs: Sequence[Output], plan: Plan) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables; the warehouse is opened once for all."""
-    step = numbered(STEP, round_of(outputs[0].name))
+    step, database = f"{STEP}{plan.suffix}", plan.settings.warehouse
     specs = [
         dg.AssetSpec(
             asset_key(output.name),
@@ -174,7 +172,7 @@ def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefiniti
             kinds=set(output.kinds),
             owners=OWNERS,
             description=output.description,
-            metadata={"explore": dg.MetadataValue.url(explored(output.name))},
+            metadata={"explore": dg.MetadataValue.url(explored(output.name, plan.suffix))},
         )
         for output in outputs
     ]
@@ -189,9 +187,13 @@ def paper_assets(outputs: Sequence[Output], database: Path) -> dg.AssetsDefiniti
     return tables
 
 
+def _table(name: str) -> PaperTable:
+    return TABLES[name.rpartition("/")[2]]
+
+
 def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDBPyConnection") -> dg.MaterializeResult:
     """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
-    key, table = asset_key(output.name), TABLES[plain(output.name)]
+    key, table = asset_key(output.name), _table(output.name)
     rows, told, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
     started = over_min_probability(warehouse, table)
     content = [None if frame is None else frame.write_json() for frame in (called, started)]

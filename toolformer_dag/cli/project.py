@@ -29,7 +29,6 @@ from toolformer_dag.lake.table import DamagedPart, MissingPart
 from toolformer_dag.model.weights import DamagedCheckpoint
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.resources.live_runs import UNFINISHED, end_dead_runs, take_spent, take_unfinished
-from toolformer_dag.settings.rounds import FIRST, numbered, plain, round_of
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import expanded, printable
 from toolformer_dag.training.checkpoint_outputs import too_few_to_train
@@ -84,7 +83,7 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Project:
-    """`plan`: that of the last round."""
+    """`plan`: that of the last round, which starts from those before."""
 
     plan: Plan
 
@@ -100,8 +99,8 @@ class Project:
 
     def rounds(self) -> Iterator[Plan]:
         """Yield the plan of each round; one that comes after a training knows its checkpoint."""
-        for settings in self.plan.settings.rounds_so_far:
-            yield self.plan if self.plan.round == FIRST else Plan.of(settings)
+        for plan in self.plan.projects:
+            yield Plan.of(plan.settings) if plan.start else plan
 
     def stale(self) -> dict[str, Reasons]:
         """Return missing and stale assets of all rounds, upstream first, and why."""
@@ -119,7 +118,7 @@ class Project:
         nothing else. `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning
         cannot run or fit into memory.
         """
-        if training and _is_untrained(self.stale()):
+        if training and any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
             from toolformer_dag.training.launch import check_finetuning
 
             check_finetuning(self.plan.settings.model, self.plan.settings.training)
@@ -148,7 +147,7 @@ class Project:
     def _train(self, plan: Plan, report: RunReport, sink: Sink) -> None:
         """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
         try:
-            few = too_few_to_train(plan) if _is_untrained(stale_in_round(plan)) else None
+            few = too_few_to_train(plan) if _is_untrained(plan, stale_in_round(plan)) else None
         except (DamagedPart, MissingPart):  # C*: the first job makes it again
             report.damaged = True
             return
@@ -162,23 +161,24 @@ class Project:
 
         Raises KeyboardInterrupt where a signal or the UI ended the run.
         """
-        by_hand, found = name == TRAINING_JOB, stale_in_round(plan)
-        stale = [one for one in found if (plain(one) in BY_HAND) == by_hand]
-        if _lost(name, found):
-            report.damaged = True  # the first job makes it again before
+        second, found = name == TRAINING_JOB, stale_in_round(plan)
+        by_hand, in_both = (set(map(plan.named, names)) for names in (BY_HAND, IN_BOTH_JOBS))
+        stale = [one for one in found if (one in by_hand) == second]
+        if second and any(not why.retry_only for one, why in found.items() if one not in by_hand | in_both):
+            report.damaged = True  # what the first job has made was damaged since: it makes it again before
             return
         everything = with_descendants(outputs(plan), stale)
-        chosen = [one for one in everything if plain(one) in IN_BOTH_JOBS or (plain(one) in BY_HAND) == by_hand]
+        chosen = [one for one in everything if one in in_both or (one in by_hand) == second]
         if not chosen:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        job, keys = numbered(name, plan.round), list(map(asset_key, chosen))
+        job, keys = f"{name}{plan.suffix}", list(map(asset_key, chosen))
         with completed(plan, self.instance, job, keys, sink) as (result, folder):
             report.spent += take_spent(folder)
         if was_interrupted(result):
             raise KeyboardInterrupt
-        _add(report, chosen, result)
+        _add(report, plan, chosen, result)
 
 
 def stale_in_round(plan: Plan) -> dict[str, Reasons]:
@@ -187,25 +187,19 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
         return stale_assets(outputs(plan))
 
 
-def _is_untrained(stale: Mapping[str, Reasons]) -> bool:
-    return any(plain(name) in TRAINED for name in stale)
+def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
+    return any(plan.named(name) in stale for name in TRAINED)
 
 
-def _lost(name: str, stale: Mapping[str, Reasons]) -> bool:
-    """Return whether what the first job has made turned out to be damaged since, where the job is the second."""
-    before = (one for one in stale if plain(one) not in {*BY_HAND, *IN_BOTH_JOBS})
-    return name == TRAINING_JOB and any(not stale[one].retry_only for one in before)
-
-
-def _add(report: RunReport, chosen: Sequence[str], result: Result) -> None:
+def _add(report: RunReport, plan: Plan, chosen: Sequence[str], result: Result) -> None:
     """Add what a job made and what failed."""
     landed = {event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()}
     errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
+    together = dict.fromkeys(map(plan.named, SHOWN), f"{STEP}{plan.suffix}")
     for name in chosen:
         key = asset_key(name)
         if key not in landed:
-            step = numbered(STEP, round_of(name)) if plain(name) in SHOWN else key.to_python_identifier()
-            causes = list(_causes(errors.get(step)))
+            causes = list(_causes(errors.get(together.get(name, key.to_python_identifier()))))
             report.failed[name] = _reason(causes)
             report.damaged |= any(error.cls_name in MENDED for error in causes)
         elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):

@@ -170,7 +170,7 @@ def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:
         if shard not in plan.shards:
             raise UserError(f"--again {shard}: no such shard; `select distinct shard from documents` names them")
     for shard in shards:
-        withdraw([output for one in plan.rounds_so_far() for output in table_outputs(one)], shard)
+        withdraw([output for one in plan.projects for output in table_outputs(one)], shard)
 
 
 def ui(

@@ -23,7 +23,7 @@ from toolformer_dag.model.weights import (
     refuse_other_markers,
 )
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.settings.rounds import FIRST, in_round, numbered
+from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining, under
 from toolformer_dag.settings.tool_settings import (
@@ -50,7 +50,7 @@ class Lane:
     that proposes is asked at an OpenAI-compatible server.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
     whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `score`: what tau_f
-    is held against, in SQL. `round`: in which it annotates.
+    is held against, in SQL. `suffix`: what its key ends with, where another project has lanes of the same tools.
     """
 
     tool: Tool
@@ -69,7 +69,12 @@ class Lane:
     then: tuple["Lane", ...] = ()
     chain_prompt: str = ""
     score: str = PAPER
-    round: int = FIRST
+    suffix: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in the asset graph and in every table."""
+        return f"{self.tool.key}{self.suffix}"
 
     @property
     def scored(self) -> tuple[str, ...]:
@@ -90,15 +95,6 @@ class Lane:
     def behind(self) -> dict[str, "Lane"]:
         """The lanes whose tools a chain may call behind its first call, by the tool's name in the text."""
         return {lane.tool.name: lane for lane in (self, *self.then)}
-
-    @property
-    def key(self) -> str:
-        """The lane's name in the asset graph and in every table; in later rounds it tells the round."""
-        return numbered(self.tool.key, self.round)
-
-    def in_round(self, round: int) -> "Lane":
-        """Return the lane as it is in another round."""
-        return replace(self, round=round, then=tuple(lane.in_round(round) for lane in self.then))
 
     def propose(self, text: str, context: str) -> list[Proposed]:
         """Return the calls of the section's pattern, else of the tool's rule. Raises ToolDown, OverBudget."""
@@ -186,9 +182,9 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
 
 
 def _is_served(settings: Settings) -> bool:
-    """Whether calls of the first round come from an OpenAI-compatible server."""
+    """Whether sampled calls come from an OpenAI-compatible server; a checkpoint samples where there is one."""
     proposer = settings.proposer
-    return settings.rounds.count == FIRST and proposer is not None and proposer.engine == "openai"
+    return settings.start is None and proposer is not None and proposer.engine == "openai"
 
 
 def _files(tool: Tool, section: ToolSettings, root: Path) -> dict[str, Path]:
@@ -217,7 +213,7 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         served=_is_served(settings) and MODEL in section.proposals,
         min_probability=settings.decoding.min_probability if least is None else least,
         score=_score(tool, section, settings),
-        round=settings.rounds.count,
+        suffix=settings.rounds.suffix,
     )
 
 
@@ -245,7 +241,7 @@ def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
 
 
 Role = Literal["proposer", "judge"]
-"""What a model does for a round: it samples calls, or its loss judges them."""
+"""What a model does for a plan: it samples calls, or its loss scores them."""
 
 
 def _identity(model: ModelSettings) -> dict[str, object]:
@@ -253,17 +249,16 @@ def _identity(model: ModelSettings) -> dict[str, object]:
     return {**weights, **determining(model, but=IDENTIFYING)}
 
 
-def _checkpoint_before(settings: Settings) -> ModelSettings:
-    folder = checkpoint_folder(settings.rounds_so_far[-2])
-    return settings.model.model_copy(update={"name": str(folder), "revision": None})
+def _checkpoint_of(start: Settings) -> ModelSettings:
+    return start.model.model_copy(update={"name": str(checkpoint_folder(start)), "revision": None})
 
 
 def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, object]:
-    """Identify the model that proposes; nothing where the round before has not finetuned it yet.
+    """Identify the model that proposes; nothing where the project that this one starts from has not finetuned it yet.
 
     Raises SettingsError where a server holds the weights, which would be those of the base model.
     """
-    if settings.rounds.count == FIRST:
+    if settings.start is None:
         if settings.proposer is None:
             return base
         return {"served": settings.proposer.name} if _is_served(settings) else _identity(settings.proposer)
@@ -272,7 +267,7 @@ def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, o
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
-    model = _checkpoint_before(settings)
+    model = _checkpoint_of(settings.start)
     return _identity(model) if Path(model.name, CHECKPOINT).is_file() else {}
 
 
@@ -280,8 +275,9 @@ def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, o
 class Plan:
     """`model`: everything of the model that determines values; its device and path are no part of it.
 
-    `proposer`: the same of the one that samples: that of `[proposer]` where there is one, else the model, and in later
-    rounds the checkpoint that the round before has finetuned.
+    `proposer`: the same of the one that samples. `start`: the project, over the same lake, from whose texts without
+    kept calls and from whose checkpoint this one starts; that checkpoint samples. Else `[proposer]` does where there is
+    one, else the model.
     """
 
     settings: Settings
@@ -289,14 +285,16 @@ class Plan:
     model: Mapping[str, object]
     lake: Lake
     proposer: Mapping[str, object]
+    start: "Plan | None" = None
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
         """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake, WarehouseError."""
         refuse_other_markers(settings.model)
-        identity = _identity(settings.model)
-        lake, known = Lake.of(settings.paths, settings.rounds.count), tuple(lanes(settings))
-        plan = Plan(settings, known, identity, lake, _proposing(settings, identity))
+        identity, start = _identity(settings.model), settings.start
+        lake, known = Lake.of(settings.paths, settings.rounds.suffix), tuple(lanes(settings))
+        proposing = _proposing(settings, identity)
+        plan = Plan(settings, known, identity, lake, proposing, Plan.of(start) if start else None)
         plan.lake.refuse_old_layout()
         refuse_other_file(settings.warehouse)  # a run would find out at its end
         return plan
@@ -308,53 +306,60 @@ class Plan:
         Tools that the settings name by module are left out. Raises ToolError, OldLake.
         """
         known = {key: tool for key, tool in settings.tools.items() if ":" not in str(tool.options().get("use", key))}
-        lake = Lake.of(settings.paths, settings.rounds.count)
-        plan = Plan(settings, tuple(lanes(settings.model_copy(update={"tools": known}))), {}, lake, {})
+        lake, start = Lake.of(settings.paths, settings.rounds.suffix), settings.start
+        chosen = tuple(lanes(settings.model_copy(update={"tools": known})))
+        plan = Plan(settings, chosen, {}, lake, {}, Plan.to_read(start) if start else None)
         plan.lake.refuse_old_layout()
         return plan
 
-    def rounds_so_far(self) -> list["Plan"]:
-        """Return the plans of the rounds before this one, and this one. Raises what `of` raises."""
-        return [*map(Plan.of, self.settings.rounds_so_far[:-1]), self]
+    @property
+    def projects(self) -> list["Plan"]:
+        """The plans that this one starts from, the first one first, and this one."""
+        return [*(self.start.projects if self.start else ()), self]
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its own lanes, jobs and files end with."""
+        return self.settings.rounds.suffix
+
+    def named(self, name: str) -> str:
+        """Return the name that a table or an asset has in this project."""
+        return named(name, self.suffix)
 
     def fresh(self) -> "Plan":
         """Return the same plan with the shard files as they are now."""
         return replace(self)
-
-    @property
-    def round(self) -> int:
-        """The number of the round, from 1."""
-        return self.settings.rounds.count
 
     def identity_of(self, role: Role) -> dict[str, object]:
         """Return everything that determines the values of the model in this role."""
         return dict(self.model if self._is_base(role) else self.proposer)
 
     def model_of(self, role: Role) -> ModelSettings:
-        """Return the model in this role. Raises ModelError where the round before has finetuned none."""
+        """Return the model in this role. Raises ModelError where `start` has finetuned none."""
         if self._is_base(role):
             return self.settings.model
         if self.has_own_proposer:
             assert self.settings.proposer is not None
             return self.settings.proposer
+        assert self.start is not None
         if not self.proposer:
-            before = self.round - 1
+            round = self.settings.rounds.count
             raise ModelError(
-                f"round {self.round} annotates with the checkpoint of round {before}, and there is none; run "
-                f"`toolformer-dag run --round {self.round}`, or materialize "
-                f"{in_round('training/finetuned_checkpoint', before)}"
+                f"round {round} annotates with the checkpoint of round {round - 1}, and there is none; run "
+                f"`toolformer-dag run --round {round}`, or materialize "
+                f"{self.start.named('training/finetuned_checkpoint')}"
             )
-        return _checkpoint_before(self.settings)
+        return _checkpoint_of(self.start.settings)
 
     @property
     def has_own_proposer(self) -> bool:
         """Whether a model samples that is not judged by: its tokens are other ones."""
-        return self.round == FIRST and self.settings.proposer is not None
+        return self.start is None and self.settings.proposer is not None
 
     def _is_base(self, role: Role) -> bool:
         if role == "judge":
-            return self.round == FIRST or self.settings.rounds.judge == "base"
-        return self.round == FIRST and self.settings.proposer is None
+            return self.start is None or self.settings.rounds.judge == "base"
+        return self.start is None and self.settings.proposer is None
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:
@@ -374,15 +379,18 @@ class Plan:
         return told_identity(self.routed)
 
     @property
-    def lanes_so_far(self) -> tuple[Lane, ...]:
-        """The lanes of the rounds before, and those of this one; C* holds the calls of all."""
-        before = (lane.in_round(round) for round in range(FIRST, self.round) for lane in self.lanes)
-        return (*before, *self.lanes)
+    def all_lanes(self) -> tuple[Lane, ...]:
+        """The lanes of all projects; C* holds the calls of all."""
+        return tuple(lane for one in self.projects for lane in one.lanes)
+
+    def lane_of(self, tool: Tool) -> Lane:
+        """Return the lane of that tool."""
+        return next(lane for lane in self.lanes if lane.tool.key == tool.key)
 
     @property
     def lane_names(self) -> dict[str, str]:
-        """The key of each lane so far -> its tool's name in the text: {"calculator": "Calculator"}."""
-        return {lane.key: lane.tool.name for lane in self.lanes_so_far}
+        """The key of each lane whose calls C* holds -> its tool's name in the text: {"calculator": "Calculator"}."""
+        return {lane.key: lane.tool.name for lane in self.all_lanes}
 
     @property
     def stamps(self) -> dict[str, dict[str, Any]]:

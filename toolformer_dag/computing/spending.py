@@ -8,7 +8,6 @@ import polars as pl
 
 from toolformer_dag.lake.record import record
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.settings.rounds import plain
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 NO_TOKENS = ("passes", "decoding_steps")
@@ -81,7 +80,7 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     of `run` tells.
     """
     group, _, stage = asset.rpartition("/")
-    tool = None if plain(group) in ASSET_GROUPS else group
+    tool = None if group.removesuffix(lake.suffix) in ASSET_GROUPS else group
     row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": tool, **asdict(cost)}
     schema = {name: kind for name, (kind, _) in COST_COLUMNS.items()}
     added = pl.DataFrame([row], schema=schema)

@@ -21,7 +21,6 @@ from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
 from toolformer_dag.lake.table import WHOLE, Table, behind
 from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
-from toolformer_dag.settings.rounds import in_round
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many."""
@@ -212,7 +211,7 @@ class TableOutput:
     @property
     def name(self) -> str:
         """Name of the table and the asset: "calculator/loss_deltas"."""
-        return in_round(f"{self.group}/{self.stage.name}", self.plan.round)
+        return self.plan.named(f"{self.group}/{self.stage.name}")
 
     @cached_property
     def table(self) -> Table:

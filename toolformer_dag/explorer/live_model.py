@@ -71,7 +71,7 @@ class LiveModel:
         that the filter found, for a tool whose threshold is chosen by chance; None where it found none. Raises
         UserError for a text that is empty, too long or does not fit the model.
         """
-        lane = next((lane for lane in self.plan.lanes_so_far if lane.key == tool), None)
+        lane = next((lane for lane in self.plan.all_lanes if lane.key == tool), None)
         if lane is None:
             raise UserError(f"there is no tool {tool!r} in the settings")
         _refuse(text)
@@ -118,7 +118,7 @@ class LiveModel:
 
 def _tried(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any]:
     """The line on a text, read as the page reads a text of the corpus, and p_i at each of its positions."""
-    subset, stages = heuristic_subset.STAGE.schema, lane_stages(lane)[1:]
+    subset, stages = heuristic_subset.STAGE.schema, lane_stages(worker.plan, lane)[1:]
     place = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
     row = {**place, "offset": 0, "text": text, "text_digest": text_digest(text), "wanted": TYPED, "context": context}
     texts = pl.DataFrame([row], subset)

@@ -39,7 +39,6 @@ from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.settings.rounds import in_round, numbered
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
 from toolformer_dag.texts.chains import Link, read_chain
@@ -168,12 +167,12 @@ def tells_the_same(plan: Plan, folder: Path) -> bool:
 
 def asset_folder(plan: Plan) -> Path:
     """Return the folder of the data set that every run keeps up to date."""
-    return plan.settings.paths.local / numbered("dataset", plan.round)
+    return plan.settings.paths.local / f"dataset{plan.suffix}"
 
 
 def asset_files(plan: Plan) -> LocalOutput:
     """Return the files of that data set, as the lake shares them among machines."""
-    return LocalOutput(plan.lake.storage, in_round("warehouse/dataset", plan.round), asset_folder(plan))
+    return LocalOutput(plan.lake.storage, plan.named("warehouse/dataset"), asset_folder(plan))
 
 
 def applied_thresholds(plan: Plan) -> dict[str, float]:
@@ -188,9 +187,9 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
 def _told(plan: Plan) -> dict[str, Any]:
     """The settings that the card shows; a model folder by its name alone."""
     settings = plan.settings
-    rules = {lane.key: lane.tau_f for lane in plan.lanes_so_far}
+    rules = {lane.key: lane.tau_f for lane in plan.all_lanes}
     thresholds = {key: tau_f if isinstance(tau_f, float) else tau_f.model_dump() for key, tau_f in rules.items()}
-    lanes = {lane.key: [lane.tool.name, lane.tau_s, lane.k, lane.m, thresholds[lane.key]] for lane in plan.lanes_so_far}
+    lanes = {lane.key: [lane.tool.name, lane.tau_s, lane.k, lane.m, thresholds[lane.key]] for lane in plan.all_lanes}
     return {
         "model": folder_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
@@ -240,7 +239,7 @@ def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
     """Return a line per tool: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
     figures = {tool: found for tool, *found in query(plan.settings.warehouse, FIGURES).iter_rows()}
     lines = []
-    for lane in plan.lanes_so_far:
+    for lane in plan.all_lanes:
         tau_f, kept, by_chance = figures[lane.key]
         numbers = (counts["calls", lane.key], counts["texts", lane.key], kept or 0)
         told = "too few swaps to tell" if by_chance is None else f"{by_chance:,}"

@@ -27,7 +27,7 @@ from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import News, Session, current, session
 from toolformer_dag.lake.storage import PARTS, CheckedFile, Storage
-from toolformer_dag.settings.rounds import FIRST, in_round
+from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
@@ -384,24 +384,25 @@ class Table:
 class Lake:
     """All tables and all computed rows, in a folder or in an object store. Nothing is created before the first write.
 
-    `root`: the folder, or that of the copies on this machine. `round`: whose are the tables of no lane.
+    `root`: the folder, or that of the copies on this machine. `suffix`: of the tables that a later
+    round has for itself.
     """
 
-    def __init__(self, root: str | Path, storage: Storage | None = None, round: int = FIRST) -> None:
+    def __init__(self, root: str | Path, storage: Storage | None = None, suffix: str = "") -> None:
         self.root = Path(root)
-        self.round = round
+        self.suffix = suffix
         self.storage = storage or Storage(self.root)
         self._tables: dict[str, Table] = {}
 
     @staticmethod
-    def of(paths: PathSettings, round: int = FIRST) -> "Lake":
+    def of(paths: PathSettings, suffix: str = "") -> "Lake":
         """Return the lake that the settings name. Raises ObjectStoreError without the extra `objects`."""
-        return Lake.at(str(paths.lake), paths.local, round)
+        return Lake.at(str(paths.lake), paths.local, suffix)
 
     @staticmethod
-    def at(place: str, copies: Path, round: int = FIRST) -> "Lake":
+    def at(place: str, copies: Path, suffix: str = "") -> "Lake":
         """Return the lake in the folder `place`, or the one in an object store with `copies` of it on this machine."""
-        return Lake(copies, opened(place, copies), round) if "://" in place else Lake(place, round=round)
+        return Lake(copies, opened(place, copies), suffix) if "://" in place else Lake(place, suffix=suffix)
 
     def shown(self, path: Path) -> str:
         """Return where a file lies, for people: of a copy of an object, the object."""
@@ -410,9 +411,9 @@ class Lake:
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not.
 
-        "training/augmented_corpus" is that of the lake's round.
+        "training/augmented_corpus" is that of the lake's project.
         """
-        name = in_round(name, self.round)
+        name = named(name, self.suffix)
         if name not in self._tables:
             self._tables[name] = Table(self.storage, name)
         return self._tables[name]

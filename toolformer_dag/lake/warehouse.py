@@ -55,7 +55,6 @@ from toolformer_dag.lake.warehouse_filling import (
     fill,
     views_sql,
 )
-from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import Settings
 
 CHOSEN = "chosen"
@@ -211,7 +210,7 @@ def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
     """Return the file and its seal, as the lake shares them among machines."""
     return LocalOutput(
         lake.storage,
-        in_round("warehouse/toolformer_duckdb", lake.round),
+        f"warehouse{lake.suffix}/toolformer_duckdb",
         database.parent,
         (database.name, _seal_path(database).name),
     )
@@ -219,7 +218,7 @@ def warehouse_files(lake: Lake, database: Path) -> LocalOutput:
 
 def received(settings: Settings) -> Path:
     """Return the warehouse that the settings name, after bringing it up to what another machine has built."""
-    warehouse_files(Lake.of(settings.paths, settings.rounds.count), settings.warehouse).receive()
+    warehouse_files(Lake.of(settings.paths, settings.rounds.suffix), settings.warehouse).receive()
     return settings.warehouse
 
 

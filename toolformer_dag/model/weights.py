@@ -17,7 +17,6 @@ from toolformer_dag.files import UserError, changed_unseen, locked, replace_fold
 from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.model_settings import GGUF, ModelSettings
-from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import MODEL
 
@@ -139,7 +138,7 @@ CHECKPOINT = "training.json"
 
 def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
     """Return the folder of a checkpoint that a round publishes."""
-    return settings.paths.local / in_round(f"training/{name}", settings.rounds.count) / "model"
+    return settings.paths.local / f"training{settings.rounds.suffix}" / name / "model"
 
 
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:

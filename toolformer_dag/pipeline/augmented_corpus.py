@@ -45,7 +45,6 @@ from toolformer_dag.pipeline.merging import (
     split_of,
     text_order,
 )
-from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
 from toolformer_dag.texts.chains import Link, read_chain
@@ -65,18 +64,18 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def reads(plan: Plan, lane: None) -> tuple[str, ...]:
     """Return the tables that are read: the texts that tools want too, where some of these stand in C* as they are."""
-    wanted = map(_wanted, plan.lanes) if plan.settings.training.plain_texts else ()
-    return (raw_shards.NAME, *_of_all_rounds(plan, "filtered_calls"), *wanted)
+    wanted = [_wanted(plan, lane) for lane in plan.lanes if plan.settings.training.plain_texts]
+    return (raw_shards.NAME, *_of_lanes(plan, "filtered_calls"), *wanted)
 
 
-def _of_all_rounds(plan: Plan, table: str) -> list[str]:
-    """Name a table of all lanes, of this round and of those before: C* holds the calls of all."""
-    return [f"{lane.key}/{table}" for lane in plan.lanes_so_far]
+def _of_lanes(plan: Plan, table: str) -> list[str]:
+    """Name a table of all lanes whose calls C* holds."""
+    return [f"{lane.key}/{table}" for lane in plan.all_lanes]
 
 
-def _wanted(lane: Lane) -> str:
-    """Name the table of all texts that a lane wants: later rounds have those alone in which no call was kept."""
-    return f"{lane.in_round(FIRST).key}/heuristic_subset"
+def _wanted(plan: Plan, lane: Lane) -> str:
+    """Name the table of all texts that a lane wants: later projects have those alone in which no call was kept."""
+    return f"{plan.projects[0].lane_of(lane.tool).key}/heuristic_subset"
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -120,7 +119,7 @@ def _calls_at_home(plan: Plan, shard: str, rejected: Rejected) -> pl.DataFrame:
 
 
 def _kept(plan: Plan, shard: str) -> pl.DataFrame:
-    return pl.concat([plan.lake.table(name).read(shard) for name in _of_all_rounds(plan, "filtered_calls")])
+    return pl.concat([plan.lake.table(name).read(shard) for name in _of_lanes(plan, "filtered_calls")])
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
@@ -135,15 +134,15 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if not share:
         return chosen
-    counted_elsewhere = [COPIES, *_of_all_rounds(plan, FILTER_RULE)]
+    counted_elsewhere = [COPIES, *_of_lanes(plan, FILTER_RULE)]
     copies = pl.concat([lake.table(name).read(WHOLE).select(DOCUMENT) for name in counted_elsewhere])
     inside = pl.col("char_offset").is_between("offset", pl.col("offset") + pl.col("length"), closed="left")
     for lane in plan.lanes:
-        table = lake.table(_wanted(lane)).scan([shard])
+        table = lake.table(_wanted(plan, lane)).scan([shard])
         columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
         texts = table.select(columns).collect().join(copies, on=DOCUMENT, how="anti")
         held = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(inside)
-        own = {one.key for one in plan.lanes_so_far if one.tool.key == lane.tool.key}
+        own = {one.key for one in plan.all_lanes if one.tool.key == lane.tool.key}
         wanted = share * held.filter(pl.col("tool").is_in(own)).select(TEXT_KEY).n_unique()
         rounded = int(wanted + int.from_bytes(text_order(f"{lane.tool.key} {shard}"), "big") / 2**64)
         free = texts.join(held, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
@@ -183,7 +182,7 @@ def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
     where a document is gone.
     """
     plan, schema = output.plan, output.stage.schema
-    tables = list(map(plan.lake.table, _of_all_rounds(plan, "filtered_calls")))
+    tables = list(map(plan.lake.table, _of_lanes(plan, "filtered_calls")))
     scans = [table.scan().select(DOCUMENT) for table in tables if table.parts()]
     empty = schema.to_frame().lazy().select(DOCUMENT)
     shards = pl.concat([empty, *scans]).group_by("digest").agg(pl.col("shard").unique())
@@ -199,7 +198,7 @@ def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 def _by_shard(plan: Plan, copies: pl.DataFrame) -> dict[str, str]:
     """A fingerprint of the rows that concern each shard, and of the kept calls that it gets from others."""
-    tables = list(map(plan.lake.table, _of_all_rounds(plan, "filtered_calls")))
+    tables = list(map(plan.lake.table, _of_lanes(plan, "filtered_calls")))
     versions = {shard: [table.part_version(shard) for table in tables] for shard in copies["shard"].unique()}
     found: dict[str, list[object]] = {}
     for shard, digest, home in copies.iter_rows():
@@ -270,7 +269,7 @@ DOCUMENT_COPIES = Stage(
     },
     key=DOCUMENT,
     settings=lambda plan, lane: {},
-    reads=lambda plan, lane: (raw_shards.NAME, *_of_all_rounds(plan, "filtered_calls")),
+    reads=lambda plan, lane: (raw_shards.NAME, *_of_lanes(plan, "filtered_calls")),
     group="training",
     sharded=False,
     rows=copies,

@@ -73,7 +73,7 @@ def estimate(
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
     subset = tables[heuristic_subset.STAGE.name]
-    stages = annotating(subset.lane)
+    stages = annotating(subset.plan, subset.lane)
     stale = [part for part in subset.parts if any(difference(tables[stage.name], part) for stage in stages)]
     placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
@@ -90,9 +90,9 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     return _scaled(lane, worker.plan, placed, groups, control)
 
 
-def annotating(lane: Lane) -> tuple[Stage, ...]:
+def annotating(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages from the candidates on; the last is the control, which swaps results among texts of a shard."""
-    found = lane_stages(lane)
+    found = lane_stages(plan, lane)
     return found[1 : found.index(swapped_results.STAGE) + 1]
 
 

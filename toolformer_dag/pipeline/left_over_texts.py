@@ -1,4 +1,4 @@
-"""heuristic_subset of later rounds: the texts of the round before in which it kept no call of the lane's tool."""
+"""heuristic_subset of a project that starts from another: the texts in which that one kept no call of the tool."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,16 +15,17 @@ from toolformer_dag.pipeline.filtered_calls import FILTER_RULE, REPEATED
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that are read: texts and kept calls of the round before."""
-    return tuple(f"{_before(lane)}/{name}" for name in ("heuristic_subset", "filtered_calls"))
+    """Return the tables that are read: texts and kept calls of the project that this one starts from."""
+    return tuple(f"{_before(plan, lane)}/{name}" for name in ("heuristic_subset", "filtered_calls"))
 
 
-def _before(lane: Lane) -> str:
-    return lane.in_round(lane.round - 1).key
+def _before(plan: Plan, lane: Lane) -> str:
+    assert plan.start is not None
+    return plan.start.lane_of(lane.tool).key
 
 
 def _rule(output: TableOutput) -> Table:
-    return output.plan.lake.table(f"{_before(output.lane)}/{FILTER_RULE}")
+    return output.plan.lake.table(f"{_before(output.plan, output.lane)}/{FILTER_RULE}")
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -62,7 +63,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 STAGE = replace(
     heuristic_subset.STAGE,
-    description="The texts that a tool wants and in which the rounds before kept no call of it.",
+    description="The texts that a tool wants and in which the project that it starts from kept no call of it.",
     settings=lambda plan, lane: {},
     reads=reads,
     inputs=inputs,

@@ -35,7 +35,6 @@ from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, clai
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
-from toolformer_dag.settings.rounds import FIRST
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
@@ -75,7 +74,7 @@ def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
 
 def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
     """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
-    ends = {} if plan.round == FIRST else {"ends": "before results"}
+    ends = {"ends": "before results"} if plan.start else {}
     return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
 
 
@@ -207,7 +206,7 @@ def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -
         for row in chunk.texts.iter_rows(named=True)
     ]
     before = Counter(engine.counts.as_dict())
-    sampling, later = worker.plan.settings.sampling, worker.plan.round != FIRST
+    sampling, later = worker.plan.settings.sampling, worker.plan.start is not None
     proposals = engine.propose(
         store.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling, finetuned=later
     )

@@ -21,7 +21,6 @@ from toolformer_dag.pipeline import (
     swapped_results,
     tool_results,
 )
-from toolformer_dag.settings.rounds import FIRST
 
 LANE_STAGES: tuple[Stage, ...] = (
     heuristic_subset.STAGE,
@@ -36,12 +35,12 @@ REMOVING: tuple[Stage, ...] = (removed_documents.SCREENED, removed_documents.STA
 STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *LANE_STAGES, augmented_corpus.STAGE)
 
 
-def lane_stages(lane: Lane) -> tuple[Stage, ...]:
+def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages of a lane; its candidates come from its sources.
 
     Chains have two more per call, and two that score them.
     """
-    found = LANE_STAGES if lane.round == FIRST else (left_over_texts.STAGE, *LANE_STAGES[1:])
+    found = (left_over_texts.STAGE if plan.start else LANE_STAGES[0], *LANE_STAGES[1:])
     found = tuple(proposals.stage(lane) if stage is scored_candidates.STAGE else stage for stage in found)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
     behind = found.index(tool_results.STAGE) + 1
@@ -51,16 +50,19 @@ def lane_stages(lane: Lane) -> tuple[Stage, ...]:
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
-    lanes = [TableOutput(stage, plan, lane) for lane in plan.lanes for stage in lane_stages(lane)]
+    lanes = _lane_outputs(plan)
     removing = REMOVING if removed_documents.chosen(plan) else ()
     corpus = [TableOutput(stage, plan) for stage in (raw_shards.STAGE, *removing, heldout_texts.STAGE)]
     return [*corpus, *lanes, TableOutput(augmented_corpus.STAGE, plan)]
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:
-    """Return the tables that a plan's warehouse shows: its own, behind those that the lanes of earlier rounds have."""
-    earlier = plan.lanes_so_far[: -len(plan.lanes)]
-    return [*(TableOutput(stage, plan, lane) for lane in earlier for stage in lane_stages(lane)), *table_outputs(plan)]
+    """Return the tables that a plan's warehouse shows: its own, after those of lanes that its C* holds calls of too."""
+    return [*(output for one in plan.projects[:-1] for output in _lane_outputs(one)), *table_outputs(plan)]
+
+
+def _lane_outputs(plan: Plan) -> list[TableOutput]:
+    return [TableOutput(stage, plan, lane) for lane in plan.lanes for stage in lane_stages(plan, lane)]
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:

@@ -50,8 +50,9 @@ def trial(
     the stages raise.
     """
     with TemporaryDirectory() as folder:
-        lake = _TrialLake(Path(folder), known)
-        plan = _TrialPlan(worker.plan.settings, (lane,), worker.plan.model, lake, worker.plan.proposer)
+        given = worker.plan
+        lake = _TrialLake(Path(folder), known, given.suffix)
+        plan = _TrialPlan(given.settings, (lane,), given.model, lake, given.proposer, given.start)
         rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
         TableOutput(heuristic_subset.STAGE, plan, lane).publish(ALL, PartRows([rows]))
         own = copy(worker)
@@ -64,8 +65,8 @@ def trial(
 class _TrialLake(Lake):
     """Tables of its own, over the computed rows of another lake where there is one."""
 
-    def __init__(self, root: Path, known: Lake | None) -> None:
-        super().__init__(root)
+    def __init__(self, root: Path, known: Lake | None, suffix: str) -> None:
+        super().__init__(root, suffix=suffix)
         self._known = known
         self.appended: dict[str, list[pl.DataFrame]] = {}
 

@@ -15,7 +15,6 @@ from toolformer_dag.computing.workers import Workers, crew_of
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
-from toolformer_dag.settings.rounds import FIRST
 
 RESOURCES = {"lake": "toolformer_lake", "compute": "toolformer_compute"}
 """The names by which Dagster knows them; another project may have a `lake` of its own."""
@@ -27,7 +26,7 @@ class LakeResource(dg.ConfigurableResource[Lake]):
     root: str
     copies: str = ""
     steps_apart: bool = False
-    round: int = FIRST
+    suffix: str = ""
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
@@ -35,7 +34,7 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
         With `steps_apart` this is the process of a single step, whose end is not the run's.
         """
-        lake = Lake.at(self.root, Path(self.copies), self.round)
+        lake = Lake.at(self.root, Path(self.copies), self.suffix)
         instance, run = context.instance, context.run
         if instance is None or run is None or instance.is_ephemeral:
             yield lake

@@ -9,7 +9,6 @@ from toolformer_dag.identity import cache_folder
 from toolformer_dag.settings.corpus_settings import CorpusSettings
 from toolformer_dag.settings.evaluation_settings import DecodingSettings, EvaluationSettings
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
-from toolformer_dag.settings.rounds import numbered
 from toolformer_dag.settings.setting_types import (
     AsBefore,
     LakePlace,
@@ -194,6 +193,11 @@ class RoundSettings(SettingsTable):
         "can be compared, or that of the checkpoint which proposes them.",
     )
 
+    @property
+    def suffix(self) -> str:
+        """What the names of a later round's lanes, tables, jobs and files end with."""
+        return "" if self.count == 1 else f"_round_{self.count}"
+
 
 class SettingsTables(SettingsTable):
     """Hold all tables; a profile gives any of them."""
@@ -233,15 +237,15 @@ class Settings(SettingsTables):
     profile: str = Field("embedded", description="Name of the profile that the values below the file's come from.")
 
     @property
-    def rounds_so_far(self) -> list["Settings"]:
-        """The settings of every round, this one last."""
-        before = [self.rounds.model_copy(update={"count": number}) for number in range(1, self.rounds.count)]
-        return [*(self.model_copy(update={"rounds": rounds}) for rounds in before), self]
+    def start(self) -> "Settings | None":
+        """The settings of the round before, from whose lake and checkpoint this one starts."""
+        before = self.rounds.model_copy(update={"count": self.rounds.count - 1})
+        return self.model_copy(update={"rounds": before}) if before.count else None
 
     @property
     def warehouse(self) -> Path:
         """The DuckDB file of this round."""
-        return self.paths.warehouse.with_stem(numbered(self.paths.warehouse.stem, self.rounds.count))
+        return self.paths.warehouse.with_stem(f"{self.paths.warehouse.stem}{self.rounds.suffix}")
 
     @field_validator("model")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from toolformer_dag.settings.rounds import NUMBERED
+from toolformer_dag.settings.rounds import SUFFIXED
 from toolformer_dag.settings.setting_types import ASSET_GROUPS, SettingsError, SettingsTable
 
 LISTING = "mcp_tools.json"
@@ -96,7 +96,7 @@ def _named(name: str, listed: list[dict[str, Any]], sections: Values) -> dict[st
 def _free_key(tool: str, server: str, sections: Values) -> str:
     """Return the key of a tool's lane: its name, with the server's before it where another server's tool has that."""
     key = lane_key(tool)
-    if not key or key in ASSET_GROUPS or NUMBERED.fullmatch(key) or len(key) > MAX_KEY:
+    if not key or key in ASSET_GROUPS or SUFFIXED.fullmatch(key) or len(key) > MAX_KEY:
         raise _unnamed(server, tool, f"has a name that is no lane's (letters, digits and _, at most {MAX_KEY})")
     return key if sections.get(key, {}).get("server", server) == server else f"{server}_{key}"
 

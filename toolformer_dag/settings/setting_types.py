@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.rounds import NUMBERED, OF_A_ROUND
+from toolformer_dag.settings.rounds import OWN, SUFFIXED
 
 
 class SettingsError(UserError, ValueError):
@@ -87,7 +87,7 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
     return found
 
 
-ASSET_GROUPS = ("ccnet", *OF_A_ROUND)
+ASSET_GROUPS = ("ccnet", *OWN)
 """The groups of the asset graph that are not lanes."""
 
 
@@ -118,7 +118,7 @@ def _local(value: object) -> object:
 
 def _lane_name(name: str) -> str:
     """Check a name that becomes part of the lane's asset keys."""
-    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or NUMBERED.fullmatch(name):
+    if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or SUFFIXED.fullmatch(name):
         groups = ", ".join(ASSET_GROUPS)
         raise ValueError(
             f"a lane's name has letters, digits and _, does not end in _round_N and is none of {groups}; rename the "

@@ -24,7 +24,6 @@ from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.weights import CHECKPOINT, DamagedCheckpoint, checkpoint_folder, model_identity, model_name
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.settings.rounds import in_round
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
@@ -233,7 +232,7 @@ def publish(folder: Path, out: Path) -> None:
 
 def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
     """Return the files of a published checkpoint, as the lake shares them among machines."""
-    owner = in_round(f"training/{name}", settings.rounds.count)
+    owner = f"training{settings.rounds.suffix}/{name}"
     return LocalOutput(Lake.of(settings.paths).storage, owner, checkpoint_folder(settings, name))
 
 
