@@ -22,6 +22,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Crew, Crews, Tables, Workers, in_process, worker_count
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
+from toolformer_dag.pipeline import removed_documents
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
@@ -74,6 +75,7 @@ chunk_texts = 4
 chunk_calls = 4
 """
 MEASURED = ("seconds", "cost")
+RAW_SHARDS, SCREENED, REMOVED = "raw_shards", "screened_documents", "removed_documents"
 
 
 def crew_of(worker: Worker, tables: Tables) -> Crew:
@@ -173,9 +175,12 @@ class Line:
         progress: Progress = silent,
     ) -> Reports:
         """Bring the tables of these stages up to date, in this order, or all; return the reports by stage."""
-        outputs = self.outputs()
+        outputs, names = self.outputs(), list(stages or self.outputs())
+        if RAW_SHARDS in stages and SCREENED not in stages:  # all others read which documents are removed
+            names[names.index(RAW_SHARDS) + 1 : 0] = [SCREENED, REMOVED]
         with self.lent(outputs, crews) as (worker, workers):
-            return {name: update(worker, workers, outputs[name], progress) for name in stages or outputs}
+            shown = {name: progress if name in (stages or names) else silent for name in names}
+            return {name: update(worker, workers, outputs[name], shown[name]) for name in names}
 
     @contextmanager
     def lent(
@@ -256,7 +261,11 @@ def hand_made(
 def update_one(outputs: Mapping[str, TableOutput], name: str) -> TableReport:
     """Bring one table up to date in this process."""
     worker = Worker(outputs[name].plan)
-    return update(worker, Workers(worker, outputs, in_process), outputs[name], silent)
+    workers = Workers(worker, outputs, in_process)
+    if removed_documents.NAME in outputs[name].depends_on:
+        for before in (removed_documents.SCREENED_NAME, removed_documents.NAME):
+            update(worker, workers, outputs[before], silent)
+    return update(worker, workers, outputs[name], silent)
 
 
 def frame_of(output: TableOutput, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:

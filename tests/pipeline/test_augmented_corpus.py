@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tests.cuts import fitting, words
 from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish, update_one
-from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
@@ -96,25 +95,10 @@ def test_calls_found_in_differently_cut_texts_meet_in_one_example(tmp_path: Path
     assert report.violations == {"unique_keys": 0, "gives_text_back": 0}
 
 
-@pytest.mark.parametrize(("copy", "calls"), [(TEXT, 2), ("It is Friday.", 1)])
-def test_calls_that_lanes_found_in_copies_of_a_document_meet(
-    tmp_path: Path, model: Path, copy: str, calls: int
-) -> None:
-    outputs = corpus_of(tmp_path, model, {"one": TEXT, "two": copy})
-    publish_kept(outputs["calculator/filtered_calls"], "one", "four", "4")
-    publish_kept(outputs["calendar/filtered_calls"], "two", "Friday", "Friday")
-    publish(outputs["calculator/filtered_calls"], "two", [])
-    publish(outputs["calendar/filtered_calls"], "one", [])
-    report = update_one(outputs, CORPUS)
-    [row] = outputs[CORPUS].table.read("one").iter_rows(named=True)
-    assert (row["shard"], row["text"], row["calls"]) == ("one", TEXT, calls)
-    assert report.rejections == ({} if calls == 2 else {"duplicate_document": 1})
-
-
 WORDS = "one two three four five six seven eight nine ten eleven twelve"
 
 
-def plainly(folder: Path, model: Path, share: float, copied: bool = False) -> dict[str, TableOutput]:
+def plainly(folder: Path, model: Path, share: float) -> dict[str, TableOutput]:
     """Publish twelve texts of the calculator's lane and the calendar's, of which three have a call of the first."""
     outputs = hand_made(folder, *NAMES, shards=["one"], model=model, sections={"training": {"plain_texts": share}})
     texts = {word: f"A {word} is a number and nothing more." for word in WORDS.split()}
@@ -125,11 +109,7 @@ def plainly(folder: Path, model: Path, share: float, copied: bool = False) -> di
             for word, text in texts.items()
         ]
         publish(outputs[f"{lane}/heuristic_subset"], "one", rows)
-        copies = [{"shard": "one", "digest": word} for word in ("eight", "eleven")] if copied else []
         filtered = outputs[f"{lane}/filtered_calls"]
-        for inner in filtered.inner:
-            if inner.stage.name == "filter_rule":
-                publish(inner, WHOLE, copies)
         calls = [
             {"tool": lane, "shard": "one", "digest": word, "segment": 0, "position": 1, "sample": 0, "char_offset": 1}
             | {"input": "1", "result": "1", "delta": 1.0}
@@ -156,8 +136,6 @@ def test_texts_in_which_no_call_helped_stand_as_they_are_in_the_proportion_asked
     assert len(plain[0.0]) == 0 and len(plain[0.9]) in (2, 3)  # 2.7, rounded by a hash
     assert plain[1.0] == {"eight", "eleven", "five"} and len(plain[2.0]) == 6 and len(plain[9.0]) == 9
     assert plain[0.9] <= plain[1.0] <= plain[2.0] <= plain[9.0], "a larger proportion adds texts and drops none"
-    without = stored(plainly(tmp_path / "copied", model, 1.0, copied=True))
-    assert {word for word, (_, calls) in without.items() if not calls} == {"five", "four", "nine"}
 
 
 def test_a_proportion_of_texts_without_calls_makes_c_alone_stale(tmp_path: Path, model: Path) -> None:

@@ -52,10 +52,36 @@ def test_a_removed_document_is_a_row_and_in_no_lane(line: Line) -> None:
     assert set(line.read("heldout_texts")["digest"]) <= {"b1", "c2"}
 
 
-def test_without_the_settings_there_are_no_such_tables_and_nothing_is_removed(line: Line) -> None:
-    assert not {"screened_documents", REMOVED} & line.outputs().keys()
+def test_without_the_settings_equal_texts_and_those_of_benchmarks_stay(line: Line) -> None:
     line.update(RAW, SUBSET)
     assert chosen(line) == {"b1", "b2", "b3", "c1", "c2"}
+
+
+@pytest.mark.parametrize("equal", ["false", "true"])
+def test_a_document_that_lies_in_several_shards_counts_once_in_the_first(line: Line, equal: str) -> None:
+    """Whatever its text is elsewhere; and a text that only its second copy has is not lost to it."""
+    write(line, "a", {"a1": f"{SUMS} 8 and 1 make 9 ."})
+    write(line, "d", {"b1": f"{SUMS} 5 and 1 make 6 .", "a1": SUMS, "d1": f"{SUMS} 5 and 1 make 6 ."})
+    line.set(corpus__deduplicate=equal)
+    reports = line.update(RAW, "screened_documents", REMOVED, SUBSET)
+    rows = [row for row in line.read(REMOVED).rows() if row[0] == "d"]
+    assert rows == [
+        ("d", "a1", "duplicate_document", None, "a", "a1"),
+        ("d", "b1", "duplicate_document", None, "b", "b1"),
+    ]
+    assert reports[REMOVED].rejections["duplicate_document"] == 2
+    assert set(line.read(SUBSET).filter(shard="d")["digest"]) == {"d1"}
+
+
+def test_shards_without_copies_are_as_they_were_when_one_with_copies_comes(line: Line) -> None:
+    line.update(RAW, SUBSET)
+    before = line.output(SUBSET).table.pointers()
+    write(line, "d", {"c1": SUMS})
+    reports = line.update(RAW, "screened_documents", REMOVED, SUBSET)
+    assert reports[SUBSET].updated == ("d",) and reports[SUBSET].rows["d"] == 0
+    write(line, "a", {"c1": SUMS})
+    assert line.update(RAW, "screened_documents", REMOVED, SUBSET)[SUBSET].updated == ("a", "c")
+    assert line.output(SUBSET).table.pointer("b") == before["b"]
 
 
 def test_one_of_both_alone(line: Line) -> None:

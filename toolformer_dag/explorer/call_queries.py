@@ -39,7 +39,7 @@ APPLIED = """
 SELECT tool, calls, examples, kept_swapped, by_chance, by_chance_low, by_chance_high, fdr, fdr_high
 FROM swapped_statistics JOIN filter_statistics USING (tool, tau_f, calls) JOIN lanes USING (tool, tau_f)
 """
-VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(false, NULL, best, delta, $tau), 'kept') END"
+VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(NULL, best, delta, $tau), 'kept') END"
 """What becomes of a call at the threshold $tau, whatever the limit of texts per tool (examples_per_tool)."""
 COLUMNS = f"""
 rowid AS row, tool, shard, digest, segment, position, sample, domain, date, char_offset, text_offset,

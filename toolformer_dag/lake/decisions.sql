@@ -2,9 +2,9 @@
 -- memory than there is.
 CREATE TABLE decisions AS FROM verdicts LIMIT 0;
 COMMENT ON TABLE decisions IS 'Every scored call with its verdict, sorted by tool and delta.';
-COMMENT ON COLUMN decisions.reason IS 'why the call was not kept: a reason of loss_deltas, duplicate_document, no_threshold, below_tau_f, not_best_at_position or beyond_examples; null where it was kept';
+COMMENT ON COLUMN decisions.reason IS 'why the call was not kept: a reason of loss_deltas, no_threshold, below_tau_f, not_best_at_position or beyond_examples; null where it was kept';
 COMMENT ON COLUMN decisions.unfit IS 'why the call may not stay whatever its delta: the reason in loss_deltas; null for most';
-COMMENT ON COLUMN decisions.eligible IS 'whether the threshold decides: the call is not unfit, and its document lies in no earlier shard';
+COMMENT ON COLUMN decisions.eligible IS 'whether the threshold decides: the call is not unfit';
 COMMENT ON COLUMN decisions.best IS 'whether it has the largest delta of the eligible calls at its position; of equals, the first sample';
 COMMENT ON COLUMN decisions.kept IS 'whether it is in filtered_calls';
 COMMENT ON COLUMN decisions.tau_f IS 'the threshold that filtered_calls was made with; null where there was none';

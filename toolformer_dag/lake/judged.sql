@@ -1,10 +1,6 @@
 -- What the threshold decides on: which scored calls may stay, and which is the best of its place. Reads `scored`: the
--- columns of loss_deltas, and `row`, a number of the row; and `scored_documents`: tool, shard and digest of these rows, and
--- of those of their documents that lie in other shards. The choice of a threshold runs this over the files of one lane, the
--- warehouse over those of all, or of the shards that changed.
-
--- A document that lies in several shards counts once, in the first of them.
-CREATE TEMP TABLE homes AS SELECT tool, digest, min(shard) AS shard FROM scored_documents GROUP BY ALL;
+-- columns of loss_deltas, and `row`, a number of the row. The choice of a threshold runs this over the files of one lane,
+-- the warehouse over those of all, or of the shards that changed.
 
 -- Of equal deltas, the first sample.
 CREATE TEMP TABLE best_calls AS
@@ -12,13 +8,11 @@ SELECT tool, shard, digest, segment, position, one.sample AS sample, one.row AS 
 FROM (
     SELECT tool, shard, digest, segment, position,
            arg_max({sample: sample, row: row}, {delta: delta, earlier: -sample}) AS one
-    FROM scored SEMI JOIN homes USING (tool, digest, shard)
+    FROM scored
     WHERE reason IS NULL
     GROUP BY ALL
 );
 
 CREATE TEMP VIEW judged AS
-SELECT scored.*, homes.shard IS NULL AS repeated, homes.shard IS NOT NULL AND reason IS NULL AS eligible,
-       best_calls.row IS NOT NULL AS best
-FROM scored LEFT JOIN homes USING (tool, digest, shard)
-LEFT JOIN (SELECT row FROM best_calls) AS best_calls USING (row);
+SELECT scored.*, reason IS NULL AS eligible, best_calls.row IS NOT NULL AS best
+FROM scored LEFT JOIN (SELECT row FROM best_calls) AS best_calls USING (row);

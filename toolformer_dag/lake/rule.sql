@@ -1,5 +1,4 @@
-MACRO why_not(repeated, unfit, best, delta, tau) AS CASE
-    WHEN repeated THEN 'duplicate_document'
+MACRO why_not(unfit, best, delta, tau) AS CASE
     WHEN unfit IS NOT NULL THEN unfit
     WHEN tau IS NULL THEN 'no_threshold'
     WHEN NOT coalesce(delta >= tau, false) THEN 'below_tau_f'

@@ -10,9 +10,9 @@ FROM texts SEMI JOIN (SELECT DISTINCT shard FROM scored) AS judged_shards USING 
 LEFT JOIN documents USING (shard, digest);
 
 CREATE TEMP VIEW verdicts AS
-SELECT judged.* EXCLUDE (row, repeated, eligible, best) REPLACE (
+SELECT judged.* EXCLUDE (row, eligible, best) REPLACE (
            CASE WHEN kept_calls.row IS NULL
-                THEN coalesce(why_not(repeated, judged.reason, best, delta, tau_f), 'beyond_examples')
+                THEN coalesce(why_not(judged.reason, best, delta, tau_f), 'beyond_examples')
            END AS reason),
        judged.reason AS unfit, eligible, best, kept_calls.row IS NOT NULL AS kept, tau_f, delta - tau_f AS distance,
        char_offset - "offset" AS text_offset, domain, date, document

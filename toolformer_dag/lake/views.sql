@@ -7,7 +7,7 @@ FROM decisions;
 CREATE VIEW eligible AS
 SELECT $loss_deltas
 FROM decisions WHERE eligible;
-COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides. A document that lies in several shards counts once.';
+COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides.';
 
 -- Outside of strings only names stand before `=`; the rest is JSON as it is.
 CREATE MACRO as_object(input) AS
@@ -47,7 +47,7 @@ COMMENT ON MACRO why_not IS 'Why a call would not stay at a threshold tau, the f
 CREATE MACRO kept_at(tau) AS TABLE
 SELECT $loss_deltas
 FROM decisions
-WHERE CASE WHEN NOT best OR why_not(false, NULL, best, delta, tau) IS NOT NULL THEN false
+WHERE CASE WHEN NOT best OR why_not(NULL, best, delta, tau) IS NOT NULL THEN false
            WHEN delta_is_bound THEN error(format('{} has calls without L(c) at this tau: lower filtering.loss_floor', tool))
            ELSE true END;
 COMMENT ON MACRO TABLE kept_at IS 'The calls that would stay at another threshold: SELECT tool, count(*) FROM kept_at(0.8) GROUP BY tool.';

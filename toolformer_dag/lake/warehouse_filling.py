@@ -38,12 +38,6 @@ DOCUMENTS = "documents"
 DERIVED = ("decisions", "swapped_places", "curves")
 MEMORY = "3GB"
 """What building may hold in memory; the rest is spilled beside the file."""
-SCORED_DOCUMENTS = "CREATE TEMP VIEW scored_documents AS SELECT tool, shard, digest FROM scored"
-OF_OTHER_SHARDS = """
-UNION ALL
-SELECT tool, shard, digest FROM decisions SEMI JOIN (SELECT DISTINCT tool, digest FROM scored) AS judged_documents
-USING (tool, digest)
-"""
 ROWS = "FROM rows"
 ASKED = "tool, input, context"
 SAMPLED = ("candidates", "chained_candidates")
@@ -149,7 +143,6 @@ def fill(
     `files`: of a copy those of `shards` alone for tables by shard; of `documents`, which keep their places, those of
     shards that the file does not have; of other tables all. Any DuckDB from 1.0 on can open the file.
     """
-    others = OF_OTHER_SHARDS if shards is not None else ""
     with _attached(file, spilled) as connection:
         replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
         connection.execute(replaced, {"shards": list(shards or ())})
@@ -167,7 +160,6 @@ def fill(
                 )
                 connection.execute(f'DELETE FROM "{table.name}" {of_shards}')
             connection.execute(f"{verb} WITH rows AS ({read}) {table.select}")
-        run_sql(connection, SCORED_DOCUMENTS + others)
         run_sql(connection, JUDGED + VERDICTS)
         run_sql(connection, DECISIONS if shards is None else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
         _decide(connection)
@@ -229,7 +221,7 @@ def _costs_asked(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _decide(connection: duckdb.DuckDBPyConnection) -> None:
-    for tool in rows(connection, "SELECT DISTINCT tool FROM homes ORDER BY tool")["tool"]:
+    for tool in rows(connection, "SELECT DISTINCT tool FROM scored ORDER BY tool")["tool"]:
         connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
 
 

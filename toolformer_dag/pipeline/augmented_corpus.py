@@ -13,7 +13,6 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
-    BY_SHARD,
     DIGEST,
     SEGMENT,
     SHARD,
@@ -25,15 +24,12 @@ from toolformer_dag.computing.stage import (
     Stage,
     StaleInput,
     TableOutput,
-    counted,
     versions,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
-from toolformer_dag.pipeline.filtered_calls import FILTER_RULE
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
@@ -50,7 +46,6 @@ from toolformer_dag.texts.calls import take_out
 from toolformer_dag.texts.chains import Link, read_chain
 
 NAME = "training/augmented_corpus"
-COPIES = "training/document_copies"
 DOCUMENT = ("shard", "digest")
 ORDER = ("document_hash", "digest", "segment")
 Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
@@ -79,9 +74,8 @@ def _wanted(plan: Plan, lane: Lane) -> str:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells the versions of a shard's documents and kept calls, and of what other shards add or take."""
-    table = output.plan.lake.table
-    return versions({name: table(name) for name in output.depends_on}, table(COPIES))
+    """Return what tells the versions of a shard's documents and kept calls."""
+    return versions({name: output.plan.lake.table(name) for name in output.depends_on})
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -94,7 +88,8 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     texts of the shard. Raises StaleInput where a document is gone.
     """
     rejected = Rejected()
-    plan, calls = output.plan, _calls_at_home(output.plan, part, rejected)
+    plan, tables = output.plan, _of_lanes(output.plan, "filtered_calls")
+    calls = pl.concat([plan.lake.table(name).read(part) for name in tables])
     plain = plain_texts(plan, part, calls)
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
@@ -103,44 +98,23 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     return PartRows([table], rejected, [cuts.name])
 
 
-def _calls_at_home(plan: Plan, shard: str, rejected: Rejected) -> pl.DataFrame:
-    """The kept calls that are merged in a shard; counts those that are merged nowhere."""
-    copies = plan.lake.table(COPIES).read(WHOLE)
-    own = _kept(plan, shard)
-    leaving = copies.filter(pl.col("shard") == shard)
-    lost = own.join(leaving.filter(pl.col("home").is_null()), on="digest", how="semi")
-    rejected.update(counted(lost.with_columns(reason=pl.lit("duplicate_document"))))
-    found = [own.join(leaving, on="digest", how="anti", maintain_order="left")]
-    coming = copies.filter(pl.col("home") == shard)
-    for (other,), documents in coming.group_by("shard", maintain_order=True):
-        calls = _kept(plan, str(other)).join(documents, on="digest", how="semi", maintain_order="left")
-        found.append(calls.with_columns(shard=pl.lit(shard)))
-    return pl.concat(found)
-
-
-def _kept(plan: Plan, shard: str) -> pl.DataFrame:
-    return pl.concat([plan.lake.table(name).read(shard) for name in _of_lanes(plan, "filtered_calls")])
-
-
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     """Choose texts of a shard in which no call of any lane stays: (shard, digest, offset).
 
     Each lane gives so many of the texts that it wanted as `training.plain_texts` says, in proportion to its texts with
     calls: those with the smallest hashes, and none that another lane gave. Parts of a text are rounded by a hash, so
-    that shards with few calls give their share too. Copies of documents that count in another shard give none.
-    `calls`: the calls that are merged in the shard. Memory: the places of the lanes' texts in the shard.
+    that shards with few calls give their share too. `calls`: the shard's kept calls. Memory: the places of the lanes'
+    texts in the shard.
     """
     share, lake = plan.settings.training.plain_texts, plan.lake
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if not share:
         return chosen
-    counted_elsewhere = [COPIES, *_of_lanes(plan, FILTER_RULE)]
-    copies = pl.concat([lake.table(name).read(WHOLE).select(DOCUMENT) for name in counted_elsewhere])
     inside = pl.col("char_offset").is_between("offset", pl.col("offset") + pl.col("length"), closed="left")
     for lane in plan.lanes:
         table = lake.table(_wanted(plan, lane)).scan([shard])
         columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
-        texts = table.select(columns).collect().join(copies, on=DOCUMENT, how="anti")
+        texts = table.select(columns).collect()
         held = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(inside)
         own = {one.key for one in plan.all_lanes if one.tool.key == lane.tool.key}
         wanted = share * held.filter(pl.col("tool").is_in(own)).select(TEXT_KEY).n_unique()
@@ -173,39 +147,6 @@ def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     pairs, names = rows.select("text_with_calls", "text").iter_rows(), output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
     return sum(take_out(augmented, names, markers) != text for augmented, text in pairs)
-
-
-def copies(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Find the documents that lanes met in different shards: the first of these gets their calls.
-
-    A copy whose text is another one there has no home. Memory: the keys of documents with kept calls. Raises StaleInput
-    where a document is gone.
-    """
-    plan, schema = output.plan, output.stage.schema
-    tables = list(map(plan.lake.table, _of_lanes(plan, "filtered_calls")))
-    scans = [table.scan().select(DOCUMENT) for table in tables if table.parts()]
-    empty = schema.to_frame().lazy().select(DOCUMENT)
-    shards = pl.concat([empty, *scans]).group_by("digest").agg(pl.col("shard").unique())
-    several = shards.filter(pl.col("shard").list.len() > 1).explode("shard").collect(engine="streaming")
-    texts = [(shard, digest, fingerprint(text)) for shard, digest, _, text in _documents(plan, several)]
-    found = pl.DataFrame(texts, schema=[*DOCUMENT, "text"], orient="row").sort(DOCUMENT)
-    first = found.group_by("digest", maintain_order=True).first().rename({"shard": "home", "text": "first"})
-    others = found.join(first, on="digest", maintain_order="left").filter(pl.col("shard") != pl.col("home"))
-    home = pl.when(pl.col("text") == pl.col("first")).then("home")
-    table = others.with_columns(home=home).select(schema.names()).cast(schema)
-    return PartRows([table], facts={BY_SHARD: _by_shard(plan, table)})
-
-
-def _by_shard(plan: Plan, copies: pl.DataFrame) -> dict[str, str]:
-    """A fingerprint of the rows that concern each shard, and of the kept calls that it gets from others."""
-    tables = list(map(plan.lake.table, _of_lanes(plan, "filtered_calls")))
-    versions = {shard: [table.part_version(shard) for table in tables] for shard in copies["shard"].unique()}
-    found: dict[str, list[object]] = {}
-    for shard, digest, home in copies.iter_rows():
-        found.setdefault(shard, []).append([digest, home])
-        if home is not None:
-            found.setdefault(home, []).append([digest, shard, versions[shard]])
-    return {shard: fingerprint(concerning) for shard, concerning in found.items()}
 
 
 def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str, str]]:
@@ -259,21 +200,6 @@ def _row(shard: str, digest: str, text: str, example: Example) -> Row:
     return (order, digest, piece.index, shard, piece.offset, *texts, tools, calls, split_of(text))
 
 
-DOCUMENT_COPIES = Stage(
-    name="document_copies",
-    description="Documents with kept calls that an earlier shard has too: where their calls are merged.",
-    columns={
-        "shard": SHARD,
-        "digest": DIGEST,
-        "home": Column(pl.String(), "the first shard that has it; null where its text is another one there"),
-    },
-    key=DOCUMENT,
-    settings=lambda plan, lane: {},
-    reads=lambda plan, lane: (raw_shards.NAME, *_of_lanes(plan, "filtered_calls")),
-    group="training",
-    sharded=False,
-    rows=copies,
-)
 STAGE = Stage(
     name="augmented_corpus",
     description="C*: texts with their calls in them (paper, section 2); without these they are C, byte for byte.",
@@ -296,7 +222,6 @@ STAGE = Stage(
     settings=settings,
     reads=reads,
     inputs=inputs,
-    inner=(DOCUMENT_COPIES,),
     group="training",
     hidden=("document_hash",),
     kinds=frozenset({"polars", "parquet"}),

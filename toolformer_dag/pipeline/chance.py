@@ -16,7 +16,7 @@ from toolformer_dag.computing.stage import REJECTIONS
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import CHOSEN
-from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SCORED_DOCUMENTS, SWAPPED_PLACES
+from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SWAPPED_PLACES
 from toolformer_dag.pipeline import scores
 from toolformer_dag.settings.tool_settings import MODEL, ChanceThreshold
 
@@ -150,7 +150,6 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
         connection.execute(f"CREATE TABLE lanes {one} tau_f", {"tool": lane.key, "value": tau_f})
         connection.execute(f"CREATE TABLE filter_rules {one} by_chance", {"tool": lane.key, "value": by_chance})
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
-        connection.execute(SCORED_DOCUMENTS)
         run_sql(connection, JUDGED)
         connection.execute("CREATE TABLE decisions AS FROM judged")
         run_sql(connection, SWAPPED_PLACES + CHANCE)

@@ -1,22 +1,13 @@
 -- What a shard of filtered_calls has to know of the others, from the scored texts of all shards of a lane. Runs with the
 -- macro why_not of rule.sql. Parameters: $files (part files of scored_texts), $tau_f (null keeps nothing), $examples.
 
--- A document that lies in several shards counts once, in the first of them.
-CREATE TEMP TABLE homes AS
-SELECT digest, min(shard) AS home FROM read_parquet($files, hive_partitioning = false) GROUP BY digest;
-
-CREATE TEMP TABLE repeated AS
-SELECT DISTINCT shard, digest
-FROM read_parquet($files, hive_partitioning = false) JOIN homes USING (digest)
-WHERE shard <> home;
-
 CREATE TEMP TABLE passing AS
 SELECT shard, text_digest
-FROM read_parquet($files, hive_partitioning = false) ANTI JOIN repeated USING (shard, digest)
-WHERE why_not(false, NULL, true, delta, $tau_f) IS NULL AND text_digest IS NOT NULL;
+FROM read_parquet($files, hive_partitioning = false)
+WHERE why_not(NULL, true, delta, $tau_f) IS NULL AND text_digest IS NOT NULL;
 
--- At most $examples distinct texts, chosen by a hash of the text, so that equal texts fare equally whatever their ids,
--- and another shard replaces few of them.
+-- At most $examples distinct texts, chosen by a hash of the text, so that equal texts are treated alike whatever their
+-- ids, and another shard replaces few of them.
 CREATE TEMP TABLE last_text AS
 SELECT max(text_digest) AS text_digest
 FROM (SELECT DISTINCT text_digest FROM passing ORDER BY text_digest LIMIT $examples);

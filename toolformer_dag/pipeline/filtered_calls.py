@@ -1,10 +1,9 @@
 """filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
 
 A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in filter_rule: a
-threshold by chance, the documents that an earlier shard has, and the texts that the limit on examples leaves. These are
-chosen over scored_texts, a row per text with scored calls, so that an added shard costs its own rows and a look at the
-texts of the others; a threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says
-so, here and for the warehouse.
+threshold by chance, and the texts that the limit on examples leaves. These are chosen over scored_texts, a row per text
+with scored calls, so that an added shard costs its own rows and a look at the texts of the others; a threshold by
+chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says so, here and for the warehouse.
 """
 
 from collections import Counter
@@ -42,29 +41,13 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 FILTER_RULE = "filter_rule"
-LAST_TEXT, EXAMPLES, REPEATED = "last_text", "examples", "repeated_documents"
-"""Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay, and a
-fingerprint of its documents that an earlier shard has."""
+LAST_TEXT, EXAMPLES = "last_text", "examples"
+"""Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay."""
 TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
 FILES = "read_parquet($files, hive_partitioning = false)"
 """What scored_texts.sql reads where the score is the paper's; else `scored`."""
 RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
-REPEATED_DOCUMENTS = """
-CREATE TEMP VIEW scored_documents AS
-SELECT tool, shard, digest FROM scored
-UNION ALL
-SELECT DISTINCT tool, '' AS shard, digest FROM scored WHERE digest IN (FROM repeated);
-"""
-"""A document that an earlier shard has; which one makes no difference."""
-REPEATED_IN_ALL = """
-CREATE TEMP TABLE repeated AS
-SELECT digest
-FROM (SELECT DISTINCT shard, digest FROM scored)
-LEFT JOIN (SELECT unnest($1::VARCHAR[]) AS shard, unnest($2::VARCHAR[]) AS digest, true AS told) USING (shard, digest)
-GROUP BY digest HAVING count(told) = count(*)
-"""
-"""Documents that none of the shards that are filtered together has first: judged.sql finds the first among these."""
-SQL = f"CREATE TEMP {RULE}{REPEATED_DOCUMENTS}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
+SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
 
 
 def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -116,9 +99,9 @@ def by_part(output: TableOutput, parts: Sequence[str], rows: pl.DataFrame) -> di
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose over all shards of a lane, out of core; the rows are the documents that an earlier shard has."""
-    lane, schema = output.lane, output.stage.schema
-    facts: dict[str, Any] = {LAST_TEXT: None, EXAMPLES: {}, REPEATED: {}}
+    """Choose over all shards of a lane, out of core; what is chosen stands in the record."""
+    lane = output.lane
+    facts: dict[str, Any] = {LAST_TEXT: None, EXAMPLES: {}}
     given = {"tau_f": lane.tau_f, "examples": output.plan.settings.training.examples_per_tool}
     if isinstance(lane.tau_f, ChanceThreshold):
         facts[CHOSEN] = _chosen(output.plan, lane, lane.tau_f)
@@ -129,12 +112,9 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
         run_sql(connection, RULE_SQL, {**given, "files": files})
-        repeated = answer(connection, "FROM repeated ORDER BY shard, digest").select(schema.names()).cast(schema)
-        by_shard = repeated.group_by("shard", maintain_order=True).agg("digest").iter_rows()
         facts[LAST_TEXT] = answer(connection, "FROM last_text").item()
         facts[EXAMPLES] = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
-        facts[REPEATED] = {shard: fingerprint(digests) for shard, digests in by_shard}
-    return PartRows([repeated], facts=facts)
+    return PartRows((), facts=facts)
 
 
 def _chosen(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
@@ -152,9 +132,7 @@ def inputs(output: TableOutput) -> InputsOf:
     threshold = {THRESHOLD: {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}} if chosen else {}
 
     def of(shard: str) -> Mapping[str, Any]:
-        found = {**of_texts(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0)}
-        repeated = record.get(REPEATED, {}).get(shard)
-        return found | threshold | ({REPEATED: repeated} if repeated else {})
+        return {**of_texts(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0), **threshold}
 
     return of
 
@@ -163,22 +141,16 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     """Decide over the scored calls of shards; see rule.sql, judged.sql and filter_rule.sql for the rules.
 
     Every scored call is kept or counted: below_tau_f, no_threshold (none was certified by chance, and there is no
-    fallback), not_best_at_position, duplicate_document, beyond_examples, or the reason it had in loss_deltas. Another
-    tau_f that keeps the same calls gives the same data version. Raises MissingPart, DamagedPart.
+    fallback), not_best_at_position, beyond_examples, or the reason it had in loss_deltas. Another tau_f that keeps the
+    same calls gives the same data version. Raises MissingPart, DamagedPart.
     """
     lane = output.lane
-    table = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}")
-    record, given = table.record(WHOLE), _files(output, parts)
+    record, given = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}").record(WHOLE), _files(output, parts)
     tau_f = record[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     if not given:
         return {part: PartRows(()) for part in parts}
-    # the rule is read where it says something of a shard: most have no document that an earlier one has
-    told = not record[REPEATED].keys().isdisjoint(parts)
-    repeated = table.read(WHOLE) if told else RULES.schema.to_frame()
     with scratch() as connection:
         scores.scored(connection, output.plan, lane, parts, given["files"])
-        of_parts = repeated.filter(pl.col("shard").is_in(parts))
-        connection.execute(REPEATED_IN_ALL, [of_parts["shard"].to_list(), of_parts["digest"].to_list()])
         run_sql(connection, SQL, {**given, "tau_f": tau_f, "last_text": record[LAST_TEXT]})
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
         rejected = answer(connection, "SELECT shard, why, count(*) FROM decided WHERE why IS NOT NULL GROUP BY ALL")
@@ -246,9 +218,9 @@ TEXTS = Stage(
 )
 RULES = Stage(
     name=FILTER_RULE,
-    description="The documents of a shard that an earlier shard has, whose calls do not count again.",
-    columns={"shard": SHARD, "digest": DIGEST},
-    key=("shard", "digest"),
+    description="What a shard's filter has to know of the others; no rows, since the record holds it.",
+    columns={"shard": SHARD},
+    key=("shard",),
     settings=rule_settings,
     reads=rule_reads,
     inputs=rule_inputs,

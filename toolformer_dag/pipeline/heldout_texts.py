@@ -156,7 +156,7 @@ STAGE = Stage(
     },
     key=TEXT_KEY,
     settings=settings,
-    reads=removed_documents.reads,
+    reads=removed_documents.READS,
     inputs=removed_documents.inputs,
     group="ccnet",
     hidden=("text",),

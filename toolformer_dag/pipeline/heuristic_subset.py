@@ -205,7 +205,7 @@ STAGE = Stage(
     },
     key=TEXT_KEY,
     settings=settings,
-    reads=removed_documents.reads,
+    reads=removed_documents.READS,
     inputs=removed_documents.inputs,
     kinds=frozenset({"python", "polars"}),
     warehouse_name="texts",

@@ -1,8 +1,8 @@
-"""removed_documents: equal texts but one, and texts that share a passage with a benchmark; and what is left of a shard.
+"""removed_documents: documents that an earlier shard has; equal texts but one, and texts of benchmarks, where asked.
 
-Both are optional (`corpus.deduplicate`, `corpus.decontaminate`), and without them the graph lacks these tables. A shard
-is screened by itself (screened_documents), then all shards are compared. Copies that differ in a character are not
-found: tools made for near-duplicates run before (docs/howto/corpora.md).
+So a document counts once, before anything is computed for it, and no later stage compares shards. A shard is screened
+by itself (screened_documents), then all shards are compared. Copies that differ in a character are not found: tools
+made for near-duplicates run before (docs/howto/corpora.md).
 """
 
 import json
@@ -146,30 +146,20 @@ SCREENED = Stage(
 )
 
 
-def chosen(plan: Plan) -> bool:
-    """Return whether the settings ask for documents to be removed."""
-    return bool(plan.settings.corpus.deduplicate or plan.settings.corpus.decontaminate)
-
-
-def reads(plan: Plan, lane: object) -> tuple[str, ...]:
-    """Return the tables that `documents` reads."""
-    return (raw_shards.NAME, NAME) if chosen(plan) else (raw_shards.NAME,)
+READS = (raw_shards.NAME, NAME)
+"""The tables that `documents` reads."""
 
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the version of a shard's documents, and of what is removed of it, if anything is."""
     table = output.plan.lake.table
-    return versions({"raw_shards": table(raw_shards.NAME)}, table(NAME) if chosen(output.plan) else None)
+    return versions({"raw_shards": table(raw_shards.NAME)}, table(NAME))
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard that stay, as `raw_shards.documents` does. Raises MissingPart."""
-    batches = raw_shards.documents(plan, shard)
-    if not chosen(plan):
-        yield from batches
-        return
     gone = plan.lake.table(NAME).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
-    for batch in batches:
+    for batch in raw_shards.documents(plan, shard):
         yield batch.join(gone, on="digest", how="anti", maintain_order="left")
 
 
@@ -203,11 +193,11 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 STAGE = Stage(
     name="removed_documents",
-    description="Documents that are left out before texts are chosen: equal texts but one, and texts of benchmarks.",
+    description="Documents that are left out before texts are chosen: copies of others, and texts of benchmarks.",
     columns={
         "shard": SHARD,
         "digest": DIGEST,
-        "reason": Column(pl.String(), "duplicate_text or in_benchmark"),
+        "reason": Column(pl.String(), "duplicate_document (an earlier shard has it), duplicate_text or in_benchmark"),
         "benchmark": Column(pl.String(), "benchmark file that shares 13 words in a row with it"),
         "kept_shard": Column(pl.String(), "shard of the copy that stays"),
         "kept_digest": Column(pl.String(), "digest of the copy that stays"),

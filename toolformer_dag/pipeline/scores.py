@@ -12,7 +12,7 @@ from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
 from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
-from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED, SCORED_DOCUMENTS
+from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED
 from toolformer_dag.pipeline.chained_candidates import stage_names
 
 COST_VERSION = "costs"
@@ -25,7 +25,7 @@ tool_costs AS (
 ),
 lanes AS (SELECT unnest([{keys}]) AS tool, unnest([{names}]) AS name)
 """
-FRONTIER_SQL = f"{SCORED_DOCUMENTS};{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRONTIER}"
+FRONTIER_SQL = f"{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRONTIER}"
 
 
 def settings(lane: Lane) -> Mapping[str, Any]:

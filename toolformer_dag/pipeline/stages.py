@@ -30,9 +30,13 @@ LANE_STAGES: tuple[Stage, ...] = (
     swapped_results.STAGE,
     filtered_calls.STAGE,
 )
-REMOVING: tuple[Stage, ...] = (removed_documents.SCREENED, removed_documents.STAGE)
-"""Stages that only plans have that leave documents out."""
-STAGES: tuple[Stage, ...] = (raw_shards.STAGE, *REMOVING, heldout_texts.STAGE, *LANE_STAGES, augmented_corpus.STAGE)
+CORPUS: tuple[Stage, ...] = (
+    raw_shards.STAGE,
+    removed_documents.SCREENED,
+    removed_documents.STAGE,
+    heldout_texts.STAGE,
+)
+STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 
 
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
@@ -51,9 +55,7 @@ def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
 def table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
     lanes = _lane_outputs(plan)
-    removing = REMOVING if removed_documents.chosen(plan) else ()
-    corpus = [TableOutput(stage, plan) for stage in (raw_shards.STAGE, *removing, heldout_texts.STAGE)]
-    return [*corpus, *lanes, TableOutput(augmented_corpus.STAGE, plan)]
+    return [*(TableOutput(stage, plan) for stage in CORPUS), *lanes, TableOutput(augmented_corpus.STAGE, plan)]
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:
