@@ -40,11 +40,15 @@ BACKENDS = "backends"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A polars type and a one-line description. `sql`: how the column follows from the columns before it."""
+    """A polars type and a one-line description. `sql`: how the column follows from the columns before it.
+
+    `optional`: it is null in rows that were made without it.
+    """
 
     dtype: pl.DataType
     description: str
     sql: str | None = None
+    optional: bool = False
 
 
 Check = Callable[[pl.DataFrame, "TableOutput"], int]
@@ -177,7 +181,11 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Compute the columns that follow from others and put all columns in the declared order."""
+        """Compute the columns that follow from others, and put all columns in the declared order."""
+        lacking = {name: column.dtype for name, column in self.columns.items() if column.optional}
+        frame = frame.with_columns(
+            pl.lit(None, dtype).alias(name) for name, dtype in lacking.items() if name not in frame.columns
+        )
         for name, column in self.columns.items():
             if column.sql is not None:
                 frame = frame.with_columns(pl.sql_expr(column.sql).cast(column.dtype).alias(name))
@@ -365,7 +373,9 @@ CALL = {
     "sample": Column(pl.Int32(), "j: number of the sample at this position; from -1 down where nobody sampled it"),
 }
 CALL_KEY = tuple(CALL)
-CHAIN = Column(pl.String(), "the calls of a chain with their results as JSON, this one last; null for a single call")
+CHAIN = Column(
+    pl.String(), "the calls of a chain with their results as JSON, this one last; null for a single call", optional=True
+)
 TEXT_KEY = ("shard", "digest", "segment")
 SCORED = {
     **CALL,
@@ -379,9 +389,11 @@ SCORED = {
     "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result"),
     "chain": CHAIN,
     "loss_before": Column(
-        pl.Float64(), "smallest L_i of the calls before it with their results; null for a single call"
+        pl.Float64(), "smallest L_i of the calls before it with their results; null for a single call", optional=True
     ),
-    "need": Column(pl.Float64(), "nats by which the calls before it made its input likelier; null for a single call"),
+    "need": Column(
+        pl.Float64(), "nats by which the calls before it made its input likelier; null for a single call", optional=True
+    ),
     "loss_minus": Column(
         pl.Float64(),
         "L-: the smallest of loss_empty, loss_call and loss_before",
@@ -390,12 +402,13 @@ SCORED = {
     "loss_plus": Column(pl.Float64(), "L+: loss_result", "loss_result"),
     "delta": Column(
         pl.Float64(),
-        "L- - L+: by how much the result helps; in the warehouse less cost_weight times the cost",
+        "L- - L+: by how much the result helps; in the warehouse the lane's score, which is another where one is set",
         "loss_minus - loss_plus",
     ),
     "echo": Column(
         pl.Float64(),
         "L- less L+ with the result of another input that holds the same words; null but for rules that look ahead",
+        optional=True,
     ),
     "delta_is_bound": Column(
         pl.Boolean(),

@@ -49,7 +49,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
     calls = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
-    calls = calls.with_columns(ahead=ahead(output.lane, texts, calls), echo=pl.lit(None, pl.Float64))
+    calls = calls.with_columns(ahead=ahead(output.lane, texts, calls))
     return texts, calls.with_columns(unfit=pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead")))
 
 

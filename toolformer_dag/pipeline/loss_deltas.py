@@ -90,7 +90,7 @@ def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]
     texts, calls = lake.table(f"{lane.key}/heuristic_subset").read(shard), finished(output, shard, 1)
     answers = lake.table(f"{lane.key}/tool_results").read(shard).select("context", words="input", echoed="result")
     calls = calls.join(answers, on=("words", "context"), how="left", maintain_order="left")
-    calls = calls.with_columns(**NO_CHAIN, ahead=ahead(lane, texts, calls))
+    calls = calls.with_columns(ahead=ahead(lane, texts, calls))
     reasons = {
         "looks_ahead": pl.col("ahead").is_not_null(),
         "words_not_held": ~_holds("result"),
@@ -123,12 +123,6 @@ def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
     return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 
 
-NO_CHAIN = {
-    "chain": pl.lit(None, pl.String),
-    "loss_before": pl.lit(None, pl.Float64),
-    "need": pl.lit(None, pl.Float64),
-}
-"""The columns of a chain for a single call."""
 AHEAD = Column(pl.List(pl.String()), "units of the input that the text has only after the call; null for most")
 STAGE = Stage(
     name="loss_deltas",

@@ -29,7 +29,6 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.stage import STAGE as OF_STAGE
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import chained_candidates
-from toolformer_dag.pipeline.loss_deltas import NO_CHAIN
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.settings.setting_types import determining
 
@@ -138,7 +137,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     Every scored call has a row or is counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
     """
     _, calls, left_out = swapped(output, shard, "loss_deltas")
-    scored, stores = with_losses(worker, output, calls.with_columns(**NO_CHAIN))
+    scored, stores = with_losses(worker, output, calls)
     return control(output, scored, stores, left_out)
 
 
@@ -161,7 +160,6 @@ def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, p
         lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance) if name == "loss_deltas" else scored
     )
     limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
-    scored = scored.with_columns(echo=pl.lit(None, pl.Float64))
     found = exchange(scored, texts, likeliest_places(places), limit, swaps)
     left_out = counted(calls) + counted(found, "swap_reason")
     return texts, found.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out

@@ -111,11 +111,13 @@ function details(overview, call) {
       live.textContent = "Loss of each token";
     }
   } }, "Loss of each token");
-  const formula = call.delta === null ? "–" : `${nats(call.loss_minus)} − ${nats(call.loss_plus)} = ${deltaText(call)}`;
+  const gain = call.loss_minus - call.loss_plus, isGain = Math.abs(gain - call.delta) < 1e-9;
+  const formula = call.delta === null ? "–" : `${nats(call.loss_minus)} − ${nats(call.loss_plus)} = ${isGain ? deltaText(call) : nats(gain)}`;
   return el("article", { className: "card", "aria-label": "The chosen call" },
     el("h2", {}, foreign(tool.name)),
     el("dl", {}, entry("verdict", verdictMark(shownVerdict(call, tool, tau)), ` at τ = ${nats(tau, 2)}`), el("dt", {}, "input"), input, el("dt", {}, "result"), result,
       entry("proposed by", foreign(call.source)), entry("p", nats(call.p_api)), entry("L⁻ − L⁺", formula),
+      ...(call.delta === null || isGain ? [] : entry("score", deltaText(call))),
       ...(call.echo === null ? [] : entry("its echo gains", `${nats(call.echo)}, with the result of another input that holds the same words`))),
     cut && !offline ? whole : null, el("h3", {}, "Losses, nats"), call.loss_empty === null ? el("p", {}, "This call was not scored.") : bars(call),
     overview.live && !offline && call.loss_empty !== null ? live : null, places);
