@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolformer_dag.cli.terminal import Config, Profile, Set, checked_settings
-from toolformer_dag.exports import TOKENIZED, FormName
+from toolformer_dag.exports import FORMS_SAID, TOKENIZED, FormName
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
     from toolformer_dag.computing.plan import Plan
 
 DEFAULT_FORM: FormName = "text"
+FORMS_HELP = "; ".join(f"{name}: {said}" for name, said in FORMS_SAID.items()) + "."
 
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder to write: new, empty, or of an earlier export.")],
-    form: Annotated[FormName, typer.Option(help="text, masked, preference, chat or functions.")] = DEFAULT_FORM,
+    form: Annotated[FormName, typer.Option(help=FORMS_HELP)] = DEFAULT_FORM,
     warehouse: Annotated[bool, typer.Option("--warehouse", help="Export the tables of the warehouse instead.")] = False,
     tokenizer: Annotated[
         str | None,
@@ -33,10 +34,6 @@ def export(
     set: Set = None,
 ) -> None:
     """Write C* to a folder that `datasets.load_dataset` reads and `push_to_hub` takes.
-
-    Forms: text (calls inline, and the text without them), masked (token ids; results have the label -100), preference
-    (pairs for DPO), chat (messages and tools; re-shaped, not filtered in this form), functions (a row per
-    call, as JSON).
 
     Example: toolformer-dag export data; toolformer-dag export pairs --form preference --license odc-by;
     toolformer-dag export tables --warehouse

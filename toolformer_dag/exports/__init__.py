@@ -1,8 +1,17 @@
 """Training data out: C* and the warehouse as Hugging Face data sets."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 FormName = Literal["text", "masked", "preference", "chat", "functions"]
 """The forms of C* as training data; `FORMS` in corpus_export.py has them by these names."""
+FORMS_SAID: Mapping[FormName, str] = {
+    "text": "calls inline, and the text without them",
+    "masked": "token ids; results have the label -100",
+    "preference": "pairs for DPO",
+    "chat": "messages and tools; re-shaped, not filtered in this form",
+    "functions": "a row per call, as JSON",
+}
+"""What each form is, for `export --help`."""
 TOKENIZED: tuple[FormName, ...] = ("masked", "chat")
 """The forms that a tokenizer has a say in."""
