@@ -24,6 +24,7 @@ from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune, finished_run
+from toolformer_dag.training.objective import objective_of
 from toolformer_dag.training.recipe import check_recipe, has_short_moments, is_composite, with_adapters
 from toolformer_dag.training.trainer import Measured, StepProgress, device_batch
 from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report, run_identity
@@ -65,7 +66,7 @@ def memory_need(
         each += AUTOCAST
     states = each * trained // processes + (parameters - trained) * dtype.itemsize
     logit_bytes = LOGIT_BYTES
-    if settings.keep_base:
+    if objective_of(settings).beside_base:
         states += parameters * dtype.itemsize
         logit_bytes += 4
     tokens = device_batch(settings, processes) * length

@@ -10,6 +10,7 @@ text. The paper has no such term; its C* has a hundred thousand texts.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -18,10 +19,30 @@ from torch import Tensor
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.training.sequences import IGNORED
+from toolformer_dag.settings.training_settings import TrainingSettings
+from toolformer_dag.training.sequences import IGNORED, Examples, examples
 
 METRIC, GREATER_IS_BETTER = "perplexity", False
 """What is measured on the held-out texts: its best value chooses the checkpoint."""
+StepLoss = Callable[[Any, Mapping[str, Tensor], Tensor, Tensor | int | None], Tensor]
+"""(outputs, inputs without labels, labels [rows, length], items in the batch) -> the mean loss of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a run trains on and compares. Another one, such as DPO, is one more value and a line of `objective_of`.
+
+    - `examples`: (encoding, texts, tokens of a sequence, packing) -> training sequences; `collate`: rows -> a batch.
+    - `reduced`: (logits, labels) -> figures per row of a held-out pass; `compared`: these of all passes -> METRIC.
+    - `beside_base`: (frozen base model, encoding, settings) -> the loss in training; None where the base model is not
+      needed: then the loss is `mean_loss`.
+    """
+
+    examples: Callable[[Encoding, Sequence[str], int, bool], Examples]
+    collate: Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
+    reduced: Callable[[Any, Tensor], Tensor]
+    compared: Callable[[Any], dict[str, float]]
+    beside_base: Callable[[Any, Encoding, TrainingSettings], StepLoss] | None = None
 
 
 def collate(rows: Sequence[Mapping[str, list[list[int]]]]) -> dict[str, Tensor]:
@@ -124,3 +145,14 @@ class KeptBase:
         pairs = zip(rows.tolist(), self._encoding.may_end(rows).tolist(), strict=True)
         found = [in_or_after_calls(row, self._encoding.start, ends, self._encoding.has_ended) for row, ends in pairs]
         return torch.tensor(found, device=ids.device)
+
+
+LANGUAGE_MODELING = Objective(examples, collate, row_losses, token_perplexity)
+KEEPING_BASE = replace(
+    LANGUAGE_MODELING, beside_base=lambda base, encoding, settings: KeptBase(base, encoding, settings.keep_base).loss
+)
+
+
+def objective_of(settings: TrainingSettings) -> Objective:
+    """Return the objective that the settings name."""
+    return KEEPING_BASE if settings.keep_base else LANGUAGE_MODELING

@@ -18,6 +18,7 @@ from toolformer_dag.model.trials import TRIAL, TRIAL_ENDS, trial_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
+from toolformer_dag.training.objective import objective_of
 from toolformer_dag.training.training_report import SHARES, TrainingError
 
 
@@ -42,7 +43,7 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
         _require("torchao", "gpu", 'training.precision = "float32"')
     if settings.lora_rank is not None:
         _require("peft", "lora", "no training.lora_rank")
-    if settings.keep_base and (processes > 1 or settings.lora_rank is not None):
+    if objective_of(settings).beside_base and (processes > 1 or settings.lora_rank is not None):
         raise TrainingError(
             "training.keep_base needs the whole base model beside the trained weights in one process; set "
             "training.processes = 1 and no training.lora_rank, or training.keep_base = 0"

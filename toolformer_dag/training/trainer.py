@@ -16,14 +16,12 @@ from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.objective import (
     GREATER_IS_BETTER,
     METRIC,
-    KeptBase,
-    collate,
+    StepLoss,
     mean_loss,
-    row_losses,
-    token_perplexity,
+    objective_of,
 )
 from toolformer_dag.training.recipe import RestoredShares, optimizer, save_shares, trained_model
-from toolformer_dag.training.sequences import Examples, batch_order, examples, training_steps
+from toolformer_dag.training.sequences import Examples, batch_order, training_steps
 from toolformer_dag.training.training_report import TrainingError, last_complete_checkpoint
 
 POINTS = 200  # points of the loss curve
@@ -129,21 +127,21 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not 
 
 
 class _Trainer(Trainer):  # type: ignore[misc]
-    """Keeps the base model's predictions where it is told to.
+    """Trains by the objective's own loss where it has one.
 
     Saves shares beside divided weights, which are loaded from their checkpoint before a run goes on.
     """
 
-    kept_base: KeptBase | None = None
+    step_loss: StepLoss | None = None
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the loss; held-out texts are always measured as they are."""
-        if self.kept_base is None or not model.training:
+        if self.step_loss is None or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         given = {name: value for name, value in inputs.items() if name != "labels"}
-        return self.kept_base.loss(model(**given), given, inputs["labels"], num_items_in_batch)
+        return self.step_loss(model(**given), given, inputs["labels"], num_items_in_batch)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights, and the shares before the Trainer's state, which makes a checkpoint count."""
@@ -174,8 +172,9 @@ def prepare(
     disable_progress_bar()
     encoding = load_encoding(base)
     length = min(settings.sequence_length, context_length(load_config(base)))
-    train = examples(encoding, texts, length, settings.packing)
-    held = examples(encoding, heldout, length)
+    objective = objective_of(settings)
+    train = objective.examples(encoding, texts, length, settings.packing)
+    held = objective.examples(encoding, heldout, length, False)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
     steps = training_steps(len(train.sequences), settings)
@@ -194,16 +193,16 @@ def prepare(
         args=arguments,
         train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
         eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=lambda parts: len(parts[0]))}),
-        data_collator=collate,
+        data_collator=objective.collate,
         processing_class=encoding.tokenizer,
         compute_loss_func=mean_loss,
-        preprocess_logits_for_metrics=row_losses,
-        compute_metrics=token_perplexity,
+        preprocess_logits_for_metrics=objective.reduced,
+        compute_metrics=objective.compared,
         callbacks=[ProgressCallback(progress, measured), *([RestoredShares()] if divided else [])],
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
-    if settings.keep_base:
+    if objective.beside_base is not None:
         frozen = trained_model(base, settings, 1, None).to(arguments.device)
-        trainer.kept_base = KeptBase(frozen, encoding, settings.keep_base)
+        trainer.step_loss = objective.beside_base(frozen, encoding, settings)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return trainer, train, checkpoint
