@@ -27,7 +27,7 @@ def test_a_run_leaves_what_it_measured_and_what_it_cost_in_the_warehouse(made: W
     made_by = "select stage from costs where tool is null order by all"
     assert [stage for (stage,) in made.sql(made_by)] == [
         *("accuracy", "augmented_corpus", "baseline_checkpoint", "finetuned_checkpoint"),
-        *("heldout_texts", "perplexity", "raw_shards"),
+        *("heldout_texts", "perplexity", "raw_shards", "removed_documents", "screened_documents"),
     ]
     assert made.sql("select count(*) from costs where seconds <= 0 or tokens < 0") == [(0,)]
 
