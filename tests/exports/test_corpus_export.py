@@ -17,6 +17,7 @@ from toolformer_dag.exports import FormName
 from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, corpus_texts, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.forms import preference_form, text_form
+from toolformer_dag.exports.verify_project import verified_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import WarehouseError
 from toolformer_dag.texts.calls import take_out
@@ -200,6 +201,23 @@ def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None
         list(corpus_texts(database, {"calculator": "Calculator", "sums": "Search"}))
     with pytest.raises(WarehouseError, match="no warehouse"):
         list(corpus_texts(own_world.folder / "none.duckdb", {}))
+
+
+def test_load_dataset_gives_the_rows_of_the_last_export_in_whatever_folder_of_a_name(
+    plan: Plan, own_world: World, tmp_path: Path
+) -> None:
+    folder, other = tmp_path / "data", tmp_path / "another project" / "data"
+    other.parent.mkdir()
+    export_corpus(plan, folder, text_form())
+    first = load_dataset(str(folder))["train"]["plain"][:]
+    with duckdb.connect(str(own_world.settings().warehouse)) as warehouse:
+        warehouse.execute("UPDATE augmented_corpus SET text_with_calls = text, calls = 0")
+        warehouse.execute("UPDATE augmented_corpus SET text = upper(text), text_with_calls = upper(text)")
+    changed = Plan.of(own_world.settings())
+    for written in (other, folder):
+        export_corpus(changed, written, text_form())
+        assert load_dataset(str(written))["train"]["plain"][:] == [text.upper() for text in first]
+    assert verified_folder(folder).damaged == ()
 
 
 @pytest.mark.long

@@ -123,7 +123,7 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
         splits = write_splits(fresh, form.schema, rows())
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
-        (fresh / CARD).write_text(_card(plan, form, splits, counts), "utf-8")
+        (fresh / CARD).write_text(_card(fresh, plan, form, splits, counts), "utf-8")
         return write_record(fresh, splits, {**made_from, **_longest(counts)})
 
 
@@ -204,13 +204,14 @@ def _told(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _card(plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
+def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
     database, license = plan.settings.warehouse, plan.settings.export.license
     languages = [code for [code] in query(database, LANGUAGES).iter_rows() if re.fullmatch("[a-z]{2,3}", code)]
     told = [(f"`{name}`", value) for name, value in _told(plan).items() if name != "tools"]
     files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
     configs = [{"config_name": "default", "data_files": files}] if files else []
-    return header(TITLE, license, languages, sum(splits.values()), configs, "text-generation") + CARD_TEXT.substitute(
+    top = header(folder, TITLE, license, languages, sum(splits.values()), configs, "text-generation")
+    return top + CARD_TEXT.substitute(
         title=TITLE,
         form=form.name,
         rows=_sizes(splits, counts),

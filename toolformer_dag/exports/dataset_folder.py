@@ -167,6 +167,7 @@ TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
 
 
 def header(
+    folder: Path,
     title: str,
     license: str,
     languages: Sequence[str],
@@ -174,9 +175,15 @@ def header(
     configs: Sequence[Mapping[str, Any]],
     task: str | None,
 ) -> str:
-    """Return the YAML header, which `load_dataset` and the hub read. `configs`: those without files are left out."""
+    """Return the YAML header, which `load_dataset` and the hub read, for the data files in `folder`.
+
+    `configs`: those without files are left out. Each is described by a hash of the data: the cache of `load_dataset`
+    tells folders of one name apart by their configs alone, not by their files.
+    """
     from huggingface_hub import DatasetCardData
 
+    data_files = _files(folder / DATA)
+    content = {"description": f"content {fingerprint({name: stream_hash(path) for name, path in data_files.items()})}"}
     data = DatasetCardData(
         pretty_name=title,
         license=license,
@@ -184,7 +191,7 @@ def header(
         size_categories=[next((name for limit, name in SIZES if rows < limit), "n>10M")],
         task_categories=[task] if task else None,
         tags=["toolformer", "tool-use"],
-        configs=[dict(config) for config in configs] or None,
+        configs=[{**config, **content} for config in configs] or None,
     )
     return f"---\n{data.to_yaml()}\n---\n"
 

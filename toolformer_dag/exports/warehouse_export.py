@@ -48,7 +48,7 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
         schemas = {name: _schema(connection, name, comment) for name, comment in _tables(connection)}
         rows = {name: _write(connection, name, schema, fresh) for name, schema in schemas.items()}
         (fresh / "load.sql").write_text("\n".join([_load(schemas), views, *_view_comments(connection)]) + "\n", "utf-8")
-        (fresh / CARD).write_text(_card(schemas, rows, license), "utf-8")
+        (fresh / CARD).write_text(_card(fresh, schemas, rows, license), "utf-8")
         versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
         return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})
 
@@ -102,9 +102,9 @@ def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return told + [f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in found]
 
 
-def _card(schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
+def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
     configs = [{"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"} for name, count in rows.items() if count]
-    parts = [header(TITLE, license, [], sum(rows.values()), configs, None), f"# {TITLE}\n", ABOUT]
+    parts = [header(folder, TITLE, license, [], sum(rows.values()), configs, None), f"# {TITLE}\n", ABOUT]
     for name, schema in schemas.items():
         parts += [
             f"## {name}\n",
