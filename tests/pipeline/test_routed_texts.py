@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import polars as pl
 import pytest
@@ -53,6 +54,15 @@ def test_a_text_fits_the_tool_whose_words_it_has(text: str, key: str) -> None:
     assert next(iter(scores)) == key
     assert list(scores.values()) == sorted(scores.values(), reverse=True) and len(scores) <= 3
     assert Router(list(reversed(load_tools(sections()).values()))).top(text, 3) == pytest.approx(scores)
+
+
+def test_words_are_found_in_sentences_without_spaces_and_accents_may_be_composed_or_not() -> None:
+    made = sections()
+    made["stars"]["description"] = "数天上的星星。"
+    made["translate"]["description"] = "Traduit un résumé."
+    router = Router(list(load_tools(made).values()))
+    assert next(iter(router.top("昨天晚上他们看了很多星星。", 1))) == "stars"
+    assert next(iter(router.top(normalize("NFD", "Voici le résumé."), 1))) == "translate"
 
 
 def test_a_tool_is_as_near_as_the_nearest_of_its_examples_and_neighbouring_words_count() -> None:

@@ -40,6 +40,11 @@ def test_thirteen_words_in_a_row_are_found_whatever_their_case_and_punctuation()
     assert found([QUESTION], [" ".join(WORDS[:7]) + " or " + " ".join(WORDS[7:])]) == []
 
 
+def test_accents_may_be_composed_or_not() -> None:
+    words = ["Zoë", "und", "Jürgen", "äßen", "über", "fünf", "süße", "Öpfel"]
+    assert found([" ".join(words)], [unicodedata.normalize("NFD", f"So {' '.join(words)}.")]) == [(0, 0)]
+
+
 def test_a_short_text_is_found_as_a_whole_and_a_shorter_one_never() -> None:
     eight, seven = " ".join(WORDS[:8]), " ".join(WORDS[:7])
     assert found([eight, seven], [f"So {eight} then", f"So {seven} then"]) == [(0, 0)]

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from unicodedata import normalize
 
 import orjson
 import pytest
@@ -34,6 +35,7 @@ from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
+LOAD = (lambda done: None, 90)
 WORDS = [
     "river",
     "painter",
@@ -133,6 +135,45 @@ def test_no_query_is_parsed_as_query_language(searched: tuple[PassageSearch, lis
 def test_stop_words_alone_are_searched() -> None:
     assert query_terms("The Who") == ["the", "who"]
     assert query_terms("who was the Café owner") == ["cafe", "owner"]
+
+
+WORLD = [
+    Passage("1", "Curricula", "", "Résumés and cafés are told apart by their accents."),
+    Passage("2", "東京", "歴史", "私は東京に行く前に、お茶を飲んだ。コーヒーはない。"),
+    Passage("3", "北京", "", "北京是中华人民共和国的首都，有两千多万人口。"),
+    Passage("4", "ประเทศไทย", "", "ประเทศไทยมีประชากรหกสิบล้านคนและกรุงเทพเป็นเมืองหลวง"),
+    Passage("5", "हिन्दी", "", "हिन्दी भारत की भाषा है।"),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("re\u0301sume\u0301s", "1"),
+        ("行く前", "2"),
+        ("茶", "2"),
+        ("コーヒー", "2"),
+        ("首都人口", "3"),
+        ("where is 中华?", "3"),
+        ("เมืองหลวง", "4"),
+        ("ประชากร", "4"),
+        ("भाषा", "5"),
+    ],
+)
+def test_accents_may_be_composed_or_not_and_words_are_found_in_sentences_without_spaces(
+    query: str, best: str, tmp_path: Path
+) -> None:
+    for form in ("NFC", "NFD"):
+        write_index([Passage(p.id, p.title, p.section, normalize(form, p.text)) for p in WORLD], tmp_path / form, *LOAD)
+        assert [one.id for _, one in PassageSearch(tmp_path / form).search(query, 1)] == [best]
+    assert PassageSearch(tmp_path / "NFC").search("上海", 1) == []
+
+
+def test_how_ascii_passages_are_indexed_did_not_change(tmp_path: Path) -> None:
+    embedded = load_tool("wiki_search", {"passages": "embedded"}).identity()
+    assert embedded["index_version"] == 1
+    given = load_tool("wiki_search", {"passages": write(tmp_path / "p.jsonl", WORLD)}).identity()
+    assert given["index_version"] == 2
 
 
 def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -123,6 +123,10 @@ def test_a_snippet_names_title_and_section() -> None:
     assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 80) == "Ghana > Red is for blood."
     assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 18) == "Ghana > Red is for"
     assert snippet(Passage("1", "Ghana", "", "Red is for blood."), 8) == "Ghana"
+    assert (
+        snippet(Passage("1", "北京", "", "北京是中华人民共和国的首都，有两千多万人口。"), 12) == "北京 > 北京是中华人民"
+    )
+    assert snippet(Passage("1", "Beijing", "", "北京 is the capital"), 13) == "Beijing > 北京"
 
 
 @given(st.lists(st.text("abc>", min_size=1, max_size=6), max_size=8), st.integers(1, 40))

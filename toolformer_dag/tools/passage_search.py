@@ -6,10 +6,12 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any
+from unicodedata import normalize
 
+import regex
 import tantivy
 from pydantic import AfterValidator, ValidationInfo
 
@@ -26,7 +28,7 @@ from toolformer_dag.files import (
 from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.tools.options import OptionPath, ToolOptions
-from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
+from toolformer_dag.tools.passages import EMBEDDED, WITHOUT_SPACES, Passage, PassageError, read_passages
 
 _log = logging.getLogger(__name__)
 
@@ -69,16 +71,32 @@ def analyzer() -> tantivy.TextAnalyzer:
     return short.filter(tantivy.Filter.lowercase()).filter(tantivy.Filter.ascii_fold()).build()
 
 
+_RUN = regex.compile(f"{WITHOUT_SPACES}+")
+
+
+def spaced(text: str) -> str:
+    """Return a text as it is analyzed: accents composed (NFC), scripts without spaces as pairs of letters, and letters.
+
+    So a word of such a script is found inside a sentence. Other scripts are left as they are.
+    """
+    return text if text.isascii() else _RUN.sub(_pairs, normalize("NFC", text))
+
+
+def _pairs(run: regex.Match[str]) -> str:
+    letters = [character for character in run[0] if character.isalnum()]  # the analyzer splits at most marks
+    return " ".join(["", *map("".join, pairwise(letters)), *letters, ""])
+
+
 def query_terms(query: str) -> list[str]:
     """Return at most 64 distinct terms in order, without stop words unless there is nothing else.
 
     Stop words are indexed but not searched: they take most of the time and hardly change the ranking.
     """
-    terms = list(dict.fromkeys(analyzer().analyze(query)))
+    terms = list(dict.fromkeys(analyzer().analyze(spaced(query))))
     return ([term for term in terms if term not in STOP_WORDS] or terms)[:MAX_QUERY_TERMS]
 
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 """Raise this when the same passages are indexed in another way; part of folder names and identities."""
 HEAP_BYTES = 200_000_000
 WRITER_THREADS = 2
@@ -88,12 +106,17 @@ MANIFEST = "manifest.json"
 IndexingProgress = Callable[[int], None]
 
 
+def index_version(source: str) -> int:
+    """Return the version of how passages are indexed. The embedded ones are ASCII, of which version 1 made the same."""
+    return 1 if source == EMBEDDED else INDEX_VERSION
+
+
 def index_folder(source: str, root: Path | None = None) -> Path:
     """Return the folder of the passages' index under `root`; it may not exist.
 
     The default is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
     """
-    return (root or cache_folder() / "indexes") / f"{source_digest(source)}-v{INDEX_VERSION}"
+    return (root or cache_folder() / "indexes") / f"{source_digest(source)}-v{index_version(source)}"
 
 
 def ensure_index(
@@ -174,7 +197,7 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
     for number, passage in enumerate(islice(passages, done, None), done):
         document = tantivy.Document()
-        document.add_text("words", passage.searched())
+        document.add_text("words", spaced(passage.searched()))
         document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
         document.add_bytes("passage", passage.packed())
         writer.add_document(document)
@@ -255,4 +278,5 @@ class RetrievalOptions(ToolOptions):
 
     def retrieval_identity(self) -> Mapping[str, object]:
         """Return the hash of the passages and the search method, without paths. Raises PassageError."""
-        return {"retriever": "bm25", "passages": source_digest(self.passages), "index_version": INDEX_VERSION}
+        version = index_version(self.passages)
+        return {"retriever": "bm25", "passages": source_digest(self.passages), "index_version": version}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+import regex
 
 from toolformer_dag.files import UserError, require_regular
 
@@ -44,12 +45,21 @@ def snippet(passage: Passage, max_characters: int) -> str:
     return cut_at_word_end(line, max_characters)
 
 
+WITHOUT_SPACES = r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+"""A character of a script that writes no spaces between words."""
+_WITHOUT_SPACES = regex.compile(WITHOUT_SPACES)
+
+
 def cut_at_word_end(line: str, max_characters: int) -> str:
-    """Return the longest beginning of whole words that fits; words in `line` are separated by single spaces."""
+    """Return the longest beginning of whole words that fits; words in `line` are separated by single spaces.
+
+    In scripts without spaces every character ends a word.
+    """
     if len(line) <= max_characters:
         return line
-    end = line.rfind(" ", 0, max_characters + 1)
-    return line[: end if end > 0 else max_characters].removesuffix(" >")
+    fitting = range(max_characters, 0, -1)
+    ends = (end for end in fitting if line[end] == " " or _WITHOUT_SPACES.match(line[end - 1]))
+    return line[: next(ends, max_characters)].removesuffix(" >")
 
 
 SECTION_MARK = "Section::::"

@@ -9,7 +9,7 @@ import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.tools.passage_search import analyzer
+from toolformer_dag.tools.passage_search import analyzer, spaced
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
@@ -32,12 +32,12 @@ def told(tool: Tool) -> list[str]:
 
 def told_identity(tools: Sequence[Tool]) -> str:
     """Return what determines how `tools` are ranked."""
-    return fingerprint({tool.key: told(tool) for tool in tools})
+    return fingerprint({tool.key: list(map(spaced, told(tool))) for tool in tools})
 
 
 def _terms(text: str) -> list[str]:
     """Return the distinct words and pairs of neighbours; all numbers are alike."""
-    words = analyzer().analyze(_NUMBER.sub("0", text))
+    words = analyzer().analyze(spaced(_NUMBER.sub("0", text)))
     return list(dict.fromkeys([*words, *map("_".join, pairwise(words))]))
 
 
