@@ -1,9 +1,13 @@
 """`stale --why` names what changed with both values, and `run` says what it did."""
 
+import os
+import re
+
 import pytest
 
 from tests.command_line import cli
-from tests.worlds import write_shard
+from tests.runs.conftest import World
+from tests.worlds import copy_world, write_shard
 from toolformer_dag.evaluation.measurements import ACCURACY
 from toolformer_dag.files import sealed, unsealed
 from toolformer_dag.lake.table import WHOLE
@@ -80,11 +84,20 @@ def test_shards_that_come_change_and_go_are_named_and_the_command_line_says_it(w
     lines = cli("stale", "--why", *config).stdout.splitlines()
     assert lines[0] == "ccnet/raw_shards"
     told = lines[1 : lines.index("calculator/heuristic_subset")]
-    assert any(line.startswith("    inputs.bytes: ") for line in told)
+    assert any(re.fullmatch(f"    {web / 'two.json.gz'}: [0-9]+ -> [0-9]+ bytes", line) for line in told), told
     assert "    without rows: added" in told
     (web / "added.json.gz").unlink()
     (web / "two.json.gz").unlink()
     assert world.reasons()["ccnet/raw_shards"] == ("removed: two",)
+
+
+def test_a_copied_project_names_its_files_and_says_that_their_content_was_not_compared_yet(world, tmp_path):
+    copied = copy_world(world.folder, tmp_path / "copied")
+    for shard in (copied / "web").iterdir():
+        os.utime(shard)
+    [line] = World(copied).reasons()["ccnet/raw_shards"]
+    assert line.startswith("another time of change, content not compared yet")
+    assert all(str(shard) in line for shard in (copied / "web").iterdir())
 
 
 def test_again_is_for_runs_and_for_shards_that_there_are(world, config):

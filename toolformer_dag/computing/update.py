@@ -44,6 +44,10 @@ class Incomplete(str):
     """A reason without a change: the last attempt lost calls, or could not read a file, and is made again."""
 
 
+class Touched(str):
+    """The place of a file whose time of change alone is another: its content was not compared yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reasons:
     """Why an output is missing or out of date: of each such part fields that changed, or sentences.
@@ -65,7 +69,9 @@ class Reasons:
     @property
     def lines(self) -> tuple[str, ...]:
         """Say it for people: each change and each sentence once, then shards."""
-        lines = dict.fromkeys(str(one) for one in self._found() if one != NEVER_MADE)
+        lines = dict.fromkeys(str(one) for one in self._found() if one != NEVER_MADE and not isinstance(one, Touched))
+        if touched := [str(one) for one in self._found() if isinstance(one, Touched)]:
+            lines[f"another time of change, content not compared yet (`run` reads it): {_few(touched)}"] = None
         new = [part for part, found in self.parts.items() if NEVER_MADE in found]
         if new:
             lines[NEVER_MADE if new == [WHOLE] else f"without rows: {_few(new)}"] = None
@@ -150,7 +156,17 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
             return [f"{name} lacks it"]
     if made.get(RETRY):
         return [Incomplete(made[RETRY])]
-    return changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
+    found = changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
+    return _of_file(output.plan.shards[part].place, found) if part in output.plan.shards else found
+
+
+def _of_file(place: str, found: Sequence[FieldChange]) -> Sequence[FieldChange | str]:
+    """Name the file where its stamp differs."""
+    stamped = {one.field: one for one in found if one.field in ("inputs.bytes", "inputs.mtime_ns")}
+    size, rest = stamped.get("inputs.bytes"), [one for one in found if one.field not in stamped]
+    if size is not None:
+        return [*rest, f"{place}: {size.old} -> {size.new} bytes"]
+    return [*rest, Touched(place)] if stamped else found
 
 
 def withdraw(outputs: Sequence[TableOutput], shard: str) -> None:
