@@ -51,6 +51,21 @@ def test_help_has_an_example(command):
     assert f"toolformer-dag {command}" in cli(command, "--help").stdout.split("Example:")[1]
 
 
+@pytest.mark.parametrize("command", ["stale", "tables", "clean", "verify"])
+def test_a_folder_without_a_project_is_told_once_with_what_to_do(tmp_path, monkeypatch, command):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    told = cli(command).stderr.splitlines()
+    assert (
+        told[0].startswith(f"There is no toolformer.toml in {tmp_path / 'elsewhere'}: the demo's web")
+        and told[0].count("`toolformer-dag init FOLDER`") == 1
+    )
+    assert sum("toolformer.toml" in line for line in told) == 1
+    for options in (["--config", str(tmp_path / "toolformer.toml")], ["--profile", "embedded"]):
+        assert "no toolformer.toml" not in cli(command, *options).stderr
+
+
 @pytest.fixture
 def database(tmp_path):
     """A warehouse without our tables."""

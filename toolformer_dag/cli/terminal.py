@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from functools import cache
 from pathlib import Path
 from traceback import walk_tb
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from toolformer_dag.cli.completion import profile_names, setting_pairs
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import rooted
-from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.settings.settings_file import load_settings, settings_file
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="Settings file; default: $TOOLFORMER_CONFIG, else ./toolformer.toml.")
@@ -34,17 +35,33 @@ ModelName = Annotated[
     str | None, typer.Option("--model", help="A folder, a GGUF file, an id of the hub, or `embedded`.")
 ]
 
+NO_PROJECT = (
+    "There is no toolformer.toml in {folder}: the demo's web, tools and settings are taken. Run in the folder of a "
+    "project, name its file with --config, or write a project with `toolformer-dag init FOLDER`."
+)
+
 
 def settings_of(
     config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
 ) -> Settings:
-    """Settings as the command line asks for them; shard patterns count from the current folder."""
-    return load_settings(
+    """Settings as the command line asks for them; shard patterns count from the current folder.
+
+    Says on the standard error where neither a file nor an option tells of a project.
+    """
+    settings = load_settings(
         config,
         profile=profile,
         overrides=pairs or (),
         shards=[rooted(pattern, Path.cwd()) for pattern in shards or ()],
     )
+    if not (settings.corpus.named or profile == "embedded" or settings_file(config).exists()):
+        _say_once(NO_PROJECT.format(folder=settings.root))
+    return settings
+
+
+@cache
+def _say_once(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def checked_settings(
