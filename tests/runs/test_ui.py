@@ -87,7 +87,7 @@ def test_the_page_marks_what_the_command_line_lists_and_shows_checks_that_passed
 
 @pytest.mark.long
 def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Name settings from another folder than theirs, which has no workspace.yaml; the variable names other ones."""
     (tmp_path / "mine").mkdir()
@@ -104,6 +104,7 @@ def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_kil
     with served(tmp_path, ["--config", "mine/other.toml"], variables) as address:
         lanes = {node["assetKey"]["path"][0] for node in asked(address, KEYS)["assetNodes"]}
     assert "calendar" in lanes and "calculator" not in lanes
+    assert "Warning" not in capfd.readouterr().err
     assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.FAILURE
 
 

@@ -1,7 +1,6 @@
 """Dagster's pages on this machine alone: code server, daemon and webserver, guarded against pages of other origins.
 
-`python -m toolformer_dag.cli.web_server PROGRAM ...` runs one of Dagster's programs, which ends with the one that
-started it.
+`main` runs one of Dagster's programs, which ends with the one that started it.
 """
 
 import json
@@ -103,7 +102,7 @@ def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> 
 
     Its input ends with this process, however that ends, and then it ends too.
     """
-    command = [sys.executable, "-m", __name__, *command]
+    command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield process
@@ -166,7 +165,3 @@ def _end_with_input() -> None:
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
