@@ -300,6 +300,13 @@ def test_a_printed_row_of_table_10_shows_its_call_and_what_the_paper_judged(ware
     )  # as printed
 
 
+def test_a_chain_in_table_10_has_a_pair_of_brackets_for_each_call() -> None:
+    row = {"delta": 1.0, "tau_f": 0.5, "kept": True, "tool": "sums", "before": "so ", "after": "5.", "useful": True}
+    calls = ["[Sum(1 + 1) -> 2] [Sum(2 + 3) -> 5]", "Sum(2 + 3) -> 5"]
+    shown = paper_table("10").wide(pl.DataFrame([{**row, "call": call} for call in calls]))
+    assert shown["example"].to_list() == ["so [Sum(1 + 1) -> 2] [Sum(2 + 3) -> 5] 5.", "so [Sum(2 + 3) -> 5] 5."]
+
+
 def test_questions_won_and_lost_are_those_that_tools_change(database: Path) -> None:
     right = {(one.benchmark, one.question, one.k): one.correct for one in outcomes() if one.model == "Toolformer"}
     expected = {

@@ -72,3 +72,7 @@ def test_table_10_has_the_calls_nearest_to_the_threshold_with_their_text(made: W
         "select count(*) from table_10 join documents using (shard, digest) where not contains(text, before || after)"
     )
     assert made.sql(apart) == [(0,)]
+    names = made.sql(
+        "select distinct tool, split_part(call, '(', 1) from table_10 where figures_of = 'ours' order by all"
+    )
+    assert names == made.sql("select tool, name from lanes order by all")

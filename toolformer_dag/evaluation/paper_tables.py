@@ -189,13 +189,14 @@ SHOWN_BESIDE, SHOWN_CALL = 24, 58
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
     before, call, after = (pl.col(name).str.replace_all(r"\s+", " ") for name in ("before", "call", "after"))
     short = pl.when(call.str.len_chars() > SHOWN_CALL).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
+    shown = pl.when(call.str.starts_with("[")).then(short).otherwise(pl.format("[{}]", short))
     whose = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).when("kept").then(pl.lit("kept"))
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
         pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
         whose.otherwise(pl.lit("rejected")).alias("kept"),
         "tool",
-        pl.format("{}[{}] {}", before.str.tail(SHOWN_BESIDE), short, after.str.head(SHOWN_BESIDE)).alias("example"),
+        pl.format("{}{} {}", before.str.tail(SHOWN_BESIDE), shown, after.str.head(SHOWN_BESIDE)).alias("example"),
         pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no")).alias("judged useful"),
     )
 

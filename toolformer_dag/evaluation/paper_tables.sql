@@ -217,7 +217,8 @@ WITH below AS (
 )
 SELECT 'ours' AS figures_of, tool, kept, near.delta, tau_f, near.delta - tau_f AS distance,
        right(left(documents.text, char_offset), 120) AS before,
-       coalesce(trim(chain_text(chain)), format('{}({}) -> {}', tool, input, result)) AS call, substr(documents.text, char_offset + 1, 80) AS after,
+       coalesce(trim(chain_text(chain)), format('{}({}) -> {}', lanes.name, input, result)) AS call,
+       substr(documents.text, char_offset + 1, 80) AS after,
        NULL::BOOLEAN AS useful,
        shard, digest, char_offset
 FROM near
@@ -230,7 +231,7 @@ COMMENT ON VIEW table_10 IS 'Of each tool the five kept and the five rejected ca
 COMMENT ON COLUMN table_10.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN table_10.kept IS 'whether the call was kept; null in the paper''s rows';
 COMMENT ON COLUMN table_10.before IS 'up to 120 characters of the document before the call';
-COMMENT ON COLUMN table_10.call IS 'the call with its result';
+COMMENT ON COLUMN table_10.call IS 'the call with its result; of a chain each call, in brackets';
 COMMENT ON COLUMN table_10.after IS 'up to 80 characters of the document after the call';
 COMMENT ON COLUMN table_10.useful IS 'whether a person finds the call useful, as the paper judged its own; null in ours, to be filled in';
 
