@@ -363,6 +363,10 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
             ("nq", '{"question": "who"}\n', "record 1 has an unexpected shape"),
             ("svamp", f"[{'1' * 5000}]", "is not readable JSON .*; give the benchmark's own file"),
             ("nq", "[" * 100_000, "line 1 is not readable JSON .*; give the benchmark's own file"),
+            ("svamp", '[{"Body": "a",}]', "after a comma too many"),
+            ("svamp", '{"Body": "a"},\n{"Body": "b"},\n', "line 1 .*after a comma too many"),
+            ("svamp", "<!DOCTYPE html>", "HTML"),
+            ("asdiv", "version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
             ("asdiv", "<A>", "is not ASDiv.xml"),
             ("asdiv", '<?xml version="1.0" encoding="foo"?><A/>', "is not ASDiv.xml .*; give the benchmark's own file"),
             (

@@ -126,6 +126,26 @@ def test_a_document_may_be_told_by_its_id_in_the_corpus(sampled: Line, line: Lin
     assert report.rejections == {"no_such_text": 1, "bad_row": 1}
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"digest": "a", "char_offset": 1, "input": "1"},\n' * 2, "every line ends with a comma"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+        ('{"digest": "a"}\n'.encode("utf-16"), "UTF-16"),
+        (b'[\n{"digest": "a"}]', "one JSON array"),
+        (b"\x1f\x8b\x08", "gzip"),
+    ],
+)
+def test_a_file_without_a_row_is_named_for_what_it_is(line: Line, content: bytes, told: str) -> None:
+    write(line)
+    for name in (FILE, "calls.parquet"):
+        line.set(tools__calculator__proposals=json.dumps([name]))
+        (line.folder / name).write_bytes(content)
+        if name == FILE or ("comma" not in told and "array" not in told):
+            with pytest.raises(UserError, match=f"{name} cannot be read .*{told}"):
+                line.update("raw_shards", "heuristic_subset", CANDIDATES)
+
+
 def test_a_changed_file_makes_its_lane_stale_and_a_missing_one_is_named(sampled: Line, line: Line) -> None:
     calls = calls_of(sampled).to_dicts()
     write(line, *calls)

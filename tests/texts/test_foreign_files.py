@@ -13,11 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from toolformer_dag.evaluation.benchmark_files import wikitext
+from toolformer_dag.evaluation.catalogue import read_benchmark
+from toolformer_dag.files import UserError
+from toolformer_dag.pipeline.removed_documents import asked_texts
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FormatChoice
 from toolformer_dag.texts.shard_reader import read_documents, shard_batches
+from toolformer_dag.tools.passages import read_passages
+from toolformer_dag.tools.registry import load_tool
 
 URL = "https://a.org/2019/03/04/page"
 
@@ -177,11 +183,11 @@ def test_metadata_in_a_form_that_is_not_read_is_counted_by_field(tmp_path: Path,
 
 
 def test_dates_of_its_own_that_are_no_dates_are_counted(tmp_path: Path) -> None:
-    days = ["2019-03-04", "4 March 2019", 1551657600, None, ""]
+    days = ["2019-03-04", "4 March 2019", 1551657600, None, "", "2050-01-01"]
     path = json_lines(tmp_path / "x.jsonl", *({"text": f"{i}", "day": day} for i, day in enumerate(days)))
     [batch] = shard_batches(path, FormatChoice(AUTO, (("date", "day"),)))
-    assert batch.frame["date"].to_list() == [date(2019, 3, 4), None, None, None, None]
-    assert dict(batch.ignored) == {"day: expected a date, YYYY-MM-DD": 2}
+    assert batch.frame["date"].to_list() == [date(2019, 3, 4), *[None] * 5]
+    assert dict(batch.ignored) == {"day: expected a date, YYYY-MM-DD until 2026-12-31": 3}
 
 
 @pytest.mark.parametrize("field", ["text", "url", "title", "id", "unknown"])
@@ -234,6 +240,43 @@ def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: byte
     (tmp_path / name).write_bytes(content)
     documents, [refused] = read(tmp_path / name)
     assert (documents, refused.line) == ([], 0) and told in refused.detail
+
+
+DICTIONARY = zstandard.train_dictionary(2000, [f"page {i} of a book".encode() * 3 for i in range(300)])
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('["a"]'.encode("utf-16"), "UTF-16"),
+        ('["a"]'.encode("utf-16-le"), "UTF-16LE"),
+        ("Input: a".encode("utf-16-be"), "UTF-16BE"),
+        (LFS, "Git LFS"),
+        (gzip.compress(gzip.compress(LINE, mtime=0), mtime=0), "gzip"),
+        (zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(LINE), "zstd"),
+    ],
+)
+def test_a_benchmark_a_prompt_passages_and_texts_to_leave_out_are_named_for_what_they_are(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    for read_one in (
+        lambda: read_benchmark("svamp", file),
+        lambda: wikitext(file),
+        lambda: load_tool("calculator", {"prompt": str(file)}),
+        lambda: list(read_passages(str(file))),
+        lambda: asked_texts(file),
+    ):
+        with pytest.raises(UserError, match=told) as refused:
+            read_one()
+        assert str(file) in str(refused.value)
+
+
+def test_json_that_is_none_is_not_searched_for_as_text(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('[{"question": "who",}]')
+    with pytest.raises(UserError, match=r"x\.json is no readable JSON"):
+        asked_texts(tmp_path / "x.json")
 
 
 def test_a_zstd_file_with_a_dictionary_is_named(tmp_path: Path) -> None:

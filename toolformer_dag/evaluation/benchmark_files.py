@@ -15,6 +15,7 @@ from typing import Any
 
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, Rule
 from toolformer_dag.files import UserError, require_regular
+from toolformer_dag.texts.compression import HEAD_BYTES, text_of, told_of
 
 QuestionOrReason = BenchmarkQuestion | str
 """A question, or the short reason why a record has none."""
@@ -43,6 +44,8 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
         yield from list_in(whole, file, key if isinstance(whole, dict) or not whole else None)
 
 
+COMMA = re.compile(r",\s*(?:[\]}]|\Z)")
+"""A comma behind which nothing comes."""
 HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body", "input", "target", "context"}
 ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
@@ -193,9 +196,8 @@ def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
 
 def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
     try:
-        require_regular(file)
-        return file.read_text(encoding="utf-8-sig")  # drops a byte-order mark
-    except (OSError, UnicodeDecodeError) as error:
+        return text_of(file)
+    except (OSError, ValueError) as error:
         raise BenchmarkError(f"{file} cannot be read ({error}); {remedy}") from error
 
 
@@ -203,7 +205,9 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets
-        raise BenchmarkError(f"{where} is not readable JSON ({error}); give the benchmark's own file") from error
+        told = told_of(text[:HEAD_BYTES].encode(errors="replace"))
+        why = f"it is {told}" if told else f"{error}{', after a comma too many' * bool(COMMA.search(text))}"
+        raise BenchmarkError(f"{where} is not readable JSON ({why}); give the benchmark's own file") from error
 
 
 def completion(statement: str) -> str:

@@ -36,6 +36,8 @@ from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards, scored_candidates, served_proposals
 from toolformer_dag.pipeline.placing import COLUMNS, UNPLACED, at_tokens, placing
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
+from toolformer_dag.texts.compression import HEAD_BYTES, told_of
+from toolformer_dag.texts.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import OverBudget
 
@@ -65,7 +67,7 @@ def identity(lane: Lane) -> dict[str, str]:
     return {"files": fingerprint(found)} if found else {}
 
 
-def _unreadable(lane: Lane, path: Path, error: Exception) -> UserError:
+def _unreadable(lane: Lane, path: Path, error: object) -> UserError:
     return UserError(
         f"[tools.{lane.tool.key}] proposals: {path} cannot be read ({error}); name a Parquet file or JSON lines with "
         "digest, text or id, char_offset and input"
@@ -73,15 +75,26 @@ def _unreadable(lane: Lane, path: Path, error: Exception) -> UserError:
 
 
 def _records(path: Path) -> Iterator[object]:
-    """Yield the rows of a Parquet file, or the values of JSON lines; None for a line that is no JSON."""
+    """Yield the rows of a Parquet file, or the objects of JSON lines; None for a line that holds none.
+
+    Raises ValueError where no line holds one and the first tells what the file is in the place of JSON lines.
+    """
     if path.suffix == ".parquet":
         yield from pl.read_parquet(path).iter_rows(named=True)
         return
-    for line in filter(None, map(bytes.strip, path.read_bytes().splitlines())):
-        try:
-            yield orjson.loads(line)
-        except orjson.JSONDecodeError:
-            yield None
+    lines = list(filter(None, map(bytes.strip, path.read_bytes().splitlines())))
+    records = list(map(_parsed, lines))
+    if records.count(None) == len(records) and (told := other_shape(lines[0] if lines else b"")):
+        raise ValueError(told)
+    yield from records
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def _fields(source: str, record: object) -> Fields | None:
@@ -109,7 +122,9 @@ def _read(lane: Lane) -> list[Fields | None]:
     for name, path in lane.files.items():
         try:
             found += [_fields(name, record) for record in _records(path)]
-        except (OSError, pl.exceptions.PolarsError) as error:
+        except pl.exceptions.PolarsError as error:
+            raise _unreadable(lane, path, told_of(path.read_bytes()[:HEAD_BYTES]) or error) from error
+        except (OSError, ValueError) as error:
             raise _unreadable(lane, path, error) from error
     return found
 

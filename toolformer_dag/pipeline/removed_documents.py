@@ -38,6 +38,7 @@ from toolformer_dag.lake.queries import in_memory, quoted, run_sql, sql_text
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.texts.compression import text_of
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.texts.shared_passages import MATCHING, SharedPassages
 
@@ -46,7 +47,8 @@ SQL = sql_text(__package__, "removed_documents.sql")
 SCREENED_AT_ONCE, REMOVED_AT_ONCE = 2_000, 100_000
 """Documents."""
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".xml", ".txt", ".tokens")
+JSON = (".json", ".jsonl", ".ndjson")
+SUFFIXES = (*JSON, ".csv", ".tsv", ".xml", ".txt", ".tokens")
 """Benchmark files that are read of a folder."""
 NOT_ASKED = re.compile("answer|alias|target|label|url|id$", re.IGNORECASE)
 """Fields of JSON that hold no question: a page with an answer of eight words would be removed."""
@@ -104,16 +106,18 @@ def _passages(files: tuple[tuple[Path, str], ...]) -> tuple[SharedPassages, list
 def asked_texts(file: Path) -> list[str]:
     """Return the texts of a benchmark file: strings of JSON or JSON lines but for answers, else lines without tags.
 
-    Raises UserError for a file that is no text in UTF-8.
+    Raises UserError for a file that is no text in UTF-8, and for one of JSON that cannot be read as such.
     """
     try:
-        content = file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        content = text_of(file)
+    except (OSError, ValueError) as error:
         raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
     lines = [line for line in content.split("\n") if line.strip()]
     for records in ([content], lines):
         with suppress(ValueError, RecursionError):
             return [text for record in records for text in _strings(json.loads(record))]
+    if file.suffix in JSON and content.lstrip().startswith(("{", "[")):
+        raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
     return [TAG.sub(" ", line) for line in lines]
 
 

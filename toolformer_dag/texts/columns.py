@@ -182,7 +182,8 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
             dates.alias("date"),
         )
         rejections = sorted((*batch.rejections, *refused), key=lambda one: one.line)
-        told = {f"{batch.layout.paths('date')}: expected a date, YYYY-MM-DD": undated} if undated else {}
+        asked = f"{batch.layout.paths('date')}: expected a date, YYYY-MM-DD until {LATEST_DATE}"
+        told = {asked: undated} if undated else {}
         yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), {**batch.ignored, **told})
 
 
@@ -197,9 +198,10 @@ def _dates(frame: pl.DataFrame, *, own_date: bool) -> tuple[pl.Series, int]:
     found = url_dates(frame["url"])
     if not own_date:
         return found, 0
-    own = frame["date"].str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
+    day = pl.col("date").str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
+    own = frame.select(pl.when(day <= LATEST_DATE).then(day)).to_series()
     unread = int((own.is_null() & (frame["date"] != "")).sum())
-    return frame.select(pl.coalesce(pl.when(own <= LATEST_DATE).then(own), found)).to_series(), unread
+    return frame.select(pl.coalesce(own, found)).to_series(), unread
 
 
 def url_dates(urls: pl.Series) -> pl.Series:

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from gzip import BadGzipFile
+from pathlib import Path
 from typing import IO
 
 import zstandard
 from isal import igzip, igzip_lib
+
+from toolformer_dag.files import require_regular
 
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -17,12 +20,11 @@ MAGIC = {
     b"PK\x03\x04": "zip",
 }
 """The first bytes of compressed files."""
+GIT_LFS = b"version https://git-lfs"
 OTHER_FILES = {
-    b"version https://git-lfs": "a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
+    GIT_LFS: "a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
     b"\xff\xfe": "UTF-16; write UTF-8, as `iconv -f UTF-16 -t UTF-8` does",
     b"\xfe\xff": "UTF-16; write UTF-8, as `iconv -f UTF-16 -t UTF-8` does",
-    b"{\0": "UTF-16 without a byte order mark; write UTF-8, as `iconv -f UTF-16LE -t UTF-8` does",
-    b"\0{": "UTF-16 without a byte order mark; write UTF-8, as `iconv -f UTF-16BE -t UTF-8` does",
     b"<": "HTML or XML, such as the error page of a download",
     b"PAR1": "Parquet; name the file .parquet and do not compress it again",
     b"PARE": "encrypted Parquet; decrypt it",
@@ -35,6 +37,7 @@ OTHER_FILES = {
     b"%PDF": "a PDF",
 }
 """The first bytes of files that hold no records as they are, with the remedy."""
+HEAD_BYTES = 512
 BLOCK_BYTES = 1 << 24
 """About the size of a block: what is done once per block costs a millisecond."""
 ZSTD_STEP = 1 << 13
@@ -63,7 +66,28 @@ def told_of(head: bytes) -> str | None:
         return f"{kind}; unpack it or compress it once, with gzip or zstd"
     if head[257:262] == b"ustar":
         return "an archive of tar; unpack it"
+    if (head[:4:2] == b"\0\0") != (head[1:4:2] == b"\0\0"):
+        order = "LE" if head[0] else "BE"
+        return f"UTF-16 without a byte order mark; write UTF-8, as `iconv -f UTF-16{order} -t UTF-8` does"
     return next((name for magic, name in OTHER_FILES.items() if head.startswith(magic)), None)
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a file, in UTF-8 with or without a byte-order mark.
+
+    Raises OSError, and ValueError, which says what the file is in the place of text where its first bytes tell.
+    """
+    require_regular(file)
+    with file.open("rb") as stream:
+        head = stream.read(HEAD_BYTES)
+    try:
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        kind = kind_of(head)
+        raise ValueError(f"it is {f'{kind}; unpack it' if kind else told_of(head) or f'no UTF-8: {error}'}") from error
+    if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:  # words such as ORC may begin a text
+        raise ValueError(f"it is {told_of(head) or 'no text: it holds NUL characters'}")
+    return text
 
 
 def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:

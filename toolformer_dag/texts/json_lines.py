@@ -81,16 +81,22 @@ def _other_file(head: bytes, blank: bool) -> ShardFault:
 
 def _shape(head: bytes) -> str:
     """Say what is in the place of JSON lines, with a remedy."""
+    first = next(line for line in head.splitlines() if line.strip()) if head.strip() else b""
+    why = _why(first, _parsed(first))[1]
+    remedy = "write one object per line, as `jq -c .` does"
+    return other_shape(head) or (f"no line of the first block holds a JSON object; {remedy} (its first line: {why})")
+
+
+def other_shape(head: bytes) -> str | None:
+    """Say what is in the place of JSON lines, with a remedy, where the beginning tells."""
     if told := told_of(head):
         return f"the content is {told}"
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"
-    first = next(line for line in head.splitlines() if line.strip()) if head.strip() else b""
-    if first.rstrip().endswith(b",") and isinstance(_parsed(first.rstrip()[:-1]), dict):
+    first = head.lstrip().partition(b"\n")[0].rstrip()
+    if first.endswith(b",") and isinstance(_parsed(first[:-1]), dict):
         return "every line ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
-    why = _why(first, _parsed(first))[1]
-    remedy = "write one object per line, as `jq -c .` does"
-    return f"no line of the first block holds a JSON object; {remedy} (its first line: {why})"
+    return None
 
 
 def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:

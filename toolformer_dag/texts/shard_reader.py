@@ -15,14 +15,13 @@ import pyarrow as pa
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch, Rejection, documents_of
-from toolformer_dag.texts.compression import ShardFault, blocks, kind_of, told_of
+from toolformer_dag.texts.compression import HEAD_BYTES, ShardFault, blocks, kind_of, told_of
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.json_lines import json_batches
 from toolformer_dag.texts.tables import MAGIC, TableRecords, parquet_batches
 
 READ_BYTES = 1 << 18
-HEAD_BYTES = 512
 NAMED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 

@@ -12,6 +12,7 @@ import orjson
 import regex
 
 from toolformer_dag.files import UserError, require_regular
+from toolformer_dag.texts.json_lines import other_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def read_passages(source: str) -> Iterator[Passage]:
 
 
 def _file_passages(file: Path) -> Iterator[Passage]:
-    number, empty = 0, True
+    number, empty, line = 0, True, b""
     try:
         require_regular(file)
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
@@ -121,8 +122,9 @@ def _file_passages(file: Path) -> Iterator[Passage]:
             f"{file}: cannot be read after line {number}: {error}. Set `passages` to a file or `{EMBEDDED}`."
         ) from error
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        told = other_shape(line) or f"{type(error).__name__}: {error}"
         raise PassageError(
-            f"{file}, line {number}: {type(error).__name__}: {error}. A line holds `title` and `text` "
+            f"{file}, line {number}: {told}. A line holds `title` and `text` "
             "(and `id`, `section`), or a page of KILT's knowledge source."
         ) from error
     if empty:

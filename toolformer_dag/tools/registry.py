@@ -10,12 +10,13 @@ from typing import TypeGuard
 
 from pydantic import ValidationError
 
-from toolformer_dag.files import UserError, require_regular
+from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.texts.arguments import schema_fault
 from toolformer_dag.texts.calls import Call, fault
+from toolformer_dag.texts.compression import text_of
 from toolformer_dag.tools.options import ToolOptions, explain_options
 from toolformer_dag.tools.prompts import ToolError, check_prompt, written_prompt
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
@@ -33,9 +34,8 @@ def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Pat
     if option is not None:
         file = PROMPTS / f"{key}.txt" if option == EMBEDDED else under(root, option)
     try:
-        require_regular(file)
-        return file, file.read_text("utf-8").strip() + "\n"
-    except (OSError, UnicodeDecodeError) as error:
+        return file, text_of(file).strip() + "\n"
+    except (OSError, ValueError) as error:
         raise ToolError(
             f"[tools.{key}]: {file}: the prompt cannot be read ({error}); write examples = [...], two to five "
             "sentences with calls, or set prompt = to a UTF-8 file"
