@@ -1,6 +1,7 @@
 """An MCP server of the protocol's early days, without the SDK: over stdio, or over HTTP at the port given.
 
-With `broken` one of its tools is listed without a schema, with `endless` its list goes on for half a minute.
+With `broken` it also lists BROKEN, with `endless` its list goes on for half a minute, with `events` answers over HTTP
+are streams of events.
 
 Over stdio it answers one request after the other. Over HTTP it knows the sessions that it opened itself, so one that is
 started anew has forgotten them; with `silent` its 404 has no body.
@@ -19,9 +20,19 @@ TOOLS = [
     {"name": "weather", "inputSchema": SCHEMA},
     {"name": "forecast", "inputSchema": SCHEMA, "outputSchema": DEGREES},
 ]
+BROKEN = [
+    {"name": "broken"},
+    {"name": 7, "inputSchema": SCHEMA},
+    "no tool",
+    {"name": "listed", "inputSchema": {"type": "array"}},
+    {"name": "required", "inputSchema": {"type": "object", "required": "city"}},
+    {"name": "php", "inputSchema": {"type": "object", "properties": [], "required": None}},
+    {"name": "cut", "description": "Cut: \ud83d", "inputSchema": SCHEMA, "outputSchema": "none"},
+]
 RESULTS: dict[str, dict[str, Any]] = {
     "Atlantis": {},
     "Babel": {"content": [{"type": "text", "text": None}]},
+    "Elis": {"content": [{"type": "text", "text": "sun \ud83d \U0001f600 \\ud83d \ude00"}]},
     "Cibola": {"content": [{"type": "smell", "data": "AAAA"}, {"type": "text", "text": "sunny"}]},
     "Dilmun": {"content": [], "structuredContent": {"degrees": "many"}},
     "El Dorado": {"content": [{"type": "text", "text": "gold " * 2**20}]},
@@ -53,7 +64,7 @@ def listing(page: int) -> dict[str, Any]:
     if "endless" in sys.argv and page < 600:
         time.sleep(0.05)
         return {"tools": TOOLS, "nextCursor": str(page + 1)}
-    return {"tools": [{"name": "broken"}, *TOOLS] if "broken" in sys.argv else TOOLS}
+    return {"tools": [*BROKEN, *TOOLS] if "broken" in sys.argv else TOOLS}
 
 
 def answer(message: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
@@ -89,9 +100,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: dict[str, Any] | None = None, session: str = "") -> None:
         data = json.dumps(body).encode() if body else b""
+        events = bool(data) and "events" in sys.argv
+        data = b"event: message\ndata: " + data + b"\n\n" if events else data
         self.send_response(status)
         self.send_header("mcp-session-id", session)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/event-stream" if events else "application/json")
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -1,6 +1,7 @@
 """Whatever a server says of its tools is refused by name, or harmless wherever it goes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from toolformer_dag.definitions import definitions_of
 from toolformer_dag.exports.forms import CorpusText, ScoredCall
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
 from toolformer_dag.model.encoding import Encoding
-from toolformer_dag.settings.servers import LISTING
-from toolformer_dag.settings.setting_types import SettingsError
+from toolformer_dag.settings.servers import LISTING, _leave_out
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import Call, call_grammar, fault, format_call
 from toolformer_dag.tools.prompts import ToolError, check_prompt
@@ -122,11 +122,12 @@ def test_exports_hold_descriptions_as_json_and_definitions_load(tmp_path: Path) 
     ],
 )
 def test_a_name_that_makes_no_lane_is_told_with_its_server(
-    tmp_path: Path, tools: list[dict[str, Any]], message: str
+    tmp_path: Path, tools: list[dict[str, Any]], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(SettingsError, match=rf"\[servers\.office\]: its tool {message}") as refused:
-        load_settings(settings_with(tmp_path, tools, ""))
-    assert len(str(refused.value)) < 400
+    _leave_out.cache_clear()
+    load_settings(settings_with(tmp_path, [*tools, listed("sea")], ""))
+    [told] = caplog.messages
+    assert re.match(rf"\[servers\.office\]: its tool {message}", told) and len(told) < 400
 
 
 @pytest.mark.parametrize(
@@ -157,9 +158,9 @@ def test_long_values_stand_in_the_schema_and_not_in_the_prompt(tmp_path: Path) -
 
 
 def test_names_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell("office", [listed("a\x1b[31m\x07b", "", {"properties": ["a"]})], [listed("old\x1b[2J")])
+    _tell("office", [{**listed("a\x1b[31m\x07b"), "fault": "it is\x1b[31m none"}], [listed("old\x1b[2J")])
     shown = capsys.readouterr().out
-    assert "\x1b" not in shown and "\x07" not in shown and "its schema is none" in shown and "gone" in shown
+    assert "\x1b" not in shown and "\x07" not in shown and "none" in shown and "gone" in shown
 
 
 def test_a_name_with_an_arrow_is_no_name() -> None:

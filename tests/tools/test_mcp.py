@@ -14,6 +14,7 @@ import pytest
 
 from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
+from toolformer_dag.texts.arguments import schema_fault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_session import McpOptions, list_tools, open_session
 from toolformer_dag.tools.prompts import ToolError
@@ -290,8 +291,25 @@ def test_a_server_that_cannot_serve_stops_the_lane(make: Make, options: dict[str
 def test_a_tool_against_the_protocol_is_left_out_by_name_and_the_others_work(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert outcomes(make(command=[*PLAIN, "broken"]), "Rome") == outcomes(make(command=PLAIN), "Rome")
-    assert "the tool 'broken' breaks the protocol (name, inputSchema.type) and is left out" in caplog.messages
+    command = [*PLAIN, "broken"]
+    assert outcomes(make(command=command), "Rome") == outcomes(make(command=PLAIN), "Rome")
+    for named in ("'broken'", "7", "None"):
+        assert f"the tool {named} breaks the protocol (name, inputSchema) and is left out" in caplog.messages
+    found = {tool.name: tool for tool in list_tools(McpOptions(server="office", tool="", command=tuple(command)))}
+    faults = {name: schema_fault(tool.input_schema) for name, tool in found.items()}
+    assert {name for name, fault in faults.items() if fault is None} == {"php", "cut", "weather", "forecast"}
+    assert faults["listed"] == "its arguments are no object but array" and "required" in str(faults["required"])
+    assert found["cut"].description == "Cut: \ufffd"
+
+
+@pytest.mark.parametrize("words", [None, [], ["events"]])
+def test_half_a_surrogate_pair_of_a_server_is_a_replacement_character(make: Make, words: list[str] | None) -> None:
+    """None: over stdio."""
+    port = free_port()
+    with started(*PLAIN, str(port), *(words or ())):
+        await_port(port)
+        tool = make(command=PLAIN) if words is None else make(url=f"http://127.0.0.1:{port}/mcp")
+        assert outcomes(tool, "Elis", "Rome") == ["sun \ufffd \U0001f600 \\ud83d \ufffd", "sunny in Rome"]
 
 
 @pytest.mark.parametrize(

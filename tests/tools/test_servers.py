@@ -88,6 +88,34 @@ def test_a_section_gives_a_lane_its_own_key_and_values(tmp_path: Path) -> None:
         load_settings(file)
 
 
+def test_a_tool_that_can_have_no_lane_is_left_out_of_a_pattern_by_name_and_refused_where_it_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("good", "getSky", "get-sky", "天気", "training")
+    tools = [{"name": name, "description": "", "input_schema": {}} for name in names]
+    (tmp_path / LISTING).write_text(json.dumps({"one": [*tools, {**tools[0], "name": "odd", "fault": "it is odd"}]}))
+    file = tmp_path / "toolformer.toml"
+    server = '[servers.one]\nurl = "http://localhost/one"\n'
+    file.write_text(server)
+    assert list(load_settings(file).tools) == ["good", "get_sky"]
+    for named in ("'get-sky' would share a lane", "'天気' has a name", "'training' has a name", "'odd': 'it is odd'"):
+        assert sum(named in told for told in caplog.messages) == 1
+    for name, message in (("get-sky", "share a lane"), ("天気", "no lane's"), ("odd", "'odd': 'it is odd'")):
+        file.write_text(f'{server}tools = ["*", "{name}"]\n')
+        with pytest.raises(SettingsError, match=message):
+            load_settings(file)
+
+
+def test_a_server_that_does_not_answer_is_named_and_keeps_its_tools(tmp_path: Path) -> None:
+    lost = '[servers.lost]\ncommand = ["/no/such/program"]\n'
+    (tmp_path / "toolformer.toml").write_text(lost + OFFICE)
+    (tmp_path / LISTING).write_text(json.dumps({"lost": [{"name": "old", "description": "", "input_schema": {}}]}))
+    done = cli("servers", "--config", str(tmp_path / "toolformer.toml"))
+    assert done.returncode == 1 and "/no/such/program does not start" in done.stderr
+    assert "office: 6 tools" in done.stdout
+    assert {name: len(tools) for name, tools in read_listing(tmp_path).items()} == {"lost": 1, "office": 6}
+
+
 @pytest.mark.parametrize(
     ("listing", "message"),
     [

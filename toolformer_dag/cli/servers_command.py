@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from toolformer_dag.cli.terminal import Config, harmless
 from toolformer_dag.files import UserError, write_whole
-from toolformer_dag.settings.servers import LISTING, ServerSettings, lane_key, read_listing
+from toolformer_dag.settings.servers import FAULT, LISTING, ServerSettings, lane_key, read_listing
 from toolformer_dag.settings.settings_file import load_servers
 
 Listed = list[dict[str, Any]]
@@ -17,6 +17,8 @@ Listed = list[dict[str, Any]]
 
 def servers(config: Config = None) -> None:
     """Ask the servers of [servers.NAME] for their tools; each becomes a lane. What changed since the last time is told.
+
+    What cannot be asked is named, and keeps the tools that were listed before.
 
     The list is mcp_tools.json beside toolformer.toml: keep it with your settings. A tool whose arguments changed makes
     its lane stale, and no other.
@@ -27,13 +29,21 @@ def servers(config: Config = None) -> None:
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
     before = read_listing(root)
-    listed = {name: _listed(name, server, root) for name, server in tables.items()}
-    for name, tools in listed.items():
-        _tell(name, tools, before.get(name, []))
+    listed, silent = {name: tools for name, tools in before.items() if name in tables}, False
+    for name, server in tables.items():
+        try:
+            listed[name] = _listed(name, server, root)
+            _tell(name, listed[name], before.get(name, []))
+        except UserError as error:
+            typer.echo(f"error: {harmless(str(error))}", err=True)
+            silent = True
     write_whole(root / LISTING, (json.dumps(listed, ensure_ascii=False, indent=1) + "\n").encode())
+    if silent:
+        raise typer.Exit(1)
 
 
 def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
+    from toolformer_dag.texts.arguments import schema_fault
     from toolformer_dag.tools.mcp_session import McpOptions, list_tools
     from toolformer_dag.tools.options import explain_options
 
@@ -44,18 +54,19 @@ def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
         raise UserError(explain_options(name, error, McpOptions).replace("[tools.", "[servers.")) from error
     found = sorted(list_tools(options), key=lambda tool: tool.name)
     return [
-        {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema} for tool in found
+        {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
+        | ({FAULT: fault} if (fault := schema_fault(tool.input_schema)) else {})
+        for tool in found
     ]
 
 
 def _tell(server: str, tools: Listed, before: Listed) -> None:
-    from toolformer_dag.texts.arguments import argument_names, schema_fault
+    from toolformer_dag.texts.arguments import argument_names
 
     old: Mapping[str, Any] = {tool["name"]: tool for tool in before}
     typer.echo(f"{server}: {len(tools)} tools")
     for tool in tools:
-        schema, was = tool["input_schema"], old.get(tool["name"])
-        fault = schema_fault(schema)
+        schema, was, fault = tool["input_schema"], old.get(tool["name"]), tool.get(FAULT)
         arguments = "" if fault else f"({', '.join(argument_names(schema))})"
         shown = f"{lane_key(tool['name'])}: {tool['name']}{arguments}  {_change(tool, was)}"
         typer.echo(harmless(f"  {shown}" + (f"; its calls cannot be written: {fault}" if fault else "")))

@@ -4,9 +4,11 @@ The list lies beside toolformer.toml, so that settings load without a server, an
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,13 @@ from pydantic import ConfigDict, Field
 from toolformer_dag.settings.rounds import SUFFIXED
 from toolformer_dag.settings.setting_types import ASSET_GROUPS, SettingsError, SettingsTable
 
+_log = logging.getLogger(__name__)
 LISTING = "mcp_tools.json"
-"""Server -> its tools, each with `name`, `description` and `input_schema`; in the folder of toolformer.toml."""
+"""Server -> its tools, each with `name`, `description`, `input_schema`, maybe FAULT; in toolformer.toml's folder."""
 MAX_KEY = 100
 """Characters of a lane's key that a tool's name gives: folders are named by it."""
+FAULT = "fault"
+"""The field of a listed tool that says why its calls cannot be written, where they cannot."""
 SHOWN = 60
 """Characters of a tool's name in messages."""
 Values = Mapping[str, Any]
@@ -52,7 +57,8 @@ def with_server_lanes(values: Values, root: Path) -> Values:
     """Return the values with a section under `tools` for each listed tool of each server.
 
     A section that names `server` and `tool` gives that lane its key and its values; another of the tool's name gives it
-    values. Raises SettingsError for a server that is not listed yet, and for a tool that its server does not list.
+    values. A tool that can have no lane is left out where a pattern alone asks for it, with a warning. Raises
+    SettingsError for another such tool, for a server that is not listed yet, and for a tool that no server lists.
     """
     servers = values.get("servers")
     if not isinstance(servers, Mapping) or not servers:
@@ -69,15 +75,30 @@ def _lanes(name: str, server: Values, listed: list[dict[str, Any]], sections: Va
     """Yield key and section of each lane of a server; those in the settings win over what is listed."""
     named, made = _named(name, listed, sections), dict[str, str]()
     connection = {key: value for key, value in server.items() if key != "tools"}
+    patterns = list(map(str, server.get("tools", ["*"])))
     for tool in listed:
-        wanted = any(fnmatchcase(tool["name"], str(pattern)) for pattern in server.get("tools", ["*"]))
+        wanted = any(fnmatchcase(tool["name"], pattern) for pattern in patterns)
         if wanted or tool["name"] in named:
-            key = named.get(tool["name"]) or _free_key(tool["name"], name, sections)
-            if made.setdefault(key, tool["name"]) != tool["name"]:
-                raise _unnamed(name, tool["name"], f"would share a lane with {made[key][:SHOWN]!r}")
+            try:
+                key = named.get(tool["name"]) or _free_key(tool["name"], name, sections)
+                if made.setdefault(key, tool["name"]) != tool["name"]:
+                    raise _unnamed(name, tool["name"], f"would share a lane with {made[key][:SHOWN]!r}")
+                if tool.get(FAULT) and key not in sections:
+                    raise SettingsError(f"[servers.{name}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
+            except SettingsError as error:
+                if tool["name"] in patterns:
+                    raise
+                _leave_out(str(error))
+                continue
             told = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
             own = sections.get(key, {})
             yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **told, **own}
+
+
+@cache
+def _leave_out(why: str) -> None:
+    """Say once, however often settings are loaded, that a pattern's tool has no lane."""
+    _log.warning("%s. It has no lane.", why)
 
 
 def _named(name: str, listed: list[dict[str, Any]], sections: Values) -> dict[str, str]:

@@ -200,6 +200,8 @@ def _fault(text: str) -> str | None:
         validator_for(schema, Draft202012Validator).check_schema(schema, format_checker=FormatChecker(()))
     except SchemaError as error:
         return f"its schema is none: {'.'.join(map(str, error.absolute_path))[:100]}: {error.message}"[:300]
+    if "object" not in (kinds := schema.get("type", "object")):
+        return f"its arguments are no object but {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
     if '"patternProperties":' in text:
         return "its schema has patternProperties, whose names are matched without a limit of time"
     names = argument_names(schema)

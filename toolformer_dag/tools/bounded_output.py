@@ -1,8 +1,8 @@
 """Run a program and pass on the lines that it prints, each up to a length: BYTES MESSAGE PROGRAM [ARGUMENT ...].
 
-A client of MCP over stdio keeps a line of any length in memory. A line that is longer than BYTES is answered in the
-program's place, with an error that says MESSAGE. The program ends with the process that started this one. This file is
-run by its path, and imports nothing of the package.
+A client of MCP over stdio keeps a line of any length in memory, and drops one with half a surrogate. A line that is
+longer than BYTES is answered in the program's place, with an error that says MESSAGE. The program ends with the process
+that started this one. This file is run by its path, and imports nothing of the package.
 """
 
 import json
@@ -17,6 +17,13 @@ import time
 IDENTIFIER = rb'"id"\s*:\s*([0-9]+)'
 AT_THE_END, AT_THE_BEGINNING = re.compile(IDENTIFIER + rb"\s*\}\s*\Z"), re.compile(rb"\A.{0,64}?" + IDENTIFIER)
 """Where the number of the request stands in an answer, as the servers' libraries write it."""
+
+SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..")
+
+
+def mended(content: bytes) -> bytes:
+    """Return whole lines of JSON with U+FFFD for half a surrogate pair, as programs cut texts."""
+    return SURROGATES.sub(lambda found: b"\\ufffd" if len(found[0]) == 6 else found[0], content)
 
 
 def pass_on(limit: int, message: str, command: list[str]) -> int:
@@ -33,7 +40,7 @@ def pass_on(limit: int, message: str, command: list[str]) -> int:
                 number = AT_THE_END.search(rest) or AT_THE_BEGINNING.match(line)
                 answer = {"id": int(number[1]), "error": {"code": -32000, "message": message}} if number else {}
                 line = json.dumps({"jsonrpc": "2.0", **answer}).encode() + b"\n"
-            out.write(line)
+            out.write(mended(line))
             out.flush()
     return program.returncode
 

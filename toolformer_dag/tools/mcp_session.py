@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError, model_validator
 
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.tools.bounded_output import mended
 from toolformer_dag.tools.options import (
     MAX_SECONDS,
     LinearPattern,
@@ -121,29 +122,33 @@ TOO_LONG = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
 
 
 def _bounded(url: str, token: str | None) -> "Transport":
-    """Return the transport to a url whose answers are uncompressed and bounded; the SDK bounds events of streams."""
+    """Return the transport to a url whose answers are uncompressed and bounded; of a stream each line is."""
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     class BoundedStream(httpx2.AsyncByteStream):
-        def __init__(self, stream: Any) -> None:
-            self._stream = stream
+        def __init__(self, stream: Any, events: bool) -> None:
+            self._stream, self._events = stream, events
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
-            total = 0
+            total, line = 0, b""
             async for block in self._stream:
-                total += len(block)
+                *lines, rest = block.split(b"\n")
+                total = len(block) + (len(line) if self._events else total)
                 if total > MAX_ANSWER_BYTES:
                     raise httpx2.StreamError(TOO_LONG)
-                yield block
+                if lines:
+                    yield mended(line + block[: -len(rest) or None])
+                line = rest if lines else line + rest
+            yield mended(line)
 
         async def aclose(self) -> None:
             await self._stream.aclose()
 
     async def bound(response: Any) -> None:
         response.headers.pop("content-encoding", None)  # what is compressed all the same stays so, and does not parse
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            response.stream = BoundedStream(response.stream)
+        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        response.stream = BoundedStream(response.stream, events)
 
     headers = {"Accept-Encoding": "identity"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
     timeout = httpx2.Timeout(30.0, read=300.0)
@@ -154,12 +159,12 @@ def _bounded(url: str, token: str | None) -> "Transport":
 class _Sifted:
     """The messages of a server, without what breaks the protocol in a list of tools: one bad tool hides no other.
 
-    `outputs`: by tool its output schema, which is left out: many servers that declare one answer in text alone, which
-    the SDK refuses.
+    `schemas`: by tool its schemas, which are left out: the SDK refuses the whole list for one that is none, and what
+    answers in text alone where an output schema is declared, as many do.
     """
 
-    def __init__(self, stream: Any, outputs: dict[str, Any]) -> None:
-        self._stream, self._outputs = stream, outputs
+    def __init__(self, stream: Any, schemas: dict[str, Any]) -> None:
+        self._stream, self._schemas = stream, schemas
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -181,12 +186,14 @@ class _Sifted:
     def _kept(self, tool: Any) -> dict[str, Any] | None:
         found = tool if isinstance(tool, dict) else {}
         name, told, schema = found.get("name"), found.get("description"), found.get("inputSchema")
-        if not isinstance(name, str) or not isinstance(schema, dict) or schema.get("type", "object") != "object":
-            _log.warning("the tool %.100r breaks the protocol (name, inputSchema.type) and is left out", name)
+        if not isinstance(name, str) or not isinstance(schema, dict):
+            _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
-        self._outputs[name] = found.get("outputSchema")
-        whole = schema if "type" in schema else {"type": "object", **schema}
-        return {"name": name, "description": told if isinstance(told, str) else "", "inputSchema": whole}
+        given = {
+            key: value for key, value in schema.items() if value is not None and (key, value) != ("properties", [])
+        }
+        self._schemas[name] = {"type": "object", **given}, found.get("outputSchema")  # PHP writes {} as []
+        return {"name": name, "description": told if isinstance(told, str) else "", "inputSchema": {"type": "object"}}
 
 
 def _fits(content: Any, schema: Any) -> bool:
@@ -224,7 +231,7 @@ class Session:
     stack: ExitStack
     portal: "BlockingPortal"
     client: "Client"
-    outputs: dict[str, Any] = field(default_factory=dict)
+    schemas: dict[str, Any] = field(default_factory=dict)
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
         """Call the tool. Of the SDK's errors it raises no others than these.
@@ -255,7 +262,7 @@ class Session:
             raise NoResult("refused") from error
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {self.options.public(error)}") from error
-        content, schema = answer.structured_content, self.outputs.get(self.options.tool)
+        content, (_, schema) = answer.structured_content, self.schemas.get(self.options.tool, (None, None))
         if not (answer.is_error or content is None or schema is None or _fits(content, schema)):
             raise NoResult("malformed_response")
         return answer
@@ -292,13 +299,13 @@ def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    outputs: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
 
     @asynccontextmanager
     async def sifted() -> AsyncIterator[Any]:
         plain = stdio_client(target) if isinstance(target, StdioServerParameters) else target
         async with plain as (read, write):
-            yield _Sifted(read, outputs), write
+            yield _Sifted(read, schemas), write
 
     logging.getLogger("mcp.client.stdio").addFilter(_without_traceback)
     target = transport(key, options)
@@ -308,12 +315,13 @@ def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]
         client = stack.enter_context(
             portal.wrap_async_context_manager(Client(sifted(), read_timeout_seconds=options.start_timeout_s))
         )
-        tools = {tool.name: tool for tool in portal.call(_listed, client, options.start_timeout_s)}
+        listed = portal.call(_listed, client, options.start_timeout_s)
+        tools = {tool.name: tool.model_copy(update={"input_schema": schemas[tool.name][0]}) for tool in listed}
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise _no_session(key, options, error) from error
-    return Session(options, stack, portal, client, outputs), tools
+    return Session(options, stack, portal, client, schemas), tools
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
