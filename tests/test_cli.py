@@ -66,6 +66,38 @@ def test_a_folder_without_a_project_is_told_once_with_what_to_do(tmp_path, monke
         assert "no toolformer.toml" not in cli(command, *options).stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["init", "~/mine"], "{home}/mine"),
+        (["embedded", "web", "~/mine", "--documents", "2"], "{home}/mine"),
+        (["sql", "--file=~/q.sql"], "--file {home}/q.sql: No such file"),
+        (["score", "~/s.jsonl"], "{home}/s.jsonl: no such file"),
+        (["generate", "~/s.jsonl"], "s.jsonl: no such file"),
+        (["verify", "~/data"], "{home}/data holds none"),
+        (["stale", "--config=~/t.toml"], "{home}/t.toml: no such file"),
+        (["stale", "--shards", "~/*.jsonl"], "{home}/*.jsonl' matches no file"),
+        (["init", "~nobody_of_that_name/x"], "~nobody_of_that_name/x: "),
+    ],
+)
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path, monkeypatch, arguments, told):
+    home = tmp_path / "ada"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    done = cli(*arguments)
+    assert told.format(home=home) in done.stdout + done.stderr, done
+    assert not list(tmp_path.glob("~*"))
+
+
+@pytest.mark.parametrize("option", ["--output=~/rows.csv", "--output=~/rows.parquet"])
+def test_rows_are_written_below_the_home_folder(tmp_path, monkeypatch, database, option):
+    monkeypatch.setenv("HOME", str(tmp_path / "ada"))
+    (tmp_path / "ada").mkdir()
+    assert cli("sql", "select 1 as one", option).returncode == 0
+    assert [file.suffix for file in (tmp_path / "ada").iterdir()] == [f".{option.rpartition('.')[2]}"]
+
+
 @pytest.fixture
 def database(tmp_path):
     """A warehouse without our tables."""

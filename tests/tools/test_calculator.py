@@ -64,6 +64,9 @@ def test_results(expression: str, result: str) -> None:
     [
         ("", "empty"), (" \n", "empty"), ("two plus two", "unknown_symbol"), ("1e5", "unknown_symbol"),
         ("5.97e24 * 1000", "unknown_symbol"),
+        *((text, "unknown_symbol") for text in (
+            "0b1", "0O7", "1_000", "\u0661\u0662", "\uff11\uff12", "1.5E-3", "½", "1½", "²", "2²", "Ⅷ", "1\u066b5",
+        )),
         ("0x10", "unknown_symbol"), ("0X10 + 1", "unknown_symbol"), ("1 + 0x1F", "unknown_symbol"),
         ("0b11", "unknown_symbol"), ("0o17", "unknown_symbol"),
         ("2 ^ 3", "unknown_symbol"), ("1 + 1 = 2", "unknown_symbol"), ("$5 + $3", "unknown_symbol"),

@@ -180,6 +180,13 @@ def test_variables_reach_the_command_only_when_named(make: Make, monkeypatch: py
     assert outcomes(make(command=COMMAND, tool="secret", env=["TEST_SECRET"]), "") == ["s3"]
 
 
+def test_a_program_may_lie_below_the_home_folder(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "server").write_text(f"#!/bin/sh\nexec {' '.join(PLAIN)}\n")
+    (tmp_path / "server").chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert outcomes(make(command=["~/server"]), "Rome") == ["sunny in Rome"]
+
+
 def test_an_answer_over_http_has_a_longest_size(make: Make) -> None:
     port = free_port()
     with started(*PLAIN, str(port)):

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
+from toolformer_dag.cli.terminal import path
+
 app = typer.Typer(help="Write the small web that the embedded model reads.", no_args_is_help=True)
 
 
 @app.command()
 def web(
-    folder: Annotated[Path, typer.Argument(help="Where the shards are written.")],
+    folder: Annotated[Path, typer.Argument(parser=path, help="Where the shards are written.")],
     shards: Annotated[int, typer.Option(min=1, help="Files to write.")] = 2,
     documents: Annotated[int, typer.Option(min=1, help="Documents in all.")] = 1200,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
@@ -21,5 +23,5 @@ def web(
     """
     from toolformer_dag.synthetic.web import write_shards
 
-    for path in write_shards(folder, shards, documents, seed):
-        typer.echo(path)
+    for written in write_shards(folder, shards, documents, seed):
+        typer.echo(written)

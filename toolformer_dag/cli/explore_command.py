@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Force, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
 
 
@@ -15,7 +15,7 @@ def explore(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1; 0 takes a free one.")
     ] = 3001,
-    export: Annotated[Path | None, typer.Option(help="Write the page to this .html file instead.")] = None,
+    export: Annotated[Path | None, typer.Option(parser=path, help="Write the page to this .html file instead.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     force: Force = False,
     config: Config = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, checked_settings
+from toolformer_dag.cli.terminal import Config, Profile, Set, checked_settings, path
 from toolformer_dag.exports import FORMS_SAID, TOKENIZED, FormName
 from toolformer_dag.files import UserError
 
@@ -17,7 +17,7 @@ FORMS_HELP = "; ".join(f"{name}: {said}" for name, said in FORMS_SAID.items()) +
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder to write: new, empty, or of an earlier export.")],
+    folder: Annotated[Path, typer.Argument(parser=path, help="Folder to write: new, empty, or of an earlier export.")],
     form: Annotated[FormName, typer.Option(help=FORMS_HELP)] = DEFAULT_FORM,
     warehouse: Annotated[bool, typer.Option("--warehouse", help="Export the tables of the warehouse instead.")] = False,
     tokenizer: Annotated[

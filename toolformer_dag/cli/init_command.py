@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from toolformer_dag.cli.terminal import path
 from toolformer_dag.files import write_whole
 
 SETTINGS = "toolformer.toml"
@@ -21,7 +22,9 @@ WRITTEN = {
 """A project's files, and the templates that they are written from."""
 
 
-def init(folder: Annotated[Path, typer.Argument(help="Folder of the project; made where it is not there.")]) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(parser=path, help="Folder of the project; made where it is not there.")],
+) -> None:
     """Write a commented toolformer.toml, a tool of your own with its prompt, and a .gitignore. Replace no file.
 
     A corpus that lies in the folder becomes that of the settings, and so does a model.

@@ -10,6 +10,7 @@ import orjson
 import typer
 
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.setting_types import expanded
 
 BATCH = 256  # lines
 Parsed = TypeVar("Parsed")
@@ -19,9 +20,10 @@ def open_lines(file: str) -> BinaryIO:
     """Open a file, or the standard input for `-`. Raises UserError where there is no such file."""
     if file == "-":
         return sys.stdin.buffer
-    if not Path(file).is_file():
+    named = expanded(Path(file))
+    if not named.is_file():
         raise UserError(f"{file}: no such file; name a file of JSON lines, or - to read standard input")
-    return Path(file).open("rb")
+    return named.open("rb")
 
 
 def valid_text(source: str, text: str) -> str:

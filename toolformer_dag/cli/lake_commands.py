@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
 
 CENTURY = 876_600.0  # hours; much more has no date
@@ -14,7 +14,7 @@ CENTURY = 876_600.0  # hours; much more has no date
 
 def verify(
     folder: Annotated[
-        Path | None, typer.Argument(help="Read this export or checkpoint alone, wherever it lies.")
+        Path | None, typer.Argument(parser=path, help="Read this export or checkpoint alone, wherever it lies.")
     ] = None,
     config: Config = None,
     profile: Profile = None,

@@ -10,7 +10,7 @@ import typer
 
 from toolformer_dag.cli.completion import lane_names
 from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
-from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, checked_settings, settings_of
+from toolformer_dag.cli.terminal import Config, ModelName, Profile, Set, checked_settings, path, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.model.requests import LossRequest
 
@@ -66,7 +66,9 @@ FIELDS: Mapping[str, type] = {"text": str, "offset": int, "tool": str, "input": 
 
 
 def score(
-    file: Annotated[Path, typer.Argument(help="JSON lines with text, offset, tool, input, result; `-` for stdin.")],
+    file: Annotated[
+        Path, typer.Argument(parser=path, help="JSON lines with text, offset, tool, input, result; `-` for stdin.")
+    ],
     model: ModelName = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     config: Config = None,

@@ -8,7 +8,7 @@ import typer
 
 from toolformer_dag.cli.input_lines import valid_text
 from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
-from toolformer_dag.cli.terminal import Config, Force, Profile, Set, settings_of
+from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError, write_output
 
 ALONE = ("describe", "summarize")
@@ -28,9 +28,9 @@ def sql(
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the saved queries.")] = False,
-    file: Annotated[Path | None, typer.Option(help="Read the query from this file.")] = None,
+    file: Annotated[Path | None, typer.Option(parser=path, help="Read the query from this file.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write the rows to a .csv, .json, .jsonl, .md or .parquet.")
+        Path | None, typer.Option(parser=path, help="Write the rows to a .csv, .json, .jsonl, .md or .parquet.")
     ] = None,
     format: Annotated[
         Format | None,

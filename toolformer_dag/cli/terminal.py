@@ -11,8 +11,14 @@ import typer
 
 from toolformer_dag.cli.completion import profile_names, setting_pairs
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import rooted
+from toolformer_dag.settings.setting_types import expanded, rooted
 from toolformer_dag.settings.settings_file import load_settings, settings_file
+
+
+def path(text: str) -> Path:
+    """Read a path of the command line: shells leave `~` behind a `=` and in quotes. Raises SettingsError."""
+    return expanded(Path(text))
+
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="Settings file; default: $TOOLFORMER_CONFIG, else ./toolformer.toml.")

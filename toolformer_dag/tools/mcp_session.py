@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError, model_validator
 
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.settings.setting_types import expanded
 from toolformer_dag.tools.bounded_output import mended
 from toolformer_dag.tools.options import (
     MAX_SECONDS,
@@ -106,6 +107,7 @@ def transport(key: str, options: McpOptions) -> "Transport | StdioServerParamete
         from mcp import StdioServerParameters
 
         program, *arguments = options.command
+        program = str(expanded(Path(program))) if program.startswith("~") else program
         environment = {name: _variable(key, name) for name in options.env}
         if not (shutil.which(program) or (options.cwd / program).is_file()):
             raise _no_session(key, options, FileNotFoundError(f"there is no program {program!r}"))
