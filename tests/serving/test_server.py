@@ -1,6 +1,7 @@
 """What clients get: the texts of `generate`, calls beside or inside, streams, limits and refusals by name."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -166,6 +167,52 @@ def test_clients_answers_and_tools_are_taken_as_they_send_them(served: Served) -
             asked.models.retrieve("gpt-4")
 
 
+HELLO = {"role": "user", "content": SUM}
+FUNCTION = {
+    "type": "function",
+    "function": {"name": "Calculator", "description": "d", "parameters": {}, "strict": True},
+}
+SENT: dict[str, dict[str, Any]] = {
+    "an agent's tools": {"tools": [FUNCTION], "tool_choice": "auto", "parallel_tool_calls": False},
+    "an editor's chat": {
+        "messages": [HELLO, {"role": "assistant", "content": " ", "tool_calls": []}, HELLO],
+        "stream": True,
+        **dict.fromkeys(("top_p", "frequency_penalty", "presence_penalty", "stop", "prediction", "tools")),
+    },
+    "a web page's chat": {
+        "messages": [HELLO, {"role": "assistant", "content": "42", "annotations": [], "audio": None}, HELLO],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "user": {"name": "Ada", "id": "1", "email": "ada@example.org", "role": "admin"},
+        "metadata": {"chat_id": "1"},
+    },
+    "notes and defaults": {
+        "service_tier": "auto",
+        "safety_identifier": "a",
+        "prompt_cache_key": "b",
+        "modalities": ["text"],
+        "store": False,
+        "n": 1,
+        "logit_bias": {},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SENT)
+def test_what_programs_send_by_themselves_changes_no_answer(served: Served, kind: str) -> None:
+    body = {"model": "embedded", "messages": [HELLO], "max_tokens": 5, **SENT[kind]}
+    plain = {name: body[name] for name in ("model", "messages", "max_tokens")}
+    with served.server() as (address, _):
+        answer = httpx.post(f"{address}/v1/chat/completions", json=body)
+        expected = httpx.post(f"{address}/v1/chat/completions", json=plain).json()["choices"][0]["message"]["content"]
+    assert answer.status_code == 200, answer.text
+    if body.get("stream"):
+        chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        assert "".join(one["delta"]["content"] for chunk in chunks for one in chunk["choices"]) == expected
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == expected
+
+
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
@@ -178,6 +225,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ("completions", {"prompt": SUM, "tools": [7]}, "tools.0: give a tool of this server, by its name"),
         ("chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]},
          "messages.0.content: a part of type image_url is not supported; send text alone"),
+        ("chat/completions", {"messages": [HELLO], "tool_choice": "required"},
+         "tool_choice: the model decides where it calls; give 'auto' or 'none'"),
+        ("chat/completions", {"messages": [HELLO], "tool_choice": FUNCTION}, "tool_choice: the model decides"),
+        ("chat/completions", {"messages": [HELLO], "max_completion_tokens": 4096}, "max_tokens: 4096 is above the 512"),
         ("chat/completions", {"messages": [{"role": "user", "content": 7}]}, "messages.0.content: a part of type int"),
         ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]},
          "messages.0.role: 'tool' is not supported; tools run inside the answer, and roles are system"),

@@ -29,8 +29,11 @@ NEUTRAL: Mapping[str, object] = {
     "suffix": "",
     "store": False,
     "response_format": {"type": "text"},
+    "modalities": ["text"],
 }
 """Fields whose only value says what this server does anyway: decoding is greedy."""
+PASSED_OVER = {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls"}
+"""Fields that change no answer here, whatever they hold: notes of the client, and how calls would be handed to it."""
 
 
 class Refused(UserError):
@@ -77,6 +80,13 @@ def _joined(content: Any) -> str:
     return "".join(texts)
 
 
+def _choice(given: Any) -> Any:
+    if given not in ("auto", "none"):
+        told = "the model decides where it calls; give 'auto' or 'none', and name in `tools` those that it may call"
+        raise PydanticCustomError("not_supported", told)
+    return given
+
+
 Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_listed)]
 
 
@@ -95,7 +105,6 @@ class Asked(_Strict, ABC):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     seed: int | None = None
-    user: str | None = None
     tools: list[Annotated[str, BeforeValidator(_tool_name)]] | None = None
     calls: Literal["apart", "in_text"] = "apart"
     max_calls: int | None = Field(None, ge=0)
@@ -141,7 +150,7 @@ class ChatRequest(Asked):
     messages: list[Message] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: Annotated[str, BeforeValidator(_choice)] | None = None
 
     @property
     def likeliest(self) -> int | None:
@@ -168,7 +177,8 @@ def _told_anyway_left_out(fields: dict[str, Any]) -> dict[str, Any]:
         given, allowed = fields[param], NEUTRAL[param]
         if given is not None and (given != allowed or isinstance(given, bool) != isinstance(allowed, bool)):
             raise Refused(f"{param}: {given!r} is not supported; leave it out, or give {allowed!r}", param)
-    return {param: given for param, given in fields.items() if param not in NEUTRAL and given is not None}
+    left_out = NEUTRAL.keys() | PASSED_OVER
+    return {param: given for param, given in fields.items() if param not in left_out and given is not None}
 
 
 def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[TextRequest]:
@@ -203,7 +213,7 @@ def require_model(asked: str, model: str) -> None:
 
 def _limited(param: str, given: int | None, usual: int, most: int) -> int:
     if given is not None and given > most:
-        raise Refused(f"{param}: {given} is above the {most} that this server allows", param)
+        raise Refused(f"{param}: {given} is above the {most} that this server allows; ask for less", param)
     return min(usual, most) if given is None else given
 
 
