@@ -82,11 +82,15 @@ def _check(arguments: Mapping[str, Any], schema: Schema) -> None:
     for reason, names in (("unknown", unknown), ("missing", set(schema.get("required") or ()) - arguments.keys())):
         for name in sorted(names):
             raise BadArguments(f"{reason}: {name[:MAX_REASON]}")
+    from referencing.exceptions import Unresolvable
+
     _CHECKS.left = MAX_CHECKS
     try:
         mistakes = list(_validator(json.dumps(schema)).iter_errors(dict(arguments)))
     except (RecursionError, TimeoutError) as error:
         raise BadArguments(OVER_BUDGET) from error
+    except Unresolvable as error:  # of a keyword that decoding leaves out
+        raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
     for mistake in sorted(mistakes, key=lambda one: [str(step) for step in one.absolute_path]):
         name = ".".join(map(str, mistake.absolute_path))[:MAX_REASON] or "they"
         raise BadArguments(f"bad_arguments: {name} {_told(mistake)}")
@@ -221,6 +225,8 @@ def _fault_below(text: str) -> str | None:
     if apart:
         told = ", ".join(sorted(apart))[:100]
         return f"its arguments {told} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
+    if lacking := [name for name in json.loads(text).get("required") or () if not values[name]]:
+        return f"{lacking[0]}: every call needs it, and no value fits"
     faults = ((name, unwritable(value)) for name, value in values.items() if value)
     return next((f"{name}: {fault}" for name, fault in faults if fault), None)
 

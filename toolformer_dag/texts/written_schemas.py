@@ -54,7 +54,8 @@ def unwritable(value: str) -> str | None:
     from llguidance import LLMatcher
 
     failed, messages = LLMatcher.validate_grammar_with_warnings(f"%llguidance {{}}\nstart: v\nv: %json {value}")
-    told = " ".join(messages).partition("compile JSON schema: ")[2].partition("\n   1 |")[0]  # a listing is behind it
+    told = " ".join(messages).partition("compile JSON schema: ")[2]
+    told = told.partition("\n   1 |")[0].partition(" while processing json-schema:")[0]  # a listing is behind it
     return (" ".join(told.split())[:200] or "it is too large") if failed else None
 
 
@@ -96,6 +97,8 @@ class _Parts:
         found = {key: self._below(key, value, resolver) for key, value in part.items() if _is_kept(key, value)}
         if isinstance(part.get("$ref"), str):
             found["$ref"] = self._target(part["$ref"], resolver)
+        if isinstance(part.get("$dynamicRef"), str):
+            self._target(part["$dynamicRef"], resolver)  # decoding leaves it out; it has to lead somewhere all the same
         return found
 
     def _below(self, key: str, value: Any, resolver: Any) -> Any:
