@@ -97,6 +97,14 @@ def raw_batch(
     return Batch(layout, kept, (*rejections, *refused.values()), ignored)
 
 
+def records_batch(
+    layout: Layout, lines: Sequence[int], records: Sequence[Mapping[str, Any]], rejections: Iterable[Rejection]
+) -> Batch:
+    """Return records that were parsed one by one as raw columns, as `raw_batch` does."""
+    columns = {field: [values_at(records, way) for way in ways] for field, ways in layout.places.items()}
+    return raw_batch(layout, lines, columns, records, rejections)
+
+
 def _first_of(columns: Sequence[Column], rows: int) -> Column:
     if len(columns) == 1:
         return columns[0]

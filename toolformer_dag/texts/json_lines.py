@@ -7,15 +7,14 @@ from typing import Any
 
 import orjson
 
-from toolformer_dag.texts.columns import Batch, Rejection, raw_batch
+from toolformer_dag.texts.columns import Batch, Rejection, records_batch
 from toolformer_dag.texts.compression import ShardFault, told_of
-from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json, values_at
+from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json
 
 MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
 FIRST_RECORDS = 100
 """Lines by whose records a format is recognized; without a record in them, the rest of the first block is looked at."""
-WARC = b"WARC/"
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """The beginning of an array of objects, of which no line before the last is an object."""
 
@@ -25,7 +24,7 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
 
     Reasons: not_json, not_utf8, wrong_type, missing_field, line_too_long (over MAX_LINE_BYTES). Raises ShardFault:
     unknown_format, missing_field (no record of the first has what is asked for), not_json_lines (the first block
-    has no record, or begins a JSON array), web_archive, empty_shard. Blank lines are passed over.
+    has no record, or begins a JSON array), empty_shard. Blank lines are passed over.
     """
     layout: Layout | None = None
     first = 1
@@ -52,15 +51,14 @@ def _batch(layout: Layout, lines: Sequence[bytes], first: int) -> Batch:
             numbers.append(number)
         else:
             rejections.append(Rejection(number, *_why(line, record)))
-    columns = {field: [values_at(found, way) for way in ways] for field, ways in layout.places.items()}
-    return raw_batch(layout, numbers, columns, found, rejections)
+    return records_batch(layout, numbers, found, rejections)
 
 
 def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the objects of the first FIRST_RECORDS lines, or without any there the first one after them."""
     head = b"\n".join(lines[:FIRST_RECORDS])
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(() if ARRAY.match(head) or head.startswith(WARC) else lines):
+    for number, line in enumerate(() if ARRAY.match(head) else lines):
         if number >= FIRST_RECORDS and found:
             break
         found += [record] if isinstance(record := _parsed(line), dict) and record else []
@@ -71,9 +69,6 @@ def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 def _other_file(head: bytes, blank: bool) -> ShardFault:
     """Say what a file without a record is."""
-    if head.startswith(WARC):
-        detail = "the shard is a WARC or WET file; convert it to JSON lines first (docs: Corpora)"
-        return ShardFault("web_archive", detail)
     if blank:
         return ShardFault("empty_shard", "the shard has only blank lines")
     return ShardFault("not_json_lines", _shape(head))

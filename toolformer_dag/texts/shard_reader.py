@@ -3,9 +3,10 @@
 Data sets of the Hugging Face Hub, or folders of them, are streamed by `datasets`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -47,12 +48,29 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
             if head.startswith(MAGIC):
                 raw = parquet_batches(_whole(path, stream), choice)
             else:
-                raw = json_batches(blocks(stream, _compression(head, path.suffix)), choice)
+                raw = _unpacked(blocks(stream, _compression(head, path.suffix)), choice)
             yield from _guarded(documents_of(raw))
     except OSError as error:
         raise ShardError(
             f"shard {path} cannot be read ({error.strerror or error}); correct its path, or the disk"
         ) from error
+
+
+def refuse_web_archive(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
+    """Refuse a web archive: its records are pages with their headers, of which no reader takes the text yet."""
+    raise ShardFault("web_archive", "the shard is a WARC or WET file; convert it to JSON lines first (docs: Corpora)")
+
+
+Reader = Callable[[Iterable[bytes], FormatChoice], Iterator[Batch]]
+"""(unpacked content in blocks, format) -> its records as raw columns."""
+CONTAINERS: dict[bytes, Reader] = {b"WARC/": refuse_web_archive}
+"""What reads content by its first bytes; JSON lines have none of their own."""
+
+
+def _unpacked(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
+    first = next(content, b"")
+    reader = next((one for magic, one in CONTAINERS.items() if first.startswith(magic)), json_batches)
+    return reader(chain([first], content), choice)
 
 
 def _guarded(batches: Iterator[Batch]) -> Iterator[Batch]:
