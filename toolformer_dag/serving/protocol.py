@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import orjson
@@ -98,7 +98,6 @@ class Asked(_Strict, ABC):
     - `max_calls`: the most calls of the answer. `context`: the date for the calendar, as 2023-01-30.
     """
 
-    chat: ClassVar[bool] = False
     model: str
     max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
     stop: Texts | None = None
@@ -115,6 +114,27 @@ class Asked(_Strict, ABC):
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are asked for beside log p of each token; None where not even that is."""
 
+    @abstractmethod
+    def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
+        """Return the texts that are asked for, or their tokens. Raises Refused, NothingWritten."""
+
+    @abstractmethod
+    def answer(self, model: str) -> "Answer":
+        """Return what the texts are answered with."""
+
+    @property
+    def one_sentence(self) -> bool:
+        """Whether a text ends with its first sentence or line."""
+        return False
+
+    def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
+        """Return the tools that may not be called: with `tools`, all that it does not name. Raises Refused."""
+        named = set(self.tools or ())
+        if unknown := sorted(named - set(decoder.tools)):
+            known = ", ".join(decoder.tools)
+            raise Refused(f"tools: this server has no {unknown[0]!r}; a request can only choose among {known}", "tools")
+        return frozenset() if self.tools is None else frozenset(decoder.tools) - named
+
 
 class CompletionRequest(Asked):
     """A request to /v1/completions."""
@@ -126,6 +146,19 @@ class CompletionRequest(Asked):
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are asked for."""
         return self.logprobs
+
+    @property
+    def one_sentence(self) -> bool:
+        """Whether a text ends as that of the command `generate` does: without `max_tokens`."""
+        return self.max_tokens is None
+
+    def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
+        """Return the texts as they came."""
+        return self.prompt
+
+    def answer(self, model: str) -> "Answer":
+        """Return the answer to a completion."""
+        return CompletionAnswer(self, model)
 
 
 class Message(BaseModel):
@@ -146,7 +179,6 @@ class Message(BaseModel):
 class ChatRequest(Asked):
     """A request to /v1/chat/completions."""
 
-    chat: ClassVar[bool] = True
     messages: list[Message] = Field(min_length=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -156,6 +188,25 @@ class ChatRequest(Asked):
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are asked for."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
+        """Return the tokens of the chat, in which the template's special tokens are such."""
+        decoder.require_length(sum(len(message.content) for message in self.messages))
+        if not decoder.tokenizer.chat_template:
+            raise Refused("this model's tokenizer has no chat template; ask /v1/completions", "messages", status=404)
+        try:
+            messages = [message.model_dump() for message in self.messages]
+            return [decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
+        except Exception as error:  # of the model's own template
+            raise Refused(f"messages: the model's chat template does not take them: {error}", "messages") from error
+
+    def answer(self, model: str) -> "Answer":
+        """Return the answer to a chat."""
+        return ChatAnswer(self, model)
+
+    def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
+        """Return the tools that may not be called: with `tool_choice` none, all."""
+        return frozenset(decoder.tools) if self.tool_choice == "none" else super().withheld(decoder)
 
 
 def parsed(kind: type[Asked], body: bytes) -> Asked:
@@ -182,10 +233,7 @@ def _told_anyway_left_out(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[TextRequest]:
-    """Return the texts that are asked for. Raises Refused.
-
-    Without `max_tokens` a completion ends as that of the command `generate` does, with its first sentence or line.
-    """
+    """Return the texts that are asked for. Raises Refused."""
     require_model(asked.model, model)
     if asked.likeliest is not None and asked.calls == "in_text":
         raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
@@ -193,14 +241,14 @@ def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[Text
     if "" in stop:
         raise Refused("stop: a stop word has at least one character", "stop")
     decoding, serving = decoder.settings.decoding, decoder.settings.serving
-    one_sentence = asked.max_tokens is None and not asked.chat
+    one_sentence = asked.one_sentence
     usual = decoding.max_new_tokens if one_sentence else serving.max_tokens
     tokens = _limited("max_tokens", asked.max_tokens, usual, serving.max_tokens)
     calls = _limited("max_calls", asked.max_calls, decoding.calls, serving.calls)
-    withheld, likeliest = _withheld(asked, decoder), asked.likeliest
+    withheld, likeliest = asked.withheld(decoder), asked.likeliest
     return [
         TextRequest(prompt, tokens, calls, asked.context, one_sentence, withheld, stop, likeliest)
-        for prompt in _prompts(asked, decoder)
+        for prompt in asked.prompts(decoder)
     ]
 
 
@@ -217,33 +265,8 @@ def _limited(param: str, given: int | None, usual: int, most: int) -> int:
     return min(usual, most) if given is None else given
 
 
-def _withheld(asked: Asked, decoder: SharedDecoder) -> frozenset[str]:
-    """Return the tools that may not be called: with `tools`, all that it does not name."""
-    if isinstance(asked, ChatRequest) and asked.tool_choice == "none":
-        return frozenset(decoder.tools)
-    named = set(asked.tools or ())
-    if unknown := sorted(named - set(decoder.tools)):
-        known = ", ".join(decoder.tools)
-        raise Refused(f"tools: this server has no {unknown[0]!r}; a request can only choose among {known}", "tools")
-    return frozenset() if asked.tools is None else frozenset(decoder.tools) - named
-
-
-def _prompts(asked: Asked, decoder: SharedDecoder) -> Sequence[str | list[int]]:
-    """Return the texts of a completion, or the tokens of a chat, in which the template's special tokens are such."""
-    if isinstance(asked, CompletionRequest):
-        return asked.prompt
-    assert isinstance(asked, ChatRequest)
-    if not decoder.tokenizer.chat_template:
-        raise Refused("this model's tokenizer has no chat template; ask /v1/completions", "messages", status=404)
-    try:
-        messages = [message.model_dump() for message in asked.messages]
-        return [decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
-    except Exception as error:  # of the model's own template
-        raise Refused(f"messages: the model's chat template does not take them: {error}", "messages") from error
-
-
 @dataclass(eq=False)
-class Answer:
+class Answer(ABC):
     """What a request gets, whole or in chunks."""
 
     asked: Asked
@@ -268,9 +291,26 @@ class Answer:
 
     def body(self, choices: Sequence[Mapping[str, Any]], chunk: str = "") -> dict[str, Any]:
         """Return what stands around choices; `chunk`: the end of the kind's name."""
-        prefix, kind = ("chatcmpl", f"chat.completion{chunk}") if self.asked.chat else ("cmpl", "text_completion")
+        prefix, kind = self.kind(chunk)
         head = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices}
+
+    def last_chunks(self, writings: Sequence[Writing]) -> list[dict[str, Any]]:
+        """Return what a stream ends with: the usage, where it is asked for."""
+        asked = (self.asked.stream_options or {}).get("include_usage")
+        return [self.body([], ".chunk") | {"usage": usage(writings)}] if asked else []
+
+    @abstractmethod
+    def kind(self, chunk: str) -> tuple[str, str]:
+        """Return how ids begin, and the name of the object."""
+
+    @abstractmethod
+    def written(self, text: str, message: str) -> dict[str, Any]:
+        """Return where a choice holds its text; `message`: the field of a chat's."""
+
+    @abstractmethod
+    def logprobs(self, tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
+        """Return the likelihoods of tokens, each with the character at which it begins."""
 
     def choice(
         self,
@@ -282,21 +322,63 @@ class Answer:
         message: str,
     ) -> dict[str, Any]:
         """Return a choice; `message`: where the text of a chat stands."""
-        logprobs = None
-        if self.asked.likeliest is not None:
-            logprobs = _chat_logprobs(tokens) if self.asked.chat else _logprobs(tokens)
         return {
             "index": index,
             "finish_reason": finish_reason,
-            "logprobs": logprobs,
+            "logprobs": None if self.asked.likeliest is None else self.logprobs(tokens),
             "calls": [self._call(made) for made in calls],
-            **({message: {"role": "assistant", "content": text}} if self.asked.chat else {"text": text}),
+            **self.written(text, message),
         }
 
     def _call(self, made: MadeCall) -> dict[str, Any]:
         call, offset = made.call, made.text_offset if self.in_text else made.plain_offset
         told = {"tool": call.tool, "input": call.input, "result": call.result, "reason": call.reason}
         return {**told, "seconds": round(made.seconds, 6), "offset": offset}
+
+
+class CompletionAnswer(Answer):
+    """The answer of /v1/completions."""
+
+    def kind(self, chunk: str) -> tuple[str, str]:
+        """Return how ids begin, and the name of the object."""
+        return "cmpl", "text_completion"
+
+    def written(self, text: str, message: str) -> dict[str, Any]:
+        """Return the text as it is."""
+        return {"text": text}
+
+    def logprobs(self, tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
+        """Return lists, one item per token."""
+        return {
+            "tokens": [one.text for _, one in tokens],
+            "token_logprobs": [one.log_probability for _, one in tokens],
+            "top_logprobs": [dict(one.likeliest) for _, one in tokens],
+            "text_offset": [at for at, _ in tokens],
+        }
+
+
+class ChatAnswer(Answer):
+    """The answer of /v1/chat/completions."""
+
+    def kind(self, chunk: str) -> tuple[str, str]:
+        """Return how ids begin, and the name of the object."""
+        return "chatcmpl", f"chat.completion{chunk}"
+
+    def written(self, text: str, message: str) -> dict[str, Any]:
+        """Return the text as the content of a message."""
+        return {message: {"role": "assistant", "content": text}}
+
+    def logprobs(self, tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
+        """Return an object per token."""
+
+        def one_of(text: str, value: float) -> dict[str, Any]:
+            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+        content = [
+            {**one_of(one.text, one.log_probability), "top_logprobs": [one_of(*other) for other in one.likeliest]}
+            for _, one in tokens
+        ]
+        return {"content": content, "refusal": None}
 
 
 @dataclass(eq=False)
@@ -353,23 +435,3 @@ def _within(likelihoods: Sequence[TokenLikelihood], characters: int) -> list[tup
     """Return the tokens that begin within so many characters of the plain text, with the character."""
     begins = accumulate((len(one.text) for one in likelihoods), initial=0)
     return [(at, one) for at, one in zip(begins, likelihoods, strict=False) if at < characters]
-
-
-def _logprobs(tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
-    return {
-        "tokens": [one.text for _, one in tokens],
-        "token_logprobs": [one.log_probability for _, one in tokens],
-        "top_logprobs": [dict(one.likeliest) for _, one in tokens],
-        "text_offset": [at for at, _ in tokens],
-    }
-
-
-def _chat_logprobs(tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
-    def told(text: str, value: float) -> dict[str, Any]:
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
-
-    content = [
-        {**told(one.text, one.log_probability), "top_logprobs": [told(*other) for other in one.likeliest]}
-        for _, one in tokens
-    ]
-    return {"content": content, "refusal": None}

@@ -30,7 +30,6 @@ from toolformer_dag.serving.protocol import (
     parsed,
     require_model,
     text_requests,
-    usage,
 )
 from toolformer_dag.serving.shared_decoder import Busy, NothingWritten, SharedDecoder, Watch, Writing
 
@@ -118,7 +117,7 @@ async def _complete(
     decoder: SharedDecoder, tokenizing: Executor, model: str, kind: type[Asked], request: Request
 ) -> Response:
     asked = parsed(kind, await _body(request))
-    answer, loop = Answer(asked, model), asyncio.get_running_loop()
+    answer, loop = asked.answer(model), asyncio.get_running_loop()
     if asked.stream:
         events = asyncio.Queue[Event]()
         tell = partial(_tell, loop, events)
@@ -136,8 +135,6 @@ async def _complete(
 
 def _begun(decoder: SharedDecoder, model: str, asked: Asked, watch: Watch | None = None) -> list[Writing]:
     """Begin the texts of a request; for a thread, because to tokenize a long prompt takes seconds."""
-    if isinstance(asked, ChatRequest):
-        decoder.require_length(sum(len(message.content) for message in asked.messages))
     return decoder.begin(text_requests(asked, model, decoder), watch)
 
 
@@ -180,8 +177,8 @@ async def _chunks(answer: Answer, writings: Sequence[Writing], events: "asyncio.
         ended += isinstance(what, Future)
         for chunk in streams[writing].chunks(what.result() if isinstance(what, Future) else what, tokens):
             yield _event(chunk)
-    if (answer.asked.stream_options or {}).get("include_usage"):
-        yield _event(answer.body([], ".chunk") | {"usage": usage(writings)})
+    for chunk in answer.last_chunks(writings):
+        yield _event(chunk)
     yield b"data: [DONE]\n\n"
 
 
