@@ -3,8 +3,10 @@
 import errno
 import io
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from toolformer_dag.cli.demo_command import demo
 from toolformer_dag.cli.embedded import app as embedded
@@ -30,6 +32,27 @@ ENDED = (
     "error: a tool or a library ended this process with os._exit before the command had ended; correct it and run "
     "again, what was committed is kept\n"
 )
+
+
+GROUPS = {
+    "Run": (init, demo, run, stale, servers, ui, clean),
+    "Look": (sql, tables, explore, tool, score, verify),
+    "Take away": (export,),
+    "Serve": (generate, serve),
+}
+"""The commands as `--help` lists them."""
+
+
+class Grouped(TyperGroup):
+    """Lists commands in GROUPS, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section per group; what is in none comes last."""
+        named = {title: [command.__name__ for command in commands] for title, commands in GROUPS.items()}
+        rest = [name for name in self.list_commands(ctx) if not any(name in names for names in named.values())]
+        for title, names in {**named, "Other": rest}.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(1000)) for name in names])
 
 
 class Commands(typer.Typer):
@@ -65,28 +88,12 @@ def _remedied(error: BaseException) -> str | None:
 
 app = Commands(
     name="toolformer-dag",
+    cls=Grouped,
     help="Toolformer as an asset graph: run it, ask it, change a threshold and run only what that changes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (
-    init,
-    run,
-    demo,
-    stale,
-    sql,
-    tables,
-    export,
-    tool,
-    servers,
-    generate,
-    serve,
-    score,
-    clean,
-    verify,
-    ui,
-    explore,
-):
+for command in (command for commands in GROUPS.values() for command in commands):
     app.command()(command)
 app.add_typer(embedded, name="embedded")

@@ -29,8 +29,8 @@ def description(query: str) -> str:
     return query.partition("\n")[0].removeprefix("-- ")
 
 
-Format = Literal["table", "csv", "json", "parquet", "md"]
-"""How rows are printed. JSON has a line per row."""
+Format = Literal["table", "record", "csv", "json", "parquet", "md"]
+"""How rows are printed. JSON has a line per row, a record a line per column."""
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
@@ -50,7 +50,7 @@ def ending_of(format: Format | None, file: Path | None = None) -> str:
 def printed(rows: "pl.DataFrame", format: Format) -> str:
     """Return all rows as text; `format` is not parquet. Raises WarehouseError for a map whose keys are no text."""
     text = encoded(rows, ending_of(format)).decode()
-    return harmless(text) if format == "md" else text
+    return harmless(text) if format in ("md", "record") else text
 
 
 def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
@@ -62,6 +62,8 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
         match ending:
             case "":
                 buffer.write(f"{drawn(rows, 80, 200)}\n".encode())
+            case ".record":
+                buffer.write(_records(_flat(rows)).encode())
             case ".csv":
                 _flat(rows).write_csv(buffer)
             case ".json":
@@ -93,6 +95,16 @@ def drawn(rows: "pl.DataFrame", longest: int, width: int, **looks: Any) -> str:
     sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
     with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
         return harmless(str(rows))
+
+
+def _records(rows: "pl.DataFrame") -> str:
+    """Return a line per value, under the number of its row: for rows that are wider than the terminal."""
+    width = max(map(len, rows.columns), default=0)
+    blocks = [
+        [f"-[ row {number} ]", *(f"{name:<{width}} | {'' if value is None else value}" for name, value in row.items())]
+        for number, row in enumerate(rows.iter_rows(named=True), 1)
+    ]
+    return "".join(f"{line}\n" for block in blocks for line in block)
 
 
 def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":

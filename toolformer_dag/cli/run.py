@@ -65,6 +65,10 @@ def run(
 
         options = _typed(("--config", [config]), ("--profile", [profile]), ("--set", set))
         typer.echo(first_look(project.plan, first, options, _typed(("--shards", shards))))
+    elif project.plan.start and not report.failed:
+        from toolformer_dag.cli.round_report import round_report
+
+        typer.echo(round_report(project.plan))
     report.raise_for_failures()
 
 

@@ -34,7 +34,11 @@ def sql(
     ] = None,
     format: Annotated[
         Format | None,
-        typer.Option("--format", help="table, csv, json (a line per row), parquet or md; with --output: of the file."),
+        typer.Option(
+            "--format",
+            help="table, record (a line per value), csv, json (a line per row), parquet or md; with --output: of the "
+            "file.",
+        ),
     ] = None,
     force: Force = False,
     config: Config = None,

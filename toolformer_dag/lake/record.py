@@ -45,15 +45,18 @@ class FieldChange:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]:
-    """Return what differs in settings and inputs, sorted by field. Empty means: up to date.
+    """Return what differs in settings, then in inputs, sorted by field. Empty means: up to date.
 
     `stale`, `--why` and every asset that skips itself ask this function.
     """
     if all(old.get(key, {}) == new.get(key, {}) for key in COMPARED):
         return []
-    one = dict(_flat({key: old.get(key, {}) for key in COMPARED}))
-    other = dict(_flat({key: new.get(key, {}) for key in COMPARED}))
-    changed = [field for field in sorted({*one, *other}) if one.get(field, ABSENT) != other.get(field, ABSENT)]
+    one = dict(flat({key: old.get(key, {}) for key in COMPARED}))
+    other = dict(flat({key: new.get(key, {}) for key in COMPARED}))
+    fields = sorted(
+        {*one, *other}, key=lambda field: (not field.startswith("settings."), field)
+    )  # a person's own first
+    changed = [field for field in fields if one.get(field, ABSENT) != other.get(field, ABSENT)]
     return [FieldChange(field, one.get(field, ABSENT), other.get(field, ABSENT)) for field in changed]
 
 
@@ -74,10 +77,11 @@ def shortened_pair(old: object, new: object) -> tuple[str, str]:
     return shortened(dots + old[begin:]), shortened(dots + new[begin:])
 
 
-def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
+def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the values of nested tables with their dotted paths."""
     for key, item in value.items():
         if isinstance(item, Mapping):
-            yield from _flat(item, f"{path}{key}.")
+            yield from flat(item, f"{path}{key}.")
         else:
             yield f"{path}{key}", list(item) if isinstance(item, tuple) else item
 

@@ -31,8 +31,10 @@ SELECT decisions.tool, decisions.shard, decisions.digest, decisions.domain, deci
        coalesce(chain_text(chain), ' [' || lanes.name || '(' || input || ') -> ' || result || ']') AS call,
        substr(text, char_offset + 1, 80) AS after,
        input, arguments_of(input) AS arguments, result, chain, coalesce(json_array_length(chain), 1) AS depth, need, p_api,
-       loss_empty, loss_call, loss_before, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset
-FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN documents ON documents.rowid = decisions.document;
+       loss_empty, loss_call, loss_before, loss_result, loss_minus, loss_plus, delta_is_bound, char_offset, text_offset,
+       texts.characters, texts.tokens
+FROM decisions LEFT JOIN lanes USING (tool) LEFT JOIN texts USING (tool, shard, digest, segment)
+LEFT JOIN documents ON documents.rowid = decisions.document;
 COMMENT ON VIEW calls IS 'Every scored call in its text, with its verdict: SELECT before, call, after FROM calls WHERE kept ORDER BY delta DESC LIMIT 10.';
 COMMENT ON COLUMN calls.before IS 'up to 80 characters of the document before the call';
 COMMENT ON COLUMN calls.call IS 'the call with its result, as it would stand in the text';
@@ -41,6 +43,15 @@ COMMENT ON COLUMN calls.arguments IS 'the named arguments as JSON; null where th
 COMMENT ON COLUMN calls.depth IS 'how many calls stand there: 1 for a single call';
 COMMENT ON COLUMN calls.url IS 'address of the document';
 COMMENT ON COLUMN calls.title IS 'title of the document';
+
+CREATE VIEW distinct_calls AS
+SELECT tool, shard, digest, segment, position, source, input, any_value(result) AS result, chain, count(*) AS samples,
+       max(delta) AS delta, bool_or(kept) AS kept, any_value(domain) AS domain, any_value(date) AS date
+FROM decisions GROUP BY tool, shard, digest, segment, position, source, input, chain;
+COMMENT ON VIEW distinct_calls IS 'Scored calls, each once however often it was sampled: SELECT tool, input, result, delta FROM distinct_calls WHERE kept ORDER BY delta DESC.';
+COMMENT ON COLUMN distinct_calls.samples IS 'how often it was sampled at the position';
+COMMENT ON COLUMN distinct_calls.delta IS 'largest delta of its samples; they differ by rounding alone';
+COMMENT ON COLUMN distinct_calls.kept IS 'whether one of its samples stays';
 
 COMMENT ON MACRO why_not IS 'Why a call would not stay at a threshold tau, the first reason that applies; NULL where it would.';
 

@@ -6,12 +6,14 @@ copies, so the file can be moved. Which tables there are is declared by the stag
 stand in views.sql.
 """
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +37,7 @@ from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.queries import OFFLINE, rows
+from toolformer_dag.lake.record import flat
 from toolformer_dag.lake.scoring import reads_cost
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
@@ -45,6 +48,7 @@ from toolformer_dag.lake.warehouse_filling import (
     FILTER_RULES,
     JUDGED,
     LANES,
+    MADE_WITH,
     OWN_TABLES,
     REJECTIONS,
     RULE,
@@ -55,6 +59,7 @@ from toolformer_dag.lake.warehouse_filling import (
     fill,
     views_sql,
 )
+from toolformer_dag.settings.rounds import round_of
 from toolformer_dag.settings.sections import Settings
 
 CHOSEN = "chosen"
@@ -400,7 +405,9 @@ def _costs(pointer: Pointer | None) -> list[str]:
 
 def _source_version(table: Table) -> str:
     def ask() -> str:
-        return fingerprint({part: _version(pointer) for part, pointer in _pointers(table).items()})
+        found = _pointers(table)
+        first = next((pointer.record["settings"] for pointer in found.values() if pointer), None)
+        return fingerprint([first, {part: _version(pointer) for part, pointer in found.items()}])
 
     return table.remembered("version of what is copied", ask)
 
@@ -475,7 +482,12 @@ def _own_rows(
     records = (record for source in content.sources if source != SETTINGS for record in records_of(source))
     # what each lane's calls were filtered with, whatever the settings say by now
     applied = [
-        {"tool": lane, "name": name, **next(map(_filter_rule, records_of(f"{lane}/filtered_calls")), {})}
+        {
+            "tool": lane,
+            "name": name,
+            "round": round_of(lane),
+            **next(map(_filter_rule, records_of(f"{lane}/filtered_calls")), {}),
+        }
         for lane, name in lanes.items()
     ]
     return {
@@ -484,7 +496,19 @@ def _own_rows(
         "rejections": _rejections(records),
         "lanes": pl.DataFrame(applied, LANES),
         "filter_rules": pl.DataFrame(applied, FILTER_RULES),
+        "settings": pl.DataFrame(_made_with(map(lake.table, content.sources)), MADE_WITH, orient="row"),
     }
+
+
+def _made_with(tables: Iterable[Table]) -> list[tuple[str, str | None, str, str]]:
+    """(stage, tool, setting, value) of the first part of each table, whose record the others share."""
+    firsts = [pointer.record for table in tables for pointer in islice(_pointers(table).values(), 1) if pointer]
+    return [
+        (record["stage"], record["tool"], setting, value if isinstance(value, str) else json.dumps(value))
+        for record in firsts
+        for setting, value in flat(record["settings"])
+        if setting != "columns"
+    ]
 
 
 def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,8 @@ SAMPLED = ("candidates", "chained_candidates")
 REJECTIONS = pl.Schema(
     {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
 )
-LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String()})
+LANES = pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String(), "round": pl.Int64()})
+MADE_WITH = pl.Schema({"stage": pl.String(), "tool": pl.String(), "setting": pl.String(), "value": pl.String()})
 FILTER_RULES = pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()})
 SOURCES = pl.Schema({"source": pl.String(), "version": pl.String()})
 
@@ -106,8 +107,21 @@ OWN_TABLES = (
             "tool": "key of the lane",
             "tau_f": "the applied threshold; null where there was none yet, or none certified",
             "name": "name of the tool as it stands in a call: Calculator",
+            "round": "the round of annotation, from 1",
         },
         LANES,
+        (),
+    ),
+    WarehouseTable(
+        "settings",
+        "What determined the rows of the stages, as their records have it: model, k, m, tau_s, tau_f, prompts.",
+        {
+            "stage": "the stage",
+            "tool": "key of the lane; null for stages of all lanes",
+            "setting": "the setting, with the names of its tables before it",
+            "value": "its value: text as it is, anything else as JSON",
+        },
+        MADE_WITH,
         (),
     ),
     WarehouseTable(

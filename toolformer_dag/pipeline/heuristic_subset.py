@@ -28,7 +28,7 @@ from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.segments import Segment, paragraphs, text_digest
+from toolformer_dag.texts.segments import Segment, TokenCounter, paragraphs, text_digest
 from toolformer_dag.tools.foreign_text import Identifier
 from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
@@ -98,7 +98,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         max_call_tokens=plan.settings.sampling.max_call_tokens,
     )
     cuts = DocumentCuts(worker, budget, encoding.lengths)
-    choice = _Choice(output, cuts)
+    choice = _Choice(output, cuts, encoding.lengths)
     documents = removed_documents.documents(plan, shard)
     if corpus.documents_per_shard is not None:
         hashed = (
@@ -117,9 +117,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 class _Choice:
     """The texts one tool wants; counts those it does not."""
 
-    def __init__(self, output: TableOutput, cuts: DocumentCuts) -> None:
+    def __init__(self, output: TableOutput, cuts: DocumentCuts, count: TokenCounter) -> None:
         self.rejected: Rejected = Counter()
-        self._schema, self._tool, self._cuts = output.stage.schema, output.lane.tool, cuts
+        self._schema, self._tool, self._cuts, self._count = output.stage.schema, output.lane.tool, cuts, count
         self._identifier = Identifier(None)
         routed = output.plan.routed if output.lane.tool.routed else ()
         self._router, self._most = Router(routed) if routed else None, output.plan.settings.corpus.tools_per_text
@@ -132,7 +132,9 @@ class _Choice:
         wanted = [one for one in read if self._ruled("wants_document", one[1], "document_not_wanted", one[1])]
         cut = self._cuts.of([(place, document.text) for place, document in wanted])
         rows = [row for (_, document), texts in zip(wanted, cut, strict=True) for row in self._of(document, *texts)]
-        return pl.DataFrame(rows, schema=self._schema, orient="row")
+        counts = self._count([text for *_, text, _, _, _ in rows])
+        table = [(*row, tokens) for row, tokens in zip(rows, counts, strict=True)]
+        return pl.DataFrame(table, schema=self._schema, orient="row")
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Identify the language of the documents for which the corpus names none."""
@@ -202,6 +204,7 @@ STAGE = Stage(
         "text_digest": Column(pl.String(), "hash of the text: what was computed for it is found under this"),
         "wanted": Column(pl.String(), "why the tool wants it"),
         "context": Column(pl.String(), "what results depend on beside the input: the date, for the calendar"),
+        "tokens": Column(pl.Int32(), "length of the text in tokens of the model"),
     },
     key=TEXT_KEY,
     settings=settings,
@@ -210,6 +213,7 @@ STAGE = Stage(
     kinds=frozenset({"python", "polars"}),
     warehouse_name="texts",
     hidden=("text",),
+    volatile=("tokens",),
     added={"characters": CHARACTERS},
     shard_rows=rows,
 )

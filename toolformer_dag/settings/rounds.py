@@ -7,6 +7,11 @@ OWN = ("training", "evaluation", "warehouse", "tables")
 SUFFIXED = re.compile(r".+_round_[0-9]+")
 
 
+def round_of(lane: str) -> int:
+    """Return the number of the round that a lane's key tells, from 1."""
+    return int(lane.rpartition("_")[2]) if SUFFIXED.fullmatch(lane) else 1
+
+
 def named(name: str, suffix: str) -> str:
     """Return the name of a table or an asset in a project: training/augmented_corpus is training_round_2/..."""
     group, _, rest = name.partition("/")
