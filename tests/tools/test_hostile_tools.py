@@ -125,7 +125,7 @@ def test_a_name_that_makes_no_lane_is_told_with_its_server(
     tmp_path: Path, tools: list[dict[str, Any]], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _leave_out.cache_clear()
-    load_settings(settings_with(tmp_path, [*tools, listed("sea")], ""))
+    load_settings(settings_with(tmp_path, [*tools, listed("sea")], 'examples = ["one"]'))
     [told] = caplog.messages
     assert re.match(rf"\[servers\.office\]: its tool {message}", told) and len(told) < 400
 

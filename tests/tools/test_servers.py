@@ -72,16 +72,15 @@ def test_a_section_gives_a_lane_its_own_key_and_values(tmp_path: Path) -> None:
     (tmp_path / LISTING).write_text(json.dumps({"one": tools, "two": tools[:1]}))
     file = tmp_path / "toolformer.toml"
     servers = '[servers.one]\nurl = "http://localhost/one"\n[servers.two]\nurl = "http://localhost/two"\n'
-    file.write_text(
-        servers + '[tools.heaven]\nserver = "one"\ntool = "getSky"\ntau_f = 0.5\n[tools.sea]\nenabled = false\n'
-    )
+    own = '[tools.heaven]\nserver = "one"\ntool = "getSky"\ntau_f = 0.5\n[tools.sea]\nenabled = false\n'
+    file.write_text(f"{servers}{own}[tools.get_sky]\n")
     lanes = load_settings(file).tools
     assert list(lanes) == ["heaven", "sea", "get_sky"]
     assert (lanes["heaven"].tau_f, lanes["sea"].enabled) == (0.5, False)
     assert [lanes[key].options()["url"] for key in lanes] == [
         f"http://localhost/{name}" for name in ("one", "one", "two")
     ]
-    file.write_text(servers)
+    file.write_text(servers.replace("\n[", '\ntools = ["getSky", "sea"]\n[') + 'tools = ["getSky"]\n')
     assert list(load_settings(file).tools) == ["get_sky", "sea", "two_get_sky"]
     file.write_text(servers + '[tools.x]\nserver = "one"\ntool = "moon"\n')
     with pytest.raises(SettingsError, match=r"tools\.x\] tool: the server 'one' lists no 'moon' \(getSky, sea\)"):
@@ -95,7 +94,7 @@ def test_a_tool_that_can_have_no_lane_is_left_out_of_a_pattern_by_name_and_refus
     tools = [{"name": name, "description": "", "input_schema": {}} for name in names]
     (tmp_path / LISTING).write_text(json.dumps({"one": [*tools, {**tools[0], "name": "odd", "fault": "it is odd"}]}))
     file = tmp_path / "toolformer.toml"
-    server = '[servers.one]\nurl = "http://localhost/one"\n'
+    server = '[servers.one]\nurl = "http://localhost/one"\nexamples = ["one", "two"]\n'
     file.write_text(server)
     assert list(load_settings(file).tools) == ["good", "get_sky"]
     for named in ("'get-sky' would share a lane", "'天気' has a name", "'training' has a name", "'odd': 'it is odd'"):
@@ -104,6 +103,16 @@ def test_a_tool_that_can_have_no_lane_is_left_out_of_a_pattern_by_name_and_refus
         file.write_text(f'{server}tools = ["*", "{name}"]\n')
         with pytest.raises(SettingsError, match=message):
             load_settings(file)
+
+
+def test_a_tool_that_a_pattern_asks_for_without_examples_stops_no_other(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text(OFFICE + ADD)
+    settings = load_settings(file)
+    assert list(settings.tools) == ["add"] == list(enabled_tools(settings))
+    [told] = [told for told in caplog.messages if "no examples" in told]
+    assert told.startswith("[servers.office]: no examples for 'bare', 'later', ") and "[tools.KEY]" in told
 
 
 def test_a_server_that_does_not_answer_is_named_and_keeps_its_tools(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ AT_ONCE, AT_ONCE_BYTES = 64, 2**24
 """Parts whose inputs are brought to this machine together; bytes of inputs from which parts are made together."""
 HASH = re.compile("[0-9a-f]{16,}")
 """A fingerprint: it tells people nothing."""
-NEVER_MADE = "never made"
+NEVER_MADE, TOUCHED = "never made", "another time of change, content not compared yet (`run` reads it)"
 Progress = Callable[[int, int], None]
 """Called as `progress(done, total)` after every committed chunk; rows that were stored before count for neither."""
 
@@ -69,15 +69,15 @@ class Reasons:
     @property
     def lines(self) -> tuple[str, ...]:
         """Say it for people: each change and each sentence once, then shards."""
-        lines = dict.fromkeys(str(one) for one in self._found() if one != NEVER_MADE and not isinstance(one, Touched))
-        if touched := [str(one) for one in self._found() if isinstance(one, Touched)]:
-            lines[f"another time of change, content not compared yet (`run` reads it): {_few(touched)}"] = None
-        new = [part for part, found in self.parts.items() if NEVER_MADE in found]
-        if new:
-            lines[NEVER_MADE if new == [WHOLE] else f"without rows: {_few(new)}"] = None
-        if self.removed:
-            lines[f"removed: {_few(self.removed)}"] = None
-        return tuple(lines)
+        new = [part for part, found in self.parts.items() if NEVER_MADE in found and part != WHOLE]
+        touched = self._touched()
+        grouped: dict[str, Sequence[str]] = {TOUCHED: touched, "without rows": new, "removed": self.removed}
+        left_out = {*touched, *([NEVER_MADE] if new else [])}
+        lines = dict.fromkeys(str(one) for one in self._found() if str(one) not in left_out)
+        return (*lines, *(f"{told}: {_few(names)}" for told, names in grouped.items() if names))
+
+    def _touched(self) -> list[str]:
+        return [one for one in self._found() if isinstance(one, Touched)]
 
     def settings(self) -> list[str]:
         """Say which settings changed: `tau_f 0.5 -> 0.8`, or the name alone where values are hashes or long texts."""

@@ -24,8 +24,8 @@ MAX_KEY = 100
 """Characters of a lane's key that a tool's name gives: folders are named by it."""
 FAULT = "fault"
 """The field of a listed tool that says why its calls cannot be written, where they cannot."""
-SHOWN = 60
-"""Characters of a tool's name in messages."""
+SHOWN, FEW = 60, 8
+"""Characters of a tool's name, and names, in messages."""
 Values = Mapping[str, Any]
 
 
@@ -73,32 +73,60 @@ def with_server_lanes(values: Values, root: Path) -> Values:
 
 def _lanes(name: str, server: Values, listed: list[dict[str, Any]], sections: Values) -> Iterator[tuple[str, Values]]:
     """Yield key and section of each lane of a server; those in the settings win over what is listed."""
-    named, made = _named(name, listed, sections), dict[str, str]()
-    connection = {key: value for key, value in server.items() if key != "tools"}
-    patterns = list(map(str, server.get("tools", ["*"])))
-    for tool in listed:
-        wanted = any(fnmatchcase(tool["name"], pattern) for pattern in patterns)
-        if wanted or tool["name"] in named:
-            try:
-                key = named.get(tool["name"]) or _free_key(tool["name"], name, sections)
-                if made.setdefault(key, tool["name"]) != tool["name"]:
-                    raise _unnamed(name, tool["name"], f"would share a lane with {made[key][:SHOWN]!r}")
-                if tool.get(FAULT) and key not in sections:
-                    raise SettingsError(f"[servers.{name}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
-            except SettingsError as error:
-                if tool["name"] in patterns:
-                    raise
-                _leave_out(str(error))
-                continue
-            told = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
+    named, made, silent = _named(name, listed, sections), dict[str, str](), list[str]()
+    patterns, connection = list(map(str, server.get("tools", ["*"]))), dict(server)
+    connection.pop("tools", None)
+    known, bare = {*patterns, *named}, _some_have_sections(connection, listed, {*sections, *named})
+    for tool in filter(lambda tool: _fits(tool["name"], known), listed):
+        try:
+            key = named.get(tool["name"]) or _free_key(tool["name"], name, sections)
             own = sections.get(key, {})
-            yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **told, **own}
+            if bare and known.isdisjoint([tool["name"]]) and key not in sections:
+                silent.append(tool["name"][:SHOWN])
+                continue
+            _check(name, tool, made.setdefault(key, tool["name"]), own)
+        except SettingsError as error:
+            if tool["name"] in patterns:
+                raise
+            _leave_out(f"{error}. It has no lane.")
+            continue
+        told = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
+        yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **told, **own}
+    _leave_out_silent(name, tuple(silent))
+
+
+def _some_have_sections(connection: Values, listed: list[dict[str, Any]], sections: set[str]) -> bool:
+    """Return whether examples stand in sections of some lanes of a server, so that the others are not wanted."""
+    keys = {key for tool in listed for key in (tool["name"], lane_key(tool["name"]))}
+    return connection.keys().isdisjoint(("examples", "prompt")) and not keys.isdisjoint(sections)
+
+
+def _fits(tool: str, patterns: set[str]) -> bool:
+    return tool in patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
+
+
+def _check(server: str, tool: Values, first: str, own: Values) -> None:
+    """Raise SettingsError for a tool whose lane is that of another, or, without a section of its own, cannot be."""
+    if first != tool["name"]:
+        raise _unnamed(server, tool["name"], f"would share a lane with {first[:SHOWN]!r}")
+    if tool.get(FAULT) and not own:
+        raise SettingsError(f"[servers.{server}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
 
 
 @cache
 def _leave_out(why: str) -> None:
-    """Say once, however often settings are loaded, that a pattern's tool has no lane."""
-    _log.warning("%s. It has no lane.", why)
+    """Say once, however often settings are loaded, that a tool which a pattern asks for has no lane."""
+    _log.warning("%s", why)
+
+
+def _leave_out_silent(server: str, tools: tuple[str, ...]) -> None:
+    """Name the tools of a pattern that nobody has written examples for."""
+    more = f" and {len(tools) - FEW} more" if len(tools) > FEW else ""
+    if tools:
+        _leave_out(
+            f"[servers.{server}]: no examples for {', '.join(map(repr, tools[:FEW]))}{more}, so there is no lane; "
+            "write a section with examples, [tools.KEY], for each that is to have one, and name those in tools = [...]"
+        )
 
 
 def _named(name: str, listed: list[dict[str, Any]], sections: Values) -> dict[str, str]:

@@ -225,8 +225,6 @@ def _fault_below(text: str) -> str | None:
     if apart:
         told = ", ".join(sorted(apart))[:100]
         return f"its arguments {told} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
-    if lacking := [name for name in json.loads(text).get("required") or () if not values[name]]:
-        return f"{lacking[0]}: every call needs it, and no value fits"
     faults = ((name, unwritable(value)) for name, value in values.items() if value)
     return next((f"{name}: {fault}" for name, fault in faults if fault), None)
 

@@ -64,7 +64,7 @@ def written_values(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], s
     """Return by argument the schema that decoding keeps to, as JSON, "" for one that may have no value.
 
     And which arguments every call needs that stand in parts of the schema alone. `text`: the whole schema. Raises
-    ValueError for a reference that leads nowhere, and for a pattern that no engine reads.
+    ValueError for a reference that leads nowhere, a pattern that no engine reads, and a required one without a value.
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
@@ -78,6 +78,8 @@ def written_values(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], s
     more = {"$defs": parts.shared, **_WRITTEN}
     documents = {name: {**value, **more} if isinstance(value, dict) else more for name, value in values.items()}
     written = {name: json.dumps(documents[name]) if values[name] is not False else "" for name in names}
+    for name in filter(lambda name: not written[name], whole.get("required") or ()):
+        raise ValueError(f"{name}: every call needs it, and no value fits")
     return written, parts.apart(root, set(names))
 
 
