@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from socket import gethostname
 
+import pytest
+
 from tests.processes import at_work, wait_until_ended
 from toolformer_dag.files import locked
 from toolformer_dag.lake.storage import CLAIMS, Storage
@@ -40,6 +42,24 @@ class Leaves(Tool):
         if os.waitpid(child, 0)[1] != 0:
             return [ToolResult("a child ends as it wants to")]
         os._exit(0)
+"""
+
+
+OTHER_ENDS = """
+import ctypes, os, subprocess, sys
+from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult
+
+class Leaves(Tool):
+    name, version, defaults = "Leaves", "1", ToolDefaults(0.1, 2, 2, 0.0)
+
+    def run(self, calls):
+        if calls[0].input == "exec":
+            os.execv("/bin/true", ["true"])
+        if calls[0].input == "C":
+            ctypes.CDLL(None)._exit(0)
+        if (child := os.fork()) == 0:
+            os.execv("/bin/true", ["true"])
+        return [ToolResult(f"{os.waitpid(child, 0)[1]} {subprocess.call(['/bin/true'])}")]
 """
 
 
@@ -100,10 +120,22 @@ def test_a_holder_of_a_claim_that_has_ended_is_named_as_such(tmp_path):
         assert ("has ended" in said[-1]) is has_ended
 
 
+@pytest.mark.parametrize(("input", "status", "shown"), [("exec", 1, ""), ("C", 1, ""), ("a child", 0, "0 0\n")])
+def test_a_tool_cannot_put_another_program_in_the_place_of_a_command(tmp_path, input, status, shown):
+    done = leaving(tmp_path, OTHER_ENDS, input)
+    assert (done.returncode, done.stdout) == (status, shown)
+    assert ("would end this run in its middle" in done.stderr) is bool(status)
+
+
 def test_a_tool_that_ends_the_process_does_not_make_a_command_succeed(tmp_path):
-    (tmp_path / "leaves.py").write_text(LEAVES)
-    (tmp_path / "leaves.txt").write_text("Call.\nInput: 1 .\nOutput: [Leaves(1)] 1 .\n")
-    (tmp_path / "toolformer.toml").write_text('[tools.leaves]\nuse = "leaves:Leaves"\nprompt = "leaves.txt"\n')
-    command = [sys.executable, "-m", "toolformer_dag.cli", "tool", "leaves", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = leaving(tmp_path, LEAVES, "1")
     assert (done.returncode, done.stdout) == (1, "") and "ended this process with os._exit" in done.stderr
+
+
+def leaving(folder: Path, tool: str, input: str) -> "subprocess.CompletedProcess[str]":
+    """Call the tool of a project that has it alone."""
+    (folder / "leaves.py").write_text(tool)
+    (folder / "leaves.txt").write_text("Call.\nInput: 1 .\nOutput: [Leaves(1)] 1 .\n")
+    (folder / "toolformer.toml").write_text('[tools.leaves]\nuse = "leaves:Leaves"\nprompt = "leaves.txt"\n')
+    command = [sys.executable, "-m", "toolformer_dag.cli", "tool", "leaves", input]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """Processes that end with their parent, however that ended."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -53,9 +54,12 @@ def _end_as_orphan(parent: int) -> None:
 def unfinished(said: str) -> Iterator[None]:
     """Let `os._exit` inside the block end this process with another status than 0, after `said` on its standard error.
 
-    A tool that ends the process in the middle of a run would make it look like a run that went well.
+    A tool that ends the process in the middle of a run would make it look like a run that went well. `os.exec` raises
+    RuntimeError, as do C's functions by ctypes. Not covered: a compiled library that calls these itself.
     """
     process, leave, terminal = os.getpid(), os._exit, -1
+    _refuse_other_ends()
+    _unfinished.add(process)
     with suppress(OSError):  # a closed standard error
         terminal = os.dup(2)  # Dagster keeps what steps write to 2
 
@@ -71,8 +75,27 @@ def unfinished(said: str) -> Iterator[None]:
         yield
     finally:
         os._exit = leave
+        _unfinished.discard(process)
         with suppress(OSError):
             os.close(terminal)
+
+
+_unfinished = set[int]()
+C_ENDS = {"_exit", "_Exit", "exit", "quick_exit", "execl", "execle", "execlp", "execv", "execve", "execvp"}
+"""Functions of the C library that end a process, or put another program in its place."""
+
+
+@cache
+def _refuse_other_ends() -> None:
+    """Let Python refuse what ends an unfinished process in another way than by `os._exit`; its children may do it."""
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.exec" or (event == "ctypes.dlsym" and arguments[1] in C_ENDS):
+            name = arguments[0] if event == "os.exec" else arguments[1]
+            if os.getpid() in _unfinished:
+                raise RuntimeError(f"{name!r} would end this run in its middle; start a process of its own for it")
+
+    sys.addaudithook(refuse)
 
 
 def exists(process: int) -> bool:

@@ -59,6 +59,23 @@ def test_every_flipped_bit_is_named_by_its_path(world: World) -> None:
             file.write_bytes(content)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training/finetuned_checkpoint/model/training.json",
+        "training/baseline_checkpoint/model/README.md",
+        "dataset/export.json",
+        "dataset/README.md",
+    ],
+)
+def test_a_file_that_is_missing_or_a_link_to_itself_is_named(world: World, name: str) -> None:
+    file = world.folder / "lake" / name
+    file.unlink()
+    assert named(world) == {file}
+    file.symlink_to(file)
+    assert named(world) == {file}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_run_mends_what_was_flipped_though_nothing_else_changed_at_the_cost_of_what_was_lost(

@@ -361,7 +361,8 @@ def test_a_connection_that_does_not_ask_ends_and_one_that_is_answered_goes_on(
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     with served.server() as (address, _):
         port = int(address.rpartition(":")[2])
-        for begun in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0"):
+        body = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: 9\r\n\r\n{" % port
+        for begun in (b"", b"GET /health HTTP/1.1\r\nHost: 127.0", body):
             with socket.create_connection(("127.0.0.1", port), timeout=30) as half:
                 half.sendall(begun)
                 with suppress(ConnectionResetError):

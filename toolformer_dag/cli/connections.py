@@ -6,7 +6,8 @@ from asyncio import Transport
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""How long a connection may stay without a whole head of a request: one that sends a letter a second holds nothing."""
+"""How long a connection may stay without a whole head of a request: one that sends a letter a second holds nothing. A
+body has once to twice as long."""
 MOST = 1000
 
 
@@ -26,8 +27,8 @@ class BoundedConnection(H11Protocol):
             self.loop.call_later(HEAD_SECONDS, self._look, None)
 
     def _look(self, before: object) -> None:
-        """End the connection if nothing was asked since it was looked at `before`."""
-        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+        """End the connection if nothing was asked since it was looked at `before`, or what was asked has not ended."""
+        if self.cycle is before and (before is None or self.cycle.response_complete or self.cycle.more_body):
             self.transport.abort()
         elif not self.transport.is_closing():
             self.loop.call_later(HEAD_SECONDS, self._look, self.cycle)

@@ -1,6 +1,7 @@
 """Verify the files that runs rely on and that people take away: the lake, checkpoints, data set, warehouse, shards."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,8 +29,10 @@ from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, 
 NOT_WRITTEN = "is missing, or its content is not what was written"
 FOLDER_RECORDS = (dataset_folder.RECORD, RECORD, MANIFEST)
 """The sealed record of an export, a checkpoint and an index."""
-LAKE_RECORDS = (f"training*/*/model/{RECORD}", f"dataset*/{dataset_folder.RECORD}", f"small_web/*/{WEB_RECORD}")
-"""The sealed records of what lies in the lake's folder and is opened by people and other programs."""
+LAKE_FOLDERS = (("training*/*", f"model/{RECORD}"), ("dataset*", dataset_folder.RECORD), ("small_web/*", WEB_RECORD))
+"""Folders of the lake that people and other programs open, and where the sealed record of each lies."""
+WHOLE_FOLDER = re.compile(r"model|dataset(_round_\d+)?")
+"""The name of a folder that is never without its record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +94,21 @@ def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
     for name in CHECKPOINTS:
         checkpoint_files(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD
-        if card.is_file():
-            yield CheckedFile(card, card.stat().st_size, NOT_WRITTEN if card_is_lost(card.parent) else None)
-    for pattern in LAKE_RECORDS:
-        for record in sorted(plan.lake.root.glob(pattern)):
-            yield from _recorded(record)
+        if card.parent.is_dir():
+            size = card.stat().st_size if card.is_file() else 0
+            yield CheckedFile(card, size, NOT_WRITTEN if card_is_lost(card.parent) else None)
+    for record in _lake_records(plan.lake):
+        yield from _recorded(record)
     yield from _pins(plan.lake)
+
+
+def _lake_records(lake: Lake) -> Iterator[Path]:
+    """Yield the records that are there, or should be."""
+    for pattern, name in LAKE_FOLDERS:
+        for record in (folder / name for folder in sorted(lake.root.glob(pattern))):
+            whole = WHOLE_FOLDER.fullmatch(record.parent.name) and os.path.lexists(record.parent)
+            if whole or os.path.lexists(record):
+                yield record
 
 
 def _pins(lake: Lake) -> Iterator[CheckedFile]:

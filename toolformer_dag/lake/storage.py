@@ -226,7 +226,7 @@ def _below(folder: str, place: str, walked: set[str], all_parts: bool) -> Iterat
     except OSError:  # gone since, or without rights
         return
     for entry in entries:
-        if entry.is_dir():
+        if _is_folder(entry):
             inner = os.path.realpath(entry.path) if entry.is_symlink() else f"{place}/{entry.name}"
             found = _below(entry.path, inner, walked, all_parts)
             if (first := next(found, None)) is not None:
@@ -238,8 +238,14 @@ def _below(folder: str, place: str, walked: set[str], all_parts: bool) -> Iterat
             yield file
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
+
+
 def _stored(entry: os.DirEntry[str]) -> StoredFile | None:
-    with suppress(FileNotFoundError):  # merged or finished by another process since it was listed
+    with suppress(OSError):  # merged or finished by another process since it was listed, or a link to itself
         status = entry.stat()
         if S_ISREG(status.st_mode):
             return StoredFile(Path(entry.path), status.st_size, status.st_mtime)
