@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
 
@@ -46,6 +46,31 @@ class ToolLimits(SettingsTable):
     )
     concurrency: Unfingerprinted[int] = Field(1, ge=1, le=1000, description="Number of batches that run at once.")
     max_result_characters: int = Field(400, ge=1, description="Length in characters at which a result is cut.")
+
+
+class Sandbox(SettingsTable):
+    """Run a tool of one's own behind a wall: `sandbox = true`, or this table. Needs `bwrap` on Linux.
+
+    `run` and `prepare` see Python, the module and its prompt, the paths among the tool's options, and an empty folder.
+    """
+
+    enabled: Unfingerprinted[bool] = Field(
+        False, description="Whether the tool runs in a process of its own; `sandbox = true` and any table say so."
+    )
+    network: Unfingerprinted[bool] = Field(False, description="Whether the tool may use the network.")
+    reads: Unfingerprinted[tuple[Path, ...]] = Field(
+        (), description="Files and folders that the tool may read besides, relative to toolformer.toml."
+    )
+    env: Unfingerprinted[tuple[str, ...]] = Field((), description="Names of environment variables passed to the tool.")
+    memory_gib: Unfingerprinted[float] = Field(
+        2.0, gt=0, le=65_536, description="Memory of each of its processes, in GiB, besides what Python itself takes."
+    )
+    scratch_mib: Unfingerprinted[int] = Field(
+        256, ge=1, le=2**30, description="Size of its folder in MiB: the only place where it may write."
+    )
+    processes: Unfingerprinted[int] = Field(
+        64, ge=1, le=10_000, description="Maximum number of its processes and threads."
+    )
 
 
 class ChanceThreshold(SettingsTable):
@@ -180,6 +205,15 @@ class ToolSettings(SettingsTable):
         '`"embedded"` is that of the synthetic world. When left out, the prompt of the tool.',
     )
     limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")
+    sandbox: Unfingerprinted[Sandbox] = Field(Sandbox(), description="Whether the tool runs behind a wall, and which.")
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _enabled(cls, given: Any) -> Any:
+        """Read `sandbox = true`, and take a table as a wall that is wanted."""
+        if isinstance(given, bool):
+            return {"enabled": given}
+        return {"enabled": True, **given} if isinstance(given, Mapping) else given
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from toolformer_dag.texts.calls import Call, fault
 from toolformer_dag.texts.compression import text_of
 from toolformer_dag.tools.options import ToolOptions, explain_options
 from toolformer_dag.tools.prompts import ToolError, check_prompt, written_prompt
+from toolformer_dag.tools.sandbox import wall_in
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
 EMBEDDED = "embedded"
@@ -60,9 +61,13 @@ REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}
 
 
 def enabled_tools(settings: Settings) -> dict[str, Tool]:
-    """Load the tools of the enabled sections, in the order of the file. Raises ToolError."""
+    """Load the tools of the enabled sections, in the order of the file, behind their walls. Raises ToolError."""
     enabled = {key: section.options() for key, section in settings.tools.items() if section.enabled}
-    return load_tools(enabled, root=settings.root)
+    tools = load_tools(enabled, root=settings.root)
+    for key, tool in tools.items():
+        if settings.tools[key].sandbox.enabled:
+            wall_in(tool, settings.tools[key], settings.root)
+    return tools
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
@@ -85,11 +90,9 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     built-in tool (`mcp`). The default is the built-in tool `key`. Paths are relative to `root`, the folder of
     toolformer.toml. Raises ToolError.
     """
-    tool_class = _tool_class(key, str(options.get("use", key)), root)
+    tool_class = tool_class_of(key, options, root)
     try:
-        given = {name: value for name, value in options.items() if name != "use"}
-        chosen = tool_class.Options.model_validate(given, context={"root": root})
-        tool = _constructed(key, tool_class, chosen, root)
+        tool = _constructed(key, tool_class, read_options(tool_class, options, root), root)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
@@ -100,6 +103,12 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
             "its __init__ must accept key, options and prompt"
         ) from error
     return tool
+
+
+def read_options(tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
+    """Return the options of a section as its tool declares them. Raises pydantic's ValidationError."""
+    given = {name: value for name, value in options.items() if name != "use"}
+    return tool_class.Options.model_validate(given, context={"root": root})
 
 
 def _constructed(key: str, tool_class: type[Tool], options: ToolOptions, root: Path) -> Tool:
@@ -136,7 +145,9 @@ def _check_complete(tool: Tool) -> None:
         raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {why}; leave the tool out")
 
 
-def _tool_class(key: str, use: str, root: Path) -> type[Tool]:
+def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
+    """Import the class of a section, or the built-in tool of its name. Raises ToolError."""
+    use = str(options.get("use", key))
     if use in built_in_tools():
         module = importlib.import_module(f"toolformer_dag.tools.built_in.{use}")
         return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
