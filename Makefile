@@ -1,7 +1,7 @@
 # make demo      install and run everything on the small web; running it again computes nothing twice
 # make test      lint, types and what the software promises, in some six minutes on two cores
 # make test-all  the long tests: architectures in pairs, browsers, variants of runs
-# make soak      kills, damage, rot, two homes, limits, full disks, moved clocks, beside an undisturbed run; 20 minutes
+# make soak      10,000 simulated schedules; kills, damage, rot, full disks and more beside an undisturbed run; an hour
 # make vllm      vLLM in an environment of its own, .venv-vllm
 # make test-vllm  vLLM beside transformers, in that environment; some five minutes
 # make environments  lazy imports in new environments, a foreign Dagster project, other trainers, llama.cpp; some 15 minutes
@@ -37,6 +37,7 @@ test-vllm: vllm
 	OMP_NUM_THREADS=1 $(VENV)-vllm/bin/python -m pytest -o addopts="--strict-markers --import-mode=importlib" -q -m long tests/vllm
 
 soak: $(VENV)/installed-dev
+	$(BIN)/python -m tests.simulated_runs --seeds 10000
 	$(BIN)/python -m benchmarks.soak --minutes 20
 
 environments: $(VENV)/installed-dev

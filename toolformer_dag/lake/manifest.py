@@ -32,6 +32,7 @@ POINTER = ".json"
 """The end of the files of parts in lakes of layout 2, which earlier releases wrote: each part had one of its own."""
 BATCH_SECONDS, BATCH_PARTS = 5.0, 500
 """After how long, or how many parts, a manifest is written while its parts are made."""
+GONE = "is gone"
 PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
 """Seconds between tries to replace a manifest that others replace too."""
 HEAD = re.compile(rb'\{"seal": "[0-9a-f]{32}", "layout": (\d+), "parts": \d+\}')
@@ -212,7 +213,7 @@ class Manifest:
     def damage(self) -> str | None:
         """Return what is wrong with the file; parts may be lost then."""
         if self.version == ABSENT:
-            return "is gone"
+            return GONE
         return self.fault or (None if all(map(_is_whole, self.lines.values())) else DAMAGED)
 
     def _merged(self) -> tuple[dict[str, bytes], dict[str, bytes | None]]:

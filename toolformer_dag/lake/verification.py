@@ -11,6 +11,7 @@ import polars as pl
 from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.inventory import inventory, item_of
+from toolformer_dag.lake.manifest import GONE
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
 from toolformer_dag.lake.session import session
@@ -85,17 +86,17 @@ def _published(lake: Lake, name: str, since: int) -> list[CheckedFile]:
     with session():
         fault = table.damage()
         found = [file for part in table.parts() for file in table.checked_files(part, since)]
-    there = lake.storage.exists(table.path)  # there is none yet where the first run of all was killed
-    return [CheckedFile(table.path, _bytes(table.path), fault), *found] if there else found
+    if fault == GONE:  # there is none yet where the first run of all was killed, or goes on
+        return found
+    return [CheckedFile(table.path, _bytes(table.path), fault), *found]
 
 
 def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
-    identity = lake.root / name / IDENTITY
-    if lake.storage.exists(identity):  # else whoever uses the rows writes it
-        told, content = "", b""
-        with suppress(OSError, ValueError, RecursionError):
-            content, _ = lake.storage.read(identity)
-            told = fingerprint(json.loads(content))
+    identity, told, content = lake.root / name / IDENTITY, "", b""
+    with suppress(OSError, ValueError, RecursionError):
+        content, _ = lake.storage.read(identity)
+        told = fingerprint(json.loads(content))
+    if content or lake.storage.exists(identity):  # else whoever uses the rows writes it, or `clean` has removed them
         yield CheckedFile(identity, len(content), None if told == identity.parent.name else NO_IDENTITY)
     yield from RowStore(lake.storage, name, (), pl.Schema()).checked_files(since)
 
