@@ -225,9 +225,9 @@ def test_batches_at_once_have_a_process_each(tool: Tool) -> None:
 
 
 @needs_wall
-def test_its_user_is_nobody_where_this_is_root(tool: Tool) -> None:
+def test_it_runs_as_a_user_of_its_own_where_this_is_root(tool: Tool) -> None:
     [user] = run_calls(tool, [ToolCall("user")], ToolLimits())
-    assert user.result == str(os.getuid() or 65534)
+    assert int(user.result or 0) == os.getuid() or int(user.result or 0) >= 10**9 > os.getuid() == 0
 
 
 @needs_wall

@@ -16,8 +16,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
 from uuid import uuid4
 
@@ -43,6 +45,8 @@ sys.path[:] = json.loads(sys.argv[1])
 from toolformer_dag.tools.sandboxed import main
 main()
 """
+FIRST_USER = 10**9
+"""From here on nobody has numbers of users. A process of root's gets one of its own, since limits count by user."""
 LONGEST_ANSWER = 64 << 20
 """Bytes of the answers to a batch."""
 GRACE = 1.0
@@ -90,19 +94,14 @@ class Wall:
 
     def connect(self) -> None:
         """See to it that a process waits for a batch, as for `prepare`."""
-        self._idle[:] = [process for process in self._idle if process.poll() is None]
-        if not self._idle:
-            self.prepare(lambda done: None)
+        self._idle.append(self._waiting() or self._started())
 
     def timed_out(self) -> None:
         """Do nothing: `run` ends what takes too long."""
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Return the answers of a process. Raises what the tool raises, by its name, and SandboxEnded."""
-        try:
-            process = self._idle.pop()
-        except IndexError:  # another batch took it
-            process = self._started()
+        process = self._waiting() or self._started()
         asked = {"calls": [(call.input, call.context) for call in calls]}
         answer = _answered(process, asked, self._limits.timeout_s * len(calls) + GRACE)
         if answer.get("spent"):  # a limit was met: memory may be short, or its own processes too many
@@ -110,6 +109,14 @@ class Wall:
         else:
             self._idle.append(process)
         return [ToolResult(*result) for result in _results(answer)]
+
+    def _waiting(self) -> "subprocess.Popen[bytes] | None":
+        """Take a process that waits for a batch; several threads ask."""
+        with suppress(IndexError):
+            while (process := self._idle.pop()).poll() is not None:
+                pass
+            return process
+        return None
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Start a process, from a thread that does not end: the kernel ends it with the thread that started it."""
@@ -121,7 +128,7 @@ class Wall:
         command = [*self._command, sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
         environment = {name: os.environ[name] for name in self._sandbox.env if name in os.environ}
         process: subprocess.Popen[bytes] = _starter().submit(_start, command, environment).result()
-        _results(_answered(process, self._setup))
+        _results(_answered(process, {**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)}))
         return process
 
 

@@ -14,14 +14,12 @@ from toolformer_dag.tools.registry import read_options, tool_class_of
 from toolformer_dag.tools.runner import check_results
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, described
 
-NOBODY = 65534
-
 
 def main() -> None:
     """Load the tool that the first line names, under its limits; then answer each line until there is none."""
     asked, told = _own_streams()
     setup = json.loads(asked.readline())
-    _limit(setup["sandbox"])
+    _limit(setup["sandbox"], setup["user"])
     loaded: list[Tool] = []
     _tell(told, setup["number"], lambda: loaded.append(_loaded(setup)))
     limits = ToolLimits.model_validate(setup["limits"])
@@ -39,12 +37,12 @@ def _own_streams() -> tuple[IO[str], IO[str]]:
     return asked, told
 
 
-def _limit(sandbox: Mapping[str, Any]) -> None:
-    """Become nobody where this is root's process, and take no more of the machine than is allowed."""
+def _limit(sandbox: Mapping[str, Any], user: int) -> None:
+    """Become another user where this is root's process, and take no more of the machine than is allowed."""
     if os.geteuid() == 0:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     memory = pages * resource.getpagesize() + int(sandbox["memory_gib"] * 2**30)
     for limit, most in (
