@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from contextvars import Context
+from datetime import timedelta
 from pathlib import Path
 
 import polars as pl
@@ -10,10 +12,11 @@ import pytest
 
 from tests.simulated_runs import Wrong, replayed
 from toolformer_dag.files import StorageError
+from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.object_storage import ObjectStorage
-from toolformer_dag.lake.session import Session
+from toolformer_dag.lake.session import Session, session
 from toolformer_dag.lake.storage import Storage, Version
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.table import Lake, MissingPart
 from toolformer_dag.lake.verification import checked_files
 
 
@@ -68,3 +71,18 @@ def test_verify_names_nothing_that_a_first_run_writes_or_clean_removes_meanwhile
     lake.table("a/b").path.rename(lake.table("a/b").path.with_name("held"))
     assert [one for one in checked_files(Lake(tmp_path, Beside(tmp_path))) if one.reason] == []
     assert [one.reason for one in checked_files(lake)] == [None, None]
+
+
+def test_a_part_that_was_withdrawn_and_cleaned_away_is_not_called_damaged(tmp_path: Path) -> None:
+    """Found by schedules."""
+    lake, other = Lake(tmp_path), Lake(tmp_path)
+    for part in ("s", "t"):
+        lake.table("a/b").publish(part, [pl.DataFrame({"n": [1]})], dict)
+    with session():
+        table = lake.table("a/b")
+        assert table.parts() == ["s", "t"]
+        Context().run(lambda: (other.table("a/b").remove("s"), clean(other, timedelta(0), dry_run=False)))
+        found = list(table.checked_files("s"))
+        with pytest.raises(MissingPart):
+            table.read("s")
+    assert (found, [one.reason for one in checked_files(other)]) == ([], [None, None])

@@ -26,11 +26,11 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 
     A file is the lake's by the form of its name: everything else in the folder stays.
 
-    Removed: files of parts that were replaced longer than `grace` ago, unfinished files, files set aside as damaged,
-    and stored rows under an identity that no published part was made with and no run has opened within `grace`. Kept:
-    everything that a manifest names; where a manifest is damaged or gone, all files of its table and all stored rows.
-    `grace` has to be longer than the longest query over the lake and the longest step: readers and writers hold on to
-    files for that long.
+    Removed: files of parts that were withdrawn, or replaced longer than `grace` ago, unfinished files, files set aside
+    as damaged, and stored rows under an identity that no published part was made with and no run has opened within
+    `grace`. Kept: everything that a manifest names; where a manifest is damaged or gone, all files of its table and all
+    stored rows. `grace` has to be longer than the longest query over the lake and the longest step: readers and writers
+    hold on to files for that long.
     """
     old = (datetime.now(UTC) - grace).timestamp()
     found = list(_unneeded(lake, old))

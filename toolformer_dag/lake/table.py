@@ -216,10 +216,16 @@ class Table:
             return None
 
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
-        """Read those files of a part that changed `since` then; whole ones that did not are left out."""
+        """Read those files of a part that changed `since` then; whole ones that did not are left out.
+
+        Files of a part that was replaced or withdrawn meanwhile may be gone.
+        """
         with suppress(MissingPart, DamagedPart):  # see `damage`
-            for file in self.pointer(part).files:
+            pointer = self.pointer(part)
+            for file in pointer.files:
                 reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
+                if reason and self.pointer(part, Manifest(self.storage, self.name).read()) != pointer:
+                    return
                 if reason or not since:
                     yield CheckedFile(self.file_path(part, file), file.bytes, reason)
 
@@ -360,10 +366,15 @@ class Table:
                 raise self._set_aside(part, pointer, file, error) from error
             yield path
 
-    def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> DamagedPart:
-        """Withdraw a damaged part, so that the next update makes it again; a part published meanwhile stays."""
+    def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
+        """Withdraw a damaged part, so that the next update makes it again; a part published meanwhile stays.
+
+        Return what is to be raised: MissingPart where the part was withdrawn, and `clean` has removed its files.
+        """
         line = self._manifest(anew=True).line(part)
-        if line is not None and decode(line) == pointer:
+        if line is None:
+            return MissingPart(self.name, part)
+        if decode(line) == pointer:
             with suppress(LostRace):
                 self.commit(part, line, None, now=True)
             self.storage.set_aside(self.file_path(part, file))

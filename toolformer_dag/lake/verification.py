@@ -92,13 +92,21 @@ def _published(lake: Lake, name: str, since: int) -> list[CheckedFile]:
 
 
 def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
-    identity, told, content = lake.root / name / IDENTITY, "", b""
-    with suppress(OSError, ValueError, RecursionError):
-        content, _ = lake.storage.read(identity)
-        told = fingerprint(json.loads(content))
-    if content or lake.storage.exists(identity):  # else whoever uses the rows writes it, or `clean` has removed them
-        yield CheckedFile(identity, len(content), None if told == identity.parent.name else NO_IDENTITY)
+    with suppress(FileNotFoundError):  # whoever uses the rows writes it, or `clean` has removed them
+        yield _identity(lake, lake.root / name / IDENTITY)
     yield from RowStore(lake.storage, name, (), pl.Schema()).checked_files(since)
+
+
+def _identity(lake: Lake, path: Path) -> CheckedFile:
+    told, content = "", b""
+    try:
+        content, _ = lake.storage.read(path)
+        told = fingerprint(json.loads(content))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError):
+        pass
+    return CheckedFile(path, len(content), None if told == path.parent.name else NO_IDENTITY)
 
 
 def _bytes(path: Path) -> int:
