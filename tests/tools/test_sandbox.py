@@ -257,6 +257,19 @@ def test_the_command_runs_it_and_leaves_no_process(tmp_path: Path, monkeypatch: 
     assert processes_with(str(tmp_path)) == []
 
 
+@needs_wall
+def test_what_fails_while_it_is_loaded_stops_the_lane_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "secret").write_text("1")
+    tool = walled(tmp_path)
+    (tmp_path / "helper.py").write_text(f"ONE = int(open({str(tmp_path / 'secret')!r}).read())\n")
+    with pytest.raises(ToolDown, match=r"^\[tools.any\]: use = 'any_tool:Any' cannot be imported \(FileNotFoundError"):
+        run_calls(tool, [ToolCall("add")], ToolLimits())
+    assert processes_with(str(tmp_path)) == []
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_without_a_wall_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

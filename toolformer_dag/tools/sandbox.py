@@ -128,7 +128,10 @@ class Wall:
         command = [*self._command, sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
         environment = {name: os.environ[name] for name in self._sandbox.env if name in os.environ}
         process: subprocess.Popen[bytes] = _starter().submit(_start, command, environment).result()
-        _results(_answered(process, {**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)}))
+        answer = _answered(process, {**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)})
+        if "raised" in answer:
+            _end([process])
+        _results(answer)
         return process
 
 

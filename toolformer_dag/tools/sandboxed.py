@@ -10,9 +10,17 @@ from typing import IO, Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.tool_settings import ToolLimits
+from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import read_options, tool_class_of
 from toolformer_dag.tools.runner import check_results
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, described
+
+PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
+    "RetryableError": (RetryableError,),
+    "ToolDown": (ToolDown, ToolError),
+    "UserError": (UserError,),
+}
+"""What a tool may raise and its caller knows, by name."""
 
 
 def main() -> None:
@@ -76,7 +84,7 @@ def _tell(told: IO[str], number: str, work: Callable[[], object]) -> None:
     try:
         answer: dict[str, Any] = {"results": work()}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-        known = next((one.__name__ for one in (RetryableError, ToolDown, UserError) if isinstance(error, one)), None)
+        known = next((name for name, kind in PASSED_ON.items() if isinstance(error, kind)), None)
         message = str(error) if isinstance(error, UserError) else described(error).partition(": ")[2]
         spent = isinstance(error, OSError | MemoryError)
         answer = {"raised": (known or type(error).__name__, message), "spent": spent}
