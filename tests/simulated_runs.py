@@ -26,6 +26,7 @@ from typing import Any
 import polars as pl
 
 from tests.simulation import Crashed, Disk, Objects, Process, Simulation
+from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.computing.stage import Chunk, Column, PartRows, Planned, Stage, TableOutput, Work
 from toolformer_dag.computing.stored_rows import claim
 from toolformer_dag.computing.update import TableReport, differences, update
@@ -35,7 +36,7 @@ from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.lake.table import WHOLE, Lake, MissingPart
+from toolformer_dag.lake.table import Lake, MissingPart
 from toolformer_dag.lake.verification import checked_files
 
 INT = pl.Int64()
@@ -115,7 +116,6 @@ STAGES = (
         rows=sums,
     ),
 )
-NOTES = "sim/costs"
 
 
 class Wrong(AssertionError):
@@ -132,7 +132,7 @@ class Schedule:
     shards: dict[str, Sequence[int]]
     k: int = 1
     history: dict[str, list[Sequence[int]]] = field(default_factory=dict)
-    noted: set[str] = field(default_factory=set)
+    noted: set[tuple[str, str]] = field(default_factory=set)
     machines: int = 0
 
     def lake(self) -> Lake:
@@ -158,17 +158,13 @@ class Schedule:
         for output in outputs:
             with lake.storage.claimed("gpu", lambda holder: None) if claims else nullcontext():
                 reports.append(update(worker, lent, output, lambda done, total: None))
-            lake.storage.write_beside(lambda output=output: self._note(lake, f"{name} {output.name}"))
+            lake.storage.write_beside(lambda output=output: self._note(lake, name, output.name))
         lake.storage.wait_for_writes()
         return reports
 
-    def _note(self, lake: Lake, row: str) -> None:
-        def with_it(rows: pl.DataFrame | None) -> pl.DataFrame:
-            new = pl.DataFrame({"row": [row]})
-            return new if rows is None else pl.concat([rows, new])
-
-        lake.table(NOTES).revise(WHOLE, with_it, dict)
-        self.noted.add(row)
+    def _note(self, lake: Lake, run: str, name: str) -> None:
+        add_cost(lake, run, name, StepCost(0.0))
+        self.noted.add((run, name))
 
     def look(self) -> None:
         """Read the squares; those of a part were all made with one k, of one content of the shard."""
@@ -288,7 +284,9 @@ def _checked(made: Schedule) -> None:
     expected = {f"sim/numbers {name}": [(n,) for n in keys] for name, keys in made.shards.items()}
     expected |= {f"sim/squares {name}": rows for name, rows in squared.items()}
     expected["sim/sums all"] = sorted((name, sum(value for _, value in rows)) for name, rows in squared.items())
-    notes = [row for (row,) in found.pop(f"{NOTES} all")]
+    notes = [
+        (row[0], name.removeprefix(f"{COSTS} ")) for name in list(found) if COSTS in name for row in found.pop(name)
+    ]
     if found != expected:
         raise Wrong(f"the tables are {found}, not {expected}")
     if lost := made.noted - set(notes):
@@ -306,7 +304,7 @@ def _alone(sim: Simulation, work: Callable[[], Any]) -> Any:
 
 
 def _tables(lake: Lake) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    for name in (*(f"sim/{stage.name}" for stage in STAGES), NOTES):
+    for name in (*(f"sim/{stage.name}" for stage in STAGES), COSTS):
         for part in lake.table(name).parts():
             yield f"{name} {part}", lake.table(name).read(part).rows()
 

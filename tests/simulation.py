@@ -25,7 +25,7 @@ from uuid import UUID
 from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 from xxhash import xxh3_64
 
-from toolformer_dag.computing import update
+from toolformer_dag.computing import spending, update
 from toolformer_dag.files import WriteError, write_whole
 from toolformer_dag.lake import cleaning, manifest, object_storage, row_store, session, storage, table
 from toolformer_dag.lake.object_storage import ObjectStorage
@@ -235,6 +235,7 @@ class Simulation:
                 (storage, "locked", sim.locked),
                 (storage, "write_whole", sim.write_whole),
                 (cleaning, "datetime", dates),
+                (spending, "datetime", dates),
             ):
                 stack.enter_context(patch.object(module, name, value))
             yield

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextvars import Context
 from datetime import timedelta
 from pathlib import Path
@@ -11,11 +12,13 @@ import polars as pl
 import pytest
 
 from tests.simulated_runs import Wrong, replayed
+from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.files import StorageError
+from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.session import Session, session
-from toolformer_dag.lake.storage import Storage, Version
+from toolformer_dag.lake.storage import Overtaken, Storage, StoredFile, Version
 from toolformer_dag.lake.table import Lake, MissingPart
 from toolformer_dag.lake.verification import checked_files
 
@@ -86,3 +89,47 @@ def test_a_part_that_was_withdrawn_and_cleaned_away_is_not_called_damaged(tmp_pa
         with pytest.raises(MissingPart):
             table.read("s")
     assert (found, [one.reason for one in checked_files(other)]) == ([], [None, None])
+
+
+class Opening(Storage):
+    """A folder in which a run opens stored rows as soon as `clean` has listed them."""
+
+    def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
+        yield from list(super().files(all_parts))
+        os.utime(self.root / f"a/rows/{fingerprint({'model': 'm'})}/identity.json")
+
+
+def test_clean_leaves_stored_rows_that_a_run_has_opened_since_it_looked(tmp_path: Path) -> None:
+    """Found by schedules."""
+    rows = pl.DataFrame({"n": [1]})
+    lake = Lake(tmp_path)
+    lake.rows("a/rows", {"model": "m"}, ["n"], {"n": pl.Int64()}).append(rows)
+    for path in tmp_path.rglob("*.*"):
+        os.utime(path, (0, 0))
+    assert clean(Lake(tmp_path, Opening(tmp_path)), timedelta(hours=1), dry_run=False) == []
+    assert lake.rows("a/rows", {"model": "m"}, ["n"], {"n": pl.Int64()}).stored(rows).equals(rows)
+
+
+class Answerless(Storage):
+    """A store that loses the answer to a put: the client asks again, and is told that others were faster."""
+
+    first_wins, lost = True, False
+
+    def another_row(self) -> None:
+        table = Lake(self.root).table(COSTS)
+        rows = table.read("a/b")
+        table.publish("a/b", [pl.concat([rows.with_columns(run=pl.lit("other")), rows])], dict)
+
+    def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
+        version = super().replace_manifest(path, content, before)
+        if self.lost:
+            return version
+        self.lost = True
+        Context().run(self.another_row)
+        raise Overtaken(path.name)
+
+
+def test_a_cost_whose_put_had_no_answer_is_counted_once(tmp_path: Path) -> None:
+    """Found by schedules."""
+    add_cost(Lake(tmp_path, Answerless(tmp_path)), "run", "a/b", StepCost(1.0))
+    assert sorted(Lake(tmp_path).table(COSTS).read("a/b")["run"]) == ["other", "run"]

@@ -1,6 +1,7 @@
 """Removing files that nothing needs any more: replaced files, rows of old models, what killed processes left."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from toolformer_dag.lake.inventory import Item, inventory
 from toolformer_dag.lake.local_outputs import contents_in_use
 from toolformer_dag.lake.record import STORES
+from toolformer_dag.lake.row_store import IDENTITY
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake
 
@@ -35,8 +37,26 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
     old = (datetime.now(UTC) - grace).timestamp()
     found = list(_unneeded(lake, old))
     if not dry_run:
-        lake.storage.remove(*(item.path for item, _ in found))
+        found = _removed(lake, found, old)
     return [RemovedFile(lake.storage.shown(item.path), item.bytes, reason) for item, reason in found]
+
+
+def _removed(lake: Lake, found: Sequence[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
+    """Remove what was found; return it without stored rows that a run has opened meanwhile."""
+    stores = {item.owner for item, _ in found if item.kind == "rows"}
+    lake.storage.remove(*(item.path for item, _ in found if item.owner not in stores))
+    for store in sorted(stores):
+        if _opened(lake, store, old):
+            found = [(item, reason) for item, reason in found if item.owner != store]
+        lake.storage.remove(*(item.path for item, _ in found if item.owner == store))
+    return list(found)
+
+
+def _opened(lake: Lake, store: str, old: float) -> bool:
+    """Whether a run has opened stored rows since the lake was listed: an identity may come back into use any time."""
+    with suppress(FileNotFoundError):
+        return lake.storage.changed(lake.root / store / IDENTITY) >= old
+    return False
 
 
 @dataclass
