@@ -44,19 +44,20 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 def _removed(lake: Lake, found: Sequence[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
     """Remove what was found; return it without stored rows that a run has opened meanwhile."""
     stores = {item.owner for item, _ in found if item.kind == "rows"}
-    lake.storage.remove(*(item.path for item, _ in found if item.owner not in stores))
+    removed = [one for one in found if one[0].owner not in stores]
+    lake.storage.remove(*(item.path for item, _ in removed))
     for store in sorted(stores):
-        if _opened(lake, store, old):
-            found = [(item, reason) for item, reason in found if item.owner != store]
-        lake.storage.remove(*(item.path for item, _ in found if item.owner == store))
-    return list(found)
+        removed += _removed_rows(lake, store, [one for one in found if one[0].owner == store], old)
+    return removed
 
 
-def _opened(lake: Lake, store: str, old: float) -> bool:
-    """Whether a run has opened stored rows since the lake was listed: an identity may come back into use any time."""
+def _removed_rows(lake: Lake, store: str, found: list[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
+    """Remove stored rows, unless a run has opened them since the lake was listed: their identity is in use again."""
     with suppress(FileNotFoundError):
-        return lake.storage.changed(lake.root / store / IDENTITY) >= old
-    return False
+        if lake.storage.changed(lake.root / store / IDENTITY) >= old:
+            return []
+    lake.storage.remove(*(item.path for item, _ in found))
+    return found
 
 
 @dataclass
