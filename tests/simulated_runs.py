@@ -49,7 +49,7 @@ Shards = Mapping[str, Sequence[int]]
 
 
 def numbers(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    return PartRows([pl.DataFrame({"key": output.plan.shards[part]}, schema={"key": INT})])
+    return PartRows([pl.DataFrame({"key": output.plan.shards[part].rows}, schema={"key": INT})])
 
 
 def values(worker: Worker, output: TableOutput) -> RowStore:
@@ -88,7 +88,7 @@ STAGES = (
         {"key": KEY},
         ("key",),
         lambda plan, lane: {},
-        inputs=lambda output: lambda part: {"content": list(output.plan.shards[part])},
+        inputs=lambda output: lambda part: {"content": list(output.plan.shards[part].rows)},
         group="sim",
         rows=numbers,
     ),
@@ -148,7 +148,8 @@ class Schedule:
     def plan(self, k: int) -> Any:
         """Return as much of a plan as bringing up to date asks for, with the lake as a new process sees it."""
         limits = SimpleNamespace(execution=SimpleNamespace(chunk_hours=1.0))
-        return SimpleNamespace(lake=self.lake(), shards=dict(self.shards), k=k, round=1, lanes=(), settings=limits)
+        shards = {name: SimpleNamespace(place=name, rows=rows) for name, rows in self.shards.items()}
+        return SimpleNamespace(lake=self.lake(), shards=shards, k=k, named=str, lanes=(), settings=limits)
 
     def update(self, name: str, k: int, claims: bool) -> list[TableReport]:
         """Bring the tables up to date in a new process."""

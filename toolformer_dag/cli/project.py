@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -161,14 +161,11 @@ class Project:
 
         Raises KeyboardInterrupt where a signal or the UI ended the run.
         """
-        second, found = name == TRAINING_JOB, stale_in_round(plan)
-        by_hand, in_both = (set(map(plan.named, names)) for names in (BY_HAND, IN_BOTH_JOBS))
-        stale = [one for one in found if (one in by_hand) == second]
-        if second and any(not why.retry_only for one, why in found.items() if one not in by_hand | in_both):
-            report.damaged = True  # what the first job has made was damaged since: it makes it again before
+        stale = stale_in_round(plan)
+        if name == TRAINING_JOB and _lost(plan, stale):
+            report.damaged = True  # the first job makes it again before
             return
-        everything = with_descendants(outputs(plan), stale)
-        chosen = [one for one in everything if one in in_both or (one in by_hand) == second]
+        chosen = _of_job(plan, name, stale)
         if not chosen:
             return
         if RAW_SHARDS in chosen:
@@ -185,6 +182,20 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
     """Return the missing and stale assets of a round, and of what all rounds share."""
     with session():
         return stale_assets(outputs(plan))
+
+
+def _of_job(plan: Plan, name: str, stale: Iterable[str]) -> list[str]:
+    """Return the assets of a job that are stale, and those that depend on them."""
+    by_hand, in_both = set(map(plan.named, BY_HAND)), set(map(plan.named, IN_BOTH_JOBS))
+    second = name == TRAINING_JOB
+    changed = with_descendants(outputs(plan), [one for one in stale if (one in by_hand) == second])
+    return [one for one in changed if one in in_both or (one in by_hand) == second]
+
+
+def _lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
+    """Return whether what the first job has made turned out to be damaged since."""
+    second = set(map(plan.named, (*BY_HAND, *IN_BOTH_JOBS)))
+    return any(not why.retry_only for name, why in stale.items() if name not in second)
 
 
 def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
