@@ -52,7 +52,10 @@ def _removed(lake: Lake, found: Sequence[tuple[Item, str]], old: float) -> list[
 
 
 def _removed_rows(lake: Lake, store: str, found: list[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
-    """Remove stored rows, unless a run has opened them since the lake was listed: their identity is in use again."""
+    """Remove stored rows, unless a run has opened them since the lake was listed: their identity is in use again.
+
+    One that opens them in this moment finds them lacking and computes them again.
+    """
     with suppress(FileNotFoundError):
         if lake.storage.changed(lake.root / store / IDENTITY) >= old:
             return []
