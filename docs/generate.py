@@ -1,4 +1,4 @@
-"""Write docs/reference/ from the code: commands, settings, the warehouse. Run `python docs/generate.py`."""
+"""Write docs/reference/ from the code and docs/llms.txt from the pages. Run `python docs/generate.py`."""
 
 import inspect
 import json
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import duckdb
 import typer
+import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -27,7 +28,7 @@ from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, Writ
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
 
-FOLDER = Path(__file__).parent / "reference"
+FOLDER = Path(__file__).parent
 NAME = "toolformer-dag"
 HEADING = "<!-- Written by docs/generate.py. Do not edit. -->\n\n"
 KINDS: dict[Any, str] = {
@@ -41,17 +42,49 @@ KINDS: dict[Any, str] = {
 BOUNDS = {Ge: ("ge", ">="), Gt: ("gt", ">"), Le: ("le", "<="), Lt: ("lt", "<")}
 SETTING = ("key", "type", "default", "what it does", "fingerprint")
 TOOL_KEYS = ("prompt",)
+MARKDOWN_LINK = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
+SENTENCE_END = re.compile(r"[.;:]\s+(?=[A-Z`])")
 
 
 def pages() -> dict[str, str]:
-    """Return the generated pages: file name -> Markdown."""
+    """Return the generated pages: path below docs/ -> text."""
     texts = {"commands": commands_reference(), "settings": settings_reference(), "warehouse": warehouse_reference()}
-    return {f"{name}.md": HEADING + text for name, text in texts.items()}
+    references = {f"reference/{name}.md": HEADING + text for name, text in texts.items()}
+    return {**references, "llms.txt": llms_txt(references)}
+
+
+def llms_txt(references: Mapping[str, str]) -> str:
+    """Return the form of llmstxt.org: the project in a paragraph, and each page of the site with its first sentence."""
+    nav = yaml.safe_load((FOLDER.parent / "mkdocs.yml").read_text("utf-8"))["nav"]
+    lines = [f"# {NAME}\n", f"> {_first_paragraph(references, 'index.md')}\n", "## Pages\n"]
+    for [(title, below)] in (entry.items() for entry in nav):
+        if isinstance(below, str) and below != "index.md":
+            lines.append(_llms_line(references, title, below))
+    for [(title, below)] in (entry.items() for entry in nav):
+        if not isinstance(below, str):
+            lines.append(f"\n## {title}\n")
+            lines += [_llms_line(references, *page) for entry in below for page in entry.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _llms_line(references: Mapping[str, str], title: str, path: str) -> str:
+    sentence = SENTENCE_END.split(_first_paragraph(references, path), maxsplit=1)[0].rstrip(".:")
+    return f"- [{title}]({Path(path).with_suffix('.html')}): {sentence}"
+
+
+def _first_paragraph(references: Mapping[str, str], path: str) -> str:
+    """The first paragraph of a page, in a line, links as their text."""
+    text = references.get(path) or (FOLDER / path).read_text("utf-8")
+    paragraphs = (part for part in text.split("\n\n") if not part.startswith(("#", "<!--", "```", "|", "![")))
+    return MARKDOWN_LINK.sub(r"\1", " ".join(next(paragraphs).split()))
 
 
 def commands_reference() -> str:
     """Return every command with its arguments, options and examples, from the command line itself."""
-    parts = ["# Commands\n", "`toolformer-dag COMMAND --help` prints the same.\n"]
+    parts = [
+        "# Commands\n",
+        "Every command with its arguments and options, as `toolformer-dag COMMAND --help` prints them.\n",
+    ]
     for name, command in _commands(typer.main.get_command(app), NAME):
         told, examples = _split_help(command.help or "")
         parts += [f"## {name}\n", told + "\n"]
@@ -106,8 +139,8 @@ def warehouse_reference() -> str:
             )
     parts = [
         "# The warehouse\n",
-        "The file is `lake/toolformer.duckdb` (`paths.warehouse`). DuckDB 1.0 and later can open it. The comments "
-        "below are in the file too:\n",
+        "Tables, views and macros of `lake/toolformer.duckdb` (`paths.warehouse`). DuckDB 1.0 and later can open the "
+        "file. The comments below are in it too:\n",
         '```\ntoolformer-dag sql "describe calls"\n```\n',
     ]
     for kind, found in (("Tables", tables), ("Views", views)):
@@ -253,7 +286,7 @@ def _escaped(text: str) -> str:
 
 def main() -> None:
     """Write the pages."""
-    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "reference").mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, "utf-8")
 

@@ -149,7 +149,7 @@ def test_links_resolve(page: Path) -> None:
 
 def test_generated_pages_are_up_to_date() -> None:
     for name, text in generator().pages().items():
-        assert (ROOT / "docs" / "reference" / name).read_text("utf-8") == text, "run `python docs/generate.py`"
+        assert (ROOT / "docs" / name).read_text("utf-8") == text, "run `python docs/generate.py`"
 
 
 def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
@@ -159,4 +159,6 @@ def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
-    assert (tmp_path / "site" / "index.html").is_file()
+    listed = LINK.findall((tmp_path / "site" / "llms.txt").read_text("utf-8"))
+    assert len(listed) > 30
+    assert all((tmp_path / "site" / page).is_file() for page in ["index.html", *listed])
