@@ -9,6 +9,7 @@ from toolformer_dag.assets.by_hand import BY_HAND, checkpoint, measurement
 from toolformer_dag.assets.declaration import Output, asset_key, asset_of
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets
 from toolformer_dag.assets.tables import prepared_tool, prepares, table
+from toolformer_dag.assets.traces import trace_outputs
 from toolformer_dag.assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.update import Reasons
@@ -36,6 +37,7 @@ def outputs(plan: Plan) -> list[Output]:
         warehouse(plan, above),
         dataset(plan),
         *(paper_table(plan, name) for name in SHOWN),
+        *trace_outputs(plan),
     ]
 
 

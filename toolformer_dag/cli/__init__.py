@@ -3,6 +3,7 @@
 import errno
 import io
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -14,6 +15,7 @@ from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.cli.export_command import export
 from toolformer_dag.cli.generate_command import generate
 from toolformer_dag.cli.init_command import init
+from toolformer_dag.cli.judge_command import judge
 from toolformer_dag.cli.lake_commands import clean, verify
 from toolformer_dag.cli.run import run, stale, ui
 from toolformer_dag.cli.serve_command import serve
@@ -34,9 +36,9 @@ ENDED = (
 )
 
 
-GROUPS = {
+GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Run": (init, demo, run, stale, servers, ui, clean),
-    "Look": (sql, tables, explore, tool, score, verify),
+    "Look": (sql, tables, explore, tool, score, judge, verify),
     "Take away": (export,),
     "Serve": (generate, serve),
 }

@@ -40,6 +40,9 @@ def sql(
             "file.",
         ),
     ] = None,
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Ask the file of `judge` in place of the warehouse.")
+    ] = False,
     force: Force = False,
     config: Config = None,
     profile: Profile = None,
@@ -60,7 +63,9 @@ def sql(
     from toolformer_dag.lake.warehouse import query as answered
     from toolformer_dag.lake.warehouse import received
 
-    database = received(settings)
+    if traces:
+        from toolformer_dag.traces.judgement import judged_file
+    database = judged_file(settings) if traces else received(settings)
     if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 

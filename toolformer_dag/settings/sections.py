@@ -18,6 +18,7 @@ from toolformer_dag.settings.setting_types import (
     Unfingerprinted,
 )
 from toolformer_dag.settings.tool_settings import ToolSettings
+from toolformer_dag.settings.trace_settings import TraceSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 
 
@@ -223,6 +224,7 @@ class SettingsTables(SettingsTable):
         ExportSettings(), description="What the cards of exported data sets and of checkpoints say."
     )
     control: ControlSettings = Field(ControlSettings(), description="How the count by chance is measured.")
+    traces: TraceSettings = Field(TraceSettings(), description="Recorded conversations whose calls are judged.")
     execution: ExecutionSettings = Field(ExecutionSettings(), description="How work is spread.")
     rounds: RoundSettings = Field(RoundSettings(), description="How often texts are annotated, and whose loss judges.")
 

@@ -87,7 +87,7 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
     return found
 
 
-ASSET_GROUPS = ("ccnet", *OWN)
+ASSET_GROUPS = ("ccnet", *OWN, "traces")
 """The groups of the asset graph that are not lanes."""
 
 

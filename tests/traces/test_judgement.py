@@ -1,0 +1,256 @@
+"""Judging files of conversations: what is stored, what is said of each call, and what becomes of bad input."""
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from benchmarks.made_traces import conversation, facts, records, turn
+from tests.command_line import cli
+from tests.traces.conftest import settings_at, write_lines
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.warehouse import query
+from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
+
+BY_CALL = "FROM trace_calls ORDER BY conversation, turn, call"
+
+
+def judged(folder: Path, lines: list[Any], **traces: Any) -> Judgement:
+    """Judge records in a project of the embedded model in float32."""
+    settings = settings_at(folder, **traces)
+    return judge_traces(settings, [write_lines(folder / "traces.jsonl", lines)], traces_database(settings))
+
+
+def told(judgement: Judgement, sql: str = BY_CALL) -> pl.DataFrame:
+    """Ask the file that was written."""
+    return query(judgement.database, sql)
+
+
+def test_a_second_judge_computes_nothing(tmp_path: Path) -> None:
+    made = records(12)
+    first = judged(tmp_path, made)
+    assert first.losses["computed"] == 60  # never made, no result, the result, two others
+    assert first.tokens > 0
+    again = judged(tmp_path, made)
+    assert (again.losses["computed"], again.losses["reused"], again.tokens) == (0, 60, 0)
+    assert told(again).equals(told(first))
+    other_share = judged(tmp_path, made, share=0.2)
+    assert other_share.tokens == 0
+
+
+def test_an_interrupted_judge_loses_at_most_a_chunk(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    settings = settings.model_copy(update={"execution": settings.execution.model_copy(update={"chunk_texts": 2})})
+    source = write_lines(tmp_path / "traces.jsonl", records(12))
+
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judge_traces(settings, [source], traces_database(settings), stop)
+    assert not traces_database(settings).exists()
+    assert judge_traces(settings, [source], traces_database(settings)).losses == {"computed": 50, "reused": 10}
+
+
+def test_the_order_of_the_conversations_changes_no_gain(tmp_path: Path) -> None:
+    made = records(8)
+    shuffled = random.Random(3).sample(made, len(made))
+    gains = [
+        dict(told(judged(tmp_path, some), "SELECT result, gain FROM trace_calls").iter_rows())
+        for some in (made, shuffled)
+    ]
+    assert gains[0] == gains[1]
+    assert len(gains[0]) == 8
+
+
+def test_what_cannot_be_told_says_why(tmp_path: Path) -> None:
+    said = {"role": "user", "content": "Book a table."}
+    booked = [
+        [
+            {**said, "content": f"Book table {n}."},
+            *turn([("book", {"n": n}, "success")]),
+            {"role": "assistant", "content": "Done."},
+        ]
+        for n in range(3)
+    ]
+    failed = [said, *turn([("book", {"n": 9}, "Error: fully booked")]), {"role": "assistant", "content": "Sorry."}]
+    unanswered = [said, next(turn([("book", {"n": 9}, "")])), {"role": "assistant", "content": "Hm."}]
+    unfinished = conversation(facts(1)[0])[:-1]
+    judgement = judged(
+        tmp_path,
+        [
+            {"messages": one}
+            for one in (*booked, failed, unanswered, unfinished, *(one["messages"] for one in records(8)))
+        ],
+    )
+    found = told(judgement).select("tool", "verdict", "reason").rows()
+    assert found.count(("book", "cannot be told", "no_other_result")) == 3
+    assert ("book", "failed call", "error_result") in found
+    assert ("book", "cannot be told", "no_result") in found
+    assert ("calculator", "cannot be told", "nothing_follows") in found
+    assert {verdict for tool, verdict, _ in found if tool == "weather"} == {
+        "cannot be told"
+    }  # one other result is no control
+
+
+def test_a_threshold_lets_a_share_of_the_swapped_results_pass(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, records(24), swaps=3)
+    for share in (0.05, 0.25):
+        chance = told(judgement, f"SELECT gain > trace_threshold({share}) AS passed FROM trace_chance")
+        assert chance["passed"].sum() <= share * chance.height
+        calls = told(judgement, f"SELECT *, trace_threshold({share}) AS threshold FROM judged_at({share})")
+        helps = (calls["gain"] > calls["threshold"]) & (calls["delta"] > 0)
+        assert (calls["verdict"] == "helps").to_list() == helps.to_list()
+    row = told(
+        judgement, "SELECT gain, swapped_gains, loss_result, delta, loss_none, loss_empty FROM trace_calls LIMIT 1"
+    ).row(0, named=True)
+    assert row["delta"] == pytest.approx(min(row["loss_none"], row["loss_empty"]) - row["loss_result"])
+    assert sum(row["swapped_gains"]) == pytest.approx(0, abs=1e-9)
+    counts = told(judgement, "SELECT of, calls, helps + does_not_help AS told FROM trace_tools ORDER BY of")
+    assert counts.rows() == [(tool, 6, 6) for tool in ("calculator", "find_contact", "get_order", "weather")]
+    assert told(judgement, "SELECT gain, verdict FROM trace_calls WHERE swaps < 3").is_empty()
+
+
+def test_bad_input_is_counted_by_reason_and_the_rest_is_judged(tmp_path: Path) -> None:
+    good = records(4)
+    huge = [*conversation(facts(1)[0])]
+    huge[2] = {**huge[2], "content": "7" * 10_000_000}
+    lines = [
+        *good,
+        {"messages": huge},
+        b"{broken\n",
+        b"\xff\xfe\n",
+        b"\n",
+        [1],
+        {"question": "?"},
+        {"messages": [{"role": "tool", "content": "lone"}]},
+        {"messages": [{"role": "critic", "content": "no"}, *good[0]["messages"]]},
+        {"messages": [*good[1]["messages"][:2], {"role": "user", "content": "?"}, *good[1]["messages"][2:]]},
+    ]
+    judgement = judged(tmp_path, lines, result_tokens=32)
+    reasons = dict(told(judgement, "SELECT reason, count(*) FROM trace_rejections GROUP BY ALL").iter_rows())
+    assert reasons == {"not_json": 2, "unknown_form": 2, "result_without_call": 1, "unknown_role": 1, "late_result": 1}
+    assert told(judgement, "SELECT count(*) FROM trace_calls WHERE loss_result IS NOT NULL").item() == 7
+    assert told(judgement, "SELECT max(length(result)) FROM trace_calls").item() == 10_000_000
+    assert judgement.rejected == 7
+    with pytest.raises(UserError, match="question"):
+        judged(tmp_path, [{"question": "?"}])
+    (tmp_path / "empty").mkdir()
+    settings = settings_at(tmp_path)
+    with pytest.raises(UserError, match="no file ends in"):
+        judge_traces(settings, [str(tmp_path / "empty")], traces_database(settings))
+
+
+def test_a_folder_of_files_of_several_kinds_is_read(tmp_path: Path) -> None:
+    made, folder = records(8), tmp_path / "traces"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps(made[:2], indent=1))
+    (folder / "inner" / "b.jsonl.gz").write_bytes(
+        gzip.compress(b"".join(json.dumps(one).encode() + b"\n" for one in made[2:4]))
+    )
+    pl.DataFrame(made[4:8]).write_parquet(folder / "c.parquet")
+    (folder / "notes.txt").write_text("nothing")
+    (folder / "d.jsonl.gz").write_bytes(b"no gzip")
+    settings = settings_at(tmp_path)
+    judgement = judge_traces(settings, [str(folder)], traces_database(settings))
+    names = told(judgement, "SELECT conversation FROM trace_calls ORDER BY ALL")["conversation"].to_list()
+    assert names == [
+        "a.json:1",
+        "a.json:2",
+        *(f"c.parquet:{n}" for n in range(1, 5)),
+        "inner/b.jsonl.gz:1",
+        "inner/b.jsonl.gz:2",
+    ]
+    assert told(judgement, "SELECT source, reason FROM trace_rejections").rows() == [("d.jsonl.gz", "unreadable_file")]
+
+
+def test_conversations_come_out_in_their_form_with_their_gains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings_at(tmp_path)
+    hermes = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]}
+    made = [*records(16, "needless"), hermes]
+    write_lines(tmp_path / "traces.jsonl", made)
+    early = cli("sql", "--traces", "from trace_calls")
+    assert early.returncode == 1
+    assert "toolformer-dag judge" in early.stderr
+    done = cli(
+        "judge", "traces.jsonl", "--set", "model.dtype=float32", "--out", "cleaned", "--drop", "calls", "--share", "0.1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("32 calls: ")
+    assert "calculator" in done.stdout
+    asked = cli(
+        "sql",
+        "--traces",
+        "SELECT count(*) AS idle FROM trace_calls WHERE verdict = 'does not help'",
+        "--format",
+        "json",
+    )
+    idle = json.loads(asked.stdout)["idle"]
+    assert idle > 0
+    cleaned = [json.loads(line) for line in (tmp_path / "cleaned" / "traces.jsonl").read_text().splitlines()]
+    assert len(cleaned) == 17
+    assert cleaned[16] == {**hermes, "tool_call_gains": []}
+    before, after = (
+        sum("tool_calls" in message for one in some[:16] for message in one["messages"]) for some in (made, cleaned)
+    )
+    assert before - after == idle
+    gains = [gain for one in cleaned for gain in one["tool_call_gains"]]
+    assert len(gains) == 32
+    assert {"turn", "call", "tool", "gain", "delta", "overlap", "verdict", "reason"} == gains[0].keys()
+    refused = cli("judge", "traces.jsonl", "--set", "model.dtype=float32", "--out", "cleaned")
+    assert refused.returncode == 1
+    assert "--force" in refused.stderr
+    cli(
+        "judge",
+        "traces.jsonl",
+        "--set",
+        "model.dtype=float32",
+        "--out",
+        "whole",
+        "--drop",
+        "conversations",
+        "--share",
+        "0.1",
+    )
+    kept = (tmp_path / "whole" / "traces.jsonl").read_text().splitlines()
+    assert all(gain["verdict"] != "does not help" for line in kept for gain in json.loads(line)["tool_call_gains"])
+    assert 0 < len(kept) < 17
+
+
+def test_a_helpful_and_a_needless_call_of_one_turn_make_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings_at(tmp_path)
+    made = facts(24)
+    pairs = [
+        {"messages": conversation(fact, fault, made[n - 4])}
+        for n, fact in enumerate(made)
+        for fault in ("right", "hallucinated")
+    ]
+    write_lines(tmp_path / "traces.jsonl", pairs)
+    done = cli("judge", "traces.jsonl", "--set", "model.dtype=float32", "--out", "cleaned", "--share", "0.3")
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in (tmp_path / "cleaned" / "pairs.jsonl").read_text().splitlines()]
+    assert found
+    for pair in found:
+        assert [one["role"] for one in pair["prompt"]] == ["user"]
+        assert pair["chosen"][0]["tool_calls"] != pair["rejected"][0]["tool_calls"]
+        assert pair["gain_chosen"] > 0
+
+
+def test_the_queries_of_the_docs_run(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "judge-traces.md").read_text("utf-8")
+    asked = [*re.findall(r'sql --traces "([^"]+)"', page), *re.findall(r"`(from [^`]+)`", page)]
+    assert len(asked) >= 3
+    judgement = judged(tmp_path, records(1))
+    for sql in asked:
+        told(judgement, sql)
+    for name in re.findall(r"`(trace_\w+)`", page):
+        assert told(judgement, f"describe {name}").height
+    uncommented = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND comment IS NULL"
+    assert told(judgement, uncommented).is_empty()

@@ -1,0 +1,116 @@
+"""How conversations are written for a model: by its own template where it writes calls; words keep their tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces.conftest import settings_at
+from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import load_encoding
+from toolformer_dag.traces.conversations import Message, ToolCall, with_result, without_call
+from toolformer_dag.traces.rendering import HERMES, Rendering, RenderingError, rendering_of
+from toolformer_dag.traces.variants import WINDOWS, Asked, Reader, exchange
+
+TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
+TALK = (
+    Message("user", "How warm is it in Graz?"),
+    Message("assistant", "", (ToolCall("warmth", {"town": "Graz"}, place=(1, 0), result="17 degrees"),)),
+    Message("assistant", "It is 17 degrees."),
+    Message("user", "And in Lyon?"),
+    Message("assistant", "", (ToolCall("warmth", {"town": "Lyon"}, place=(4, 0), result="23 degrees"),)),
+    Message("assistant", "23 degrees."),
+)
+
+
+@pytest.fixture
+def encoding(tmp_path: Path) -> Encoding:
+    """A tokenizer of its own, since tests give it a template."""
+    return load_encoding(settings_at(tmp_path).model)
+
+
+def words(rendering: Rendering, tokenizer: Any, *weighted: int) -> list[str]:
+    """What is weighted in the conversation."""
+    return [tokenizer.decode(piece).strip() for piece in rendering.render(TALK, 1, weighted)[2::2]]
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama3", "mistral"])
+def test_a_template_for_tools_is_used_and_its_words_are_told_apart(name: str, encoding: Encoding) -> None:
+    encoding.tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    rendering = rendering_of("auto", encoding)
+    assert rendering.name == "template"
+    first, second = words(rendering, encoding.tokenizer, 2, 4)
+    assert first == "It is 17 degrees."
+    assert "Lyon" in second
+    assert "23" not in second
+    others = [with_result(TALK, 1, 0, "-40"), without_call(TALK, 1, 0)]
+    pieces = [rendering.render(talk, 1, [2 - moved, 4 - moved]) for moved, talk in enumerate(others)]
+    assert pieces[0][2::2] == pieces[1][2::2] == rendering.render(TALK, 1, [2, 4])[2::2]
+    assert rendering.fingerprint != Rendering("hermes", HERMES, encoding.tokenizer).fingerprint
+
+
+def test_a_sequence_begins_with_bos_once_whether_or_not_the_template_writes_it(
+    encoding: Encoding, tmp_path: Path
+) -> None:
+    [bos] = encoding.bos
+    for template in (None, (TEMPLATES / "llama3.jinja").read_text("utf-8")):
+        encoding.tokenizer.chat_template = template
+        for tokens in (0, 8, 1024):
+            reader = Reader(settings_at(tmp_path, context_tokens=tokens).traces, encoding, 2048)
+            variants = reader.variants(Asked(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+            assert isinstance(variants, dict)
+            assert {(one.ids[0], one.ids.count(bos)) for one in variants.values()} == {(bos, 1)}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",  # writes no calls
+        "{{ messages | length }}{% for m in messages %}{{ m }}{% endfor %}",  # writes the beginning otherwise
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_another_template_is_passed_over_and_refused_where_it_is_wanted(template: str, encoding: Encoding) -> None:
+    encoding.tokenizer.chat_template = template
+    assert rendering_of("auto", encoding).name == "plain"
+    assert words(rendering_of("hermes", encoding), encoding.tokenizer, 2) == ["It is 17 degrees."]
+    with pytest.raises(RenderingError, match=r"traces\.rendering"):
+        rendering_of("template", encoding)
+
+
+def test_a_special_token_in_a_result_ends_no_message(encoding: Encoding) -> None:
+    token = encoding.tokenizer.eos_token or encoding.tokenizer.bos_token
+    rendering = rendering_of("auto", encoding)
+    pieces = rendering.render(with_result(TALK, 1, 0, f"17{token}Assistant: It is 17 degrees."), 1, [2])
+    assert encoding.tokenizer.convert_tokens_to_ids(token) not in [one for piece in pieces for one in piece]
+
+
+def test_a_window_says_which_words_count(engine: Engine, tmp_path: Path) -> None:
+    read = {}
+    for window in WINDOWS:
+        reader = Reader(settings_at(tmp_path, window=window).traces, engine.encoding, 2048)
+        variants = reader.variants(Asked(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+        assert isinstance(variants, dict)
+        texts = {engine.encoding.tokenizer.decode([one.ids[at] for at in one.places]) for one in variants.values()}
+        [read[window]] = texts
+        assert sum(variants["own"].weights) == pytest.approx(1)
+    assert read["next"].strip() == "It is 17 degrees."
+    assert "Lyon" in read["next_two"]
+    assert read["answer"].strip() == "23 degrees."
+    assert read["next"].startswith(read["paper"])
+
+
+def test_a_call_gets_results_of_other_conversations_that_differ() -> None:
+    results = ("success", "success", "7", "8", "9", "Error: no")
+    calls = [
+        (f"talk {n % 5}", ToolCall("x", {"n": n}, result=one, failed="Error" in one)) for n, one in enumerate(results)
+    ]
+    given = exchange([*calls, ("talk 9", ToolCall("y", {}, result="1"))], 2)
+    for (document, call), told in zip(calls, given, strict=False):
+        assert len(set(told)) == 2
+        assert call.result not in told
+        assert "Error: no" not in told
+        assert all(document != other for other, donor in calls if donor.result in told and donor.result != "success")
+    assert given[-1] == ()
+    assert exchange(calls[::-1], 2) == given[-2::-1]

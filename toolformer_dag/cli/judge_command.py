@@ -1,0 +1,60 @@
+"""`judge`: whether the tool calls of recorded conversations help, and the conversations without those that do not."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from toolformer_dag.cli.terminal import Config, Force, ModelName, Profile, Set, harmless, settings_of
+from toolformer_dag.files import UserError
+from toolformer_dag.traces import Dropped
+
+
+def judge(
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files, folders or data sets of the hub with conversations; default: `traces.source`."),
+    ] = None,
+    model: ModelName = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the conversations in the form they came in.")] = None,
+    drop: Annotated[Dropped, typer.Option(help="What is left out of --out where a call does not help.")] = "nothing",
+    share: Annotated[
+        float | None, typer.Option(help="Share of swapped results that may pass for help; default: `traces.share`.")
+    ] = None,
+    force: Force = False,
+    config: Config = None,
+    profile: Profile = None,
+    set: Set = None,
+) -> None:
+    """Say of every recorded tool call whether the answer rests on its result: `sql --traces "from trace_calls"`.
+
+    No tool is run. Losses are stored in the lake, and a second `judge` computes none of them.
+
+    Example: toolformer-dag judge traces.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --set model.dtype=bfloat16;
+    toolformer-dag judge traces --out cleaned --drop calls --share 0.01
+    """
+    given = {"model.name": model, "traces.share": share}
+    pairs = [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings = settings_of(config, profile, [*(set or ()), *pairs])
+    from toolformer_dag.traces.cleaned import write_cleaned
+    from toolformer_dag.traces.judgement import judge_traces, told, traces_database
+
+    sources = source or list(settings.traces.source)
+    if not sources:
+        raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
+    if settings.model.name == "embedded":
+        typer.echo("the embedded model knows the made world of the demo; name another judge with --model", err=True)
+    judgement = judge_traces(settings, sources, traces_database(settings), _show)
+    for name, lines in (write_cleaned(judgement, out, drop, force) if out else {}).items():
+        typer.echo(f"{out}/{name}: {lines:,} lines", err=True)
+    computed, reused = (judgement.losses.get(key, 0) for key in ("computed", "reused"))
+    typer.echo(
+        f"{len(judgement.conversations):,} conversations, {judgement.rejected:,} rejections; {computed:,} losses "
+        f"computed with {judgement.tokens:,} tokens, {reused:,} reused; {judgement.database}",
+        err=True,
+    )
+    typer.echo(harmless(told(judgement)))
+
+
+def _show(done: int, of: int) -> None:
+    typer.echo(f"\r{done:,} of {of:,} calls", nl=done == of, err=True)

@@ -1,0 +1,47 @@
+"""Declare the table of recorded conversations whose calls are judged."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted, rooted
+
+
+class TraceSettings(SettingsTable):
+    """Say which recorded conversations are judged, what a judge reads of them, and what counts as help."""
+
+    source: Unfingerprinted[tuple[str, ...]] = Field(
+        (),
+        description="Files, folders or data sets of the hub with conversations, which `judge` reads where it is given "
+        "none; where there are some, `traces/judged` is an asset.",
+    )
+    rendering: Literal["auto", "template", "hermes", "plain"] = Field(
+        "auto",
+        description="How a conversation is written for the judge: by the model's own chat template, as ChatML with "
+        "Hermes' marks, or as plain lines; `auto` takes the first of these that fits the model.",
+    )
+    window: Literal["next_two", "next", "answer", "paper"] = Field(
+        "next_two",
+        description="Which words tell whether a result helped. `next_two`: the next two messages of the assistant with "
+        "the arguments of their calls, up to 100 tokens that weigh alike; `next`: one message; `answer`: its last "
+        "message; `paper`: five tokens with falling weights.",
+    )
+    swaps: int = Field(
+        2, ge=2, le=100, description="Results of other conversations that a call is held against, one at a time."
+    )
+    result_tokens: int = Field(200, ge=8, description="Tokens of a result that the judge reads; the rest is cut.")
+    context_tokens: int = Field(
+        1024, ge=0, description="Tokens before the message with the call that the judge reads, the last ones."
+    )
+    share: Unfingerprinted[float] = Field(
+        0.05,
+        gt=0,
+        lt=1,
+        description="Share of swapped results that may pass for help: it sets the threshold of the gain.",
+    )
+
+    def under(self, root: Path) -> Self:
+        """Return the table with the absolute paths of its files and folders; anything else is a data set of the hub."""
+        found = ((one, rooted(one, root)) for one in self.source)
+        return self.model_copy(update={"source": tuple(path if Path(path).exists() else one for one, path in found)})

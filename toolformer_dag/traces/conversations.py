@@ -1,0 +1,327 @@
+"""Read recorded conversations with tool calls, in the forms that people store, and drop calls from them again.
+
+Forms: OpenAI's messages (`tool_calls`, `tool_call_id`), Hermes' and ShareGPT's (`<tool_call>`, `<tool_response>`), ATIF
+(`steps`), and prompt with completion as `verifiers` and TRL have them. A call is dropped from a record by the place
+that it was read at, so whatever else the record holds stays as it is.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from toolformer_dag.files import UserError
+
+Record = Mapping[str, Any]
+Place = tuple[int, int]
+"""Number of a raw message, and of the call or result in it."""
+
+
+class UnknownForm(UserError):
+    """A record that is no conversation in a known form; the message names the fields that were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A recorded call; `result`: what the tool answered, None where no answer is recorded.
+
+    `failed`: the answer says that the call failed. `id`: the record's own, if it has one. `place`, `answered`: where
+    the record has the call and its result.
+    """
+
+    tool: str
+    arguments: Any
+    id: str | None = None
+    place: Place = (0, 0)
+    result: str | None = None
+    failed: bool = False
+    answered: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`role`: system, user, assistant, or another one as it was recorded; results stand with their `calls`."""
+
+    role: str
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+Fault = tuple[str, str]
+"""Why something of a record could not be used as it was recorded, and a detail."""
+LISTS = (
+    ("steps",),
+    ("messages",),
+    ("conversations",),
+    ("conversation",),
+    ("trajectory",),
+    ("traj",),
+    ("prompt", "completion"),
+)
+"""The keys under which a record has its messages, in the order in which they are looked for."""
+REMEDY = "write OpenAI's messages, Hermes' or ShareGPT's conversations, ATIF's steps, or prompt and completion"
+ROLES = {
+    **dict.fromkeys(("human",), "user"),
+    **dict.fromkeys(("gpt", "model", "agent"), "assistant"),
+    **dict.fromkeys(("developer",), "system"),
+    **dict.fromkeys(("observation", "ipython", "function"), "tool"),
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+}
+SPEAKERS, CONTENTS, IDS = (
+    ("role", "from", "source"),
+    ("content", "value", "message"),
+    ("tool_call_id", "source_call_id"),
+)
+"""The fields of a message, by any of the names that they have."""
+CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
+FAILURE = re.compile(r"\W*(?:\w*error|\w*exception|traceback|failed|failure)\b", re.IGNORECASE)
+FAILURE_KEYS = ("error", "exception", "isError", "is_error")
+BLOCKS = {"tool_use", "tool_result", "function_call", "function_call_output"}
+"""Parts of contents that hold calls in forms that are not read: they would be lost silently."""
+
+
+def read_conversation(record: object) -> tuple[tuple[Message, ...], list[Fault]]:
+    """Return the messages of a record with the calls and results in them, and its faults. Raises UnknownForm.
+
+    Faults: no_message, unknown_role (read as context), unreadable_call (stays in the text), result_without_call,
+    late_result and result_before_call (read in their places).
+    """
+    raw = [one for _, listed in _lists(record) for one in listed]
+    messages, faults, answers = list[Message](), list[Fault](), list[tuple[Record, str, Place, int]]()
+    for number, one in enumerate(raw):
+        if not isinstance(one, Mapping):
+            faults.append(("no_message", f"message {number} is a {type(one).__name__}"))
+            continue
+        role, text, results = _said(one)
+        is_answer = role in ("tool", "user") and bool(results)  # of a tool there is one always
+        behind = len(messages) + (not is_answer)
+        answers += [(*result, (number, index), behind) for index, result in enumerate(results)]
+        if role not in ROLES:
+            faults.append(("unknown_role", f"message {number} is of {role!r}"))
+        if role == "assistant":
+            messages.append(_assistant(one, text, number, faults))
+        elif not is_answer:
+            messages.append(Message(role, text))
+    return tuple(_answered(messages, answers, faults)), faults
+
+
+def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> Message:
+    """Return a message with its calls; a call that cannot be read stays in the text."""
+    asked = [*_listed_calls(one), *CALL.findall(text)]
+    read = [_call(raw, (number, index)) for index, raw in enumerate(asked)]
+    unread = [f"message {number}: {str(raw)[:80]}" for raw, call in zip(asked, read, strict=True) if call is None]
+    faults += [("unreadable_call", detail) for detail in unread]
+    rest = CALL.sub(lambda found: "" if _call(found[1], (0, 0)) else found[0], text)
+    return Message("assistant", rest.strip() if rest != text else text, tuple(filter(None, read)))
+
+
+def _lists(record: object) -> list[tuple[str, list[Any]]]:
+    """Return the lists of messages by key. Raises UnknownForm."""
+    fitting = (keys for keys in LISTS if all(isinstance(_first(record, (key,)), list | str) for key in keys))
+    lists = [(key, _listed(_first(record, (key,)), key)) for key in next(fitting, ())]
+    if not lists:
+        raise UnknownForm(f"no conversation; the fields are {_named(record)}; {REMEDY}")
+    for one in (one for _, raw in lists for one in raw if isinstance(one, Mapping)):
+        _refuse(one)
+    return lists
+
+
+def _refuse(one: Record) -> None:
+    """Raise UnknownForm for a message that nobody says, or whose calls stand in blocks of its content."""
+    parts = one.get("content")
+    blocks = BLOCKS.intersection(str(_first(part, ("type",))) for part in parts) if isinstance(parts, list) else ()
+    if blocks or not one.keys() & set(SPEAKERS):
+        what = f"content blocks {', '.join(blocks)}" if blocks else "no role"
+        raise UnknownForm(f"a message has {what}; its fields are {_named(one)}; {REMEDY}")
+
+
+def _named(record: object) -> str:
+    return ", ".join(sorted(map(str, record))[:20]) if isinstance(record, Mapping) else f"a {type(record).__name__}"
+
+
+def _listed(value: list[Any] | str, key: str) -> list[Any]:
+    """Return a list of messages; text in its place is one message, or a list in JSON."""
+    read = value if isinstance(value, list) else _parsed(value)
+    role = "assistant" if key == "completion" else "user"
+    return read if isinstance(read, list) else [{"role": role, "content": value}]
+
+
+def _first(one: Any, keys: Sequence[str]) -> Any:
+    found = one if isinstance(one, Mapping) else {}
+    return next((found[key] for key in keys if found.get(key) is not None), None)
+
+
+def _said(one: Record) -> tuple[str, str, list[tuple[Record, str]]]:
+    """Return role, text and results of a raw message; a result with the fields that stand beside it."""
+    said = str(_first(one, SPEAKERS))
+    role, text = ROLES.get(said, said), _text(_first(one, CONTENTS))
+    results = [(result, _text(_first(result, CONTENTS))) for result in _seen(one)]
+    tagged = RESULT.findall(text) if role in ("tool", "user") and not RESULT.sub("", text).strip() else []
+    if tagged or (role == "tool" and not results):
+        results = [(one, content) for content in tagged or [text]]
+    return role, text, results
+
+
+def _seen(one: Record) -> list[Any]:
+    """Return the results that a step of ATIF has."""
+    results = _first(one.get("observation"), ("results",))
+    return results if isinstance(results, list) else []
+
+
+def _listed_calls(one: Record) -> list[Any]:
+    listed = one.get("tool_calls") or one.get("function_call") or []
+    return listed if isinstance(listed, list) else [listed]
+
+
+def _call(raw: Any, place: Place) -> ToolCall | None:
+    raw = _parsed(raw) if isinstance(raw, str) else raw
+    asked = _first(raw, ("function",)) or raw
+    name, given = _first(asked, ("name", "function_name")), _first(asked, ("arguments", "parameters", "args")) or {}
+    read = _parsed(given) if isinstance(given, str) else given
+    arguments = read if isinstance(read, Mapping) else {"input": given}
+    return ToolCall(name, arguments, _first(raw, ("id", *IDS)), place) if isinstance(name, str) else None
+
+
+def _parsed(text: str) -> Any:
+    """Read JSON, or a literal of Python as Hermes' first sets have them; None for neither."""
+    readers: tuple[Callable[[str], Any], ...] = (json.loads, ast.literal_eval)
+    for read in readers if text.lstrip()[:1] in ("{", "[") else ():
+        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            found = read(text)
+            json.dumps(found, ensure_ascii=False).encode()  # no half of a character, nothing that JSON has no place for
+            return found
+    return None
+
+
+def _text(content: Any) -> str:
+    """Return a content as text; of parts, those that are no text are named."""
+    if isinstance(content, list):
+        parts = (part if isinstance(part, Mapping) else {"text": str(part)} for part in content)
+        return "".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
+
+
+def says_failure(result: str, beside: Record) -> bool:
+    """Return whether a result says that its call failed: by its first words, by a field of its JSON, or beside it."""
+    read = _parsed(result) if result.lstrip().startswith("{") else None
+    told = [one for one in (beside, read) if isinstance(one, Mapping)]
+    named = any(one.get(key) for one in told for key in FAILURE_KEYS)
+    named = named or any(one.get("status") in ("error", "failed") for one in told)
+    return named or (read is None and FAILURE.match(result[:200]) is not None)
+
+
+def _answered(
+    messages: Sequence[Message], answers: Sequence[tuple[Record, str, Place, int]], faults: list[Fault]
+) -> list[Message]:
+    """Give each result to its call: by id, else to the first that waits in the nearest message before it."""
+    waiting = [(call.id, at, index) for at, one in enumerate(messages) for index, call in enumerate(one.calls)]
+    answered = list(messages)
+    for beside, content, place, behind in answers:
+        of = _first(beside, IDS)
+        fitting = [one for one in waiting if of in (None, one[0]) or one[0] is None]
+        if not fitting:
+            faults.append(("result_without_call", content[:80]))
+            continue
+        _, number, index = chosen = max(fitting, key=partial(_nearness, of, behind))
+        waiting.remove(chosen)
+        if number != behind - 1:
+            faults.append(("late_result" if number < behind else "result_before_call", content[:80]))
+        failed = says_failure(content, beside)
+        found = replace(answered[number].calls[index], result=content, failed=failed, answered=place)
+        answered[number] = _with_call(answered[number], index, found)
+    return answered
+
+
+def _nearness(of: Any, behind: int, call: tuple[Any, int, int]) -> tuple[bool, bool, int, int]:
+    id, at, index = call
+    return at < behind, id == of, -abs(at - behind), -index
+
+
+def _with_call(message: Message, index: int, call: ToolCall) -> Message:
+    return replace(message, calls=(*message.calls[:index], call, *message.calls[index + 1 :]))
+
+
+def without_call(messages: Sequence[Message], at: int, index: int) -> tuple[Message, ...]:
+    """Return the conversation in which a call was never made: a message that is left empty goes too."""
+    rest = messages[at].calls[:index] + messages[at].calls[index + 1 :]
+    kept = (replace(messages[at], calls=rest),) if rest or messages[at].content.strip() else ()
+    return (*messages[:at], *kept, *messages[at + 1 :])
+
+
+def with_result(messages: Sequence[Message], at: int, index: int, result: str) -> tuple[Message, ...]:
+    """Return the conversation in which a call had another result."""
+    changed = replace(messages[at].calls[index], result=result)
+    return (*messages[:at], _with_call(messages[at], index, changed), *messages[at + 1 :])
+
+
+def to_openai(messages: Sequence[Message]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield messages in OpenAI's form, each with the number of the one that it was in; results follow their calls.
+
+    Ids tell the places of calls, in nine letters and digits as Mistral's templates take them, so that they stay when
+    another call goes; arguments are objects.
+    """
+    for number, message in enumerate(messages):
+        named = [(f"c{call.place[0]:05}{call.place[1]:03}", call) for call in message.calls]
+        asked = [
+            {"id": name, "type": "function", "function": {"name": call.tool, "arguments": call.arguments}}
+            for name, call in named
+        ]
+        one = {"role": message.role, "content": message.content}
+        yield number, {**one, "tool_calls": asked} if asked else one
+        for name, call in named:
+            if call.result is not None:
+                yield number, {"role": "tool", "tool_call_id": name, "name": call.tool, "content": call.result}
+
+
+def drop(record: Record, calls: Collection[ToolCall]) -> dict[str, Any]:
+    """Return a record without these of its calls and their results, in the form that it has."""
+    gone, answers = {call.place for call in calls}, {call.answered for call in calls if call.answered}
+    changed, first = dict(record), 0
+    for key, raw in _lists(record):
+        numbered = enumerate(raw, first)
+        kept = [
+            left for number, one in numbered for left in _left(one, _within(gone, number), _within(answers, number))
+        ]
+        if kept != raw:
+            changed[key] = json.dumps(kept, ensure_ascii=False) if isinstance(record[key], str) else kept
+        first += len(raw)
+    return changed
+
+
+def _within(places: Collection[Place], message: int) -> set[int]:
+    return {index for number, index in places if number == message}
+
+
+def _left(one: Any, calls: Collection[int], results: Collection[int]) -> list[Any]:
+    """Return what is left of a raw message, or nothing."""
+    if not {*calls, *results}:
+        return [one]
+    said = _text(_first(one, CONTENTS))
+    text, listed, seen = _words_left(one, said, calls, results), _listed_calls(one), _seen(one)
+    parts = {"tool_calls": _others(listed, calls), "observation": _others(seen, results)}
+    left = {name: value for name, value in one.items() if name not in (*parts, "function_call")}
+    left |= {name: text for name in CONTENTS if name in one and text != said}
+    left |= {"tool_calls": parts["tool_calls"]} if parts["tool_calls"] else {}
+    left |= {"observation": {**one["observation"], "results": parts["observation"]}} if parts["observation"] else {}
+    return [left] if any((text, *parts.values())) else []
+
+
+def _words_left(one: Record, said: str, calls: Collection[int], results: Collection[int]) -> str:
+    text = _without(CALL, said, {index - len(_listed_calls(one)) for index in calls})
+    if not results or _seen(one):
+        return text
+    return _without(RESULT, text, results) if RESULT.search(text) else ""
+
+
+def _others(items: Sequence[Any], gone: Collection[int]) -> list[Any]:
+    return [item for index, item in enumerate(items) if index not in gone]
+
+
+def _without(pattern: re.Pattern[str], text: str, gone: Collection[int]) -> str:
+    numbers = iter(range(len(text)))
+    return pattern.sub(lambda found: "" if next(numbers) in gone else found[0], text).strip() if gone else text
