@@ -245,7 +245,7 @@ def _new_engine(language_model: LanguageModel, options: argparse.Namespace) -> E
 
 
 class Sequences:
-    """Notes what vLLM runs for a backend: prompts, tokens written behind them, whether the prefix cache is read."""
+    """Notes what vLLM runs for a backend: prompts, tokens written after them, whether the prefix cache is read."""
 
     def __init__(self, backend: Any) -> None:
         self.found: list[tuple[list[int], list[int], bool]] = []

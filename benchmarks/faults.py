@@ -337,7 +337,7 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
         chosen = {kind: draw.choice(files) for kind, files in kinds.items()}
         tables = {file.parents[2].parts[-2:] for file in chosen.values()}
         if chosen["manifests"].with_suffix("").parts[-2:] in tables or len({*chosen.values()}) < len(chosen):
-            continue  # behind a damaged manifest nothing is known
+            continue  # after a damaged manifest nothing is known
         contents = {file: file.read_bytes() for file in chosen.values()}
         for place, file in enumerate(contents):
             (flip, rot)[(place + tried.total() // len(KINDS)) % 2](file, draw)

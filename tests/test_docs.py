@@ -59,7 +59,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 def command_of(arguments: list[str]) -> tuple[Any, list[str]]:
-    """Return the command that is meant, and the arguments behind its name. Raises KeyError."""
+    """Return the command that is meant, and the arguments after its name. Raises KeyError."""
     command: Any = typer.main.get_command(app)
     rest = list(arguments)
     while rest and hasattr(command, "commands"):

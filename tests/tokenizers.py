@@ -16,7 +16,7 @@ def byte_level(
 ) -> PreTrainedTokenizerFast:
     """Return a tokenizer in which any text has tokens.
 
-    `alone`: characters that are merged with no other. `control`: special tokens behind `end`, as SmolLM2 has them.
+    `alone`: characters that are merged with no other. `control`: special tokens after `end`, as SmolLM2 has them.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

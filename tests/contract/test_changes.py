@@ -24,7 +24,7 @@ ALL = {"training/augmented_corpus", "warehouse/toolformer_duckdb", "warehouse/da
 CALCULATOR = {f"calculator/{stage}" for stage in STAGES}
 SUMS = {f"sums/{stage}" for stage in STAGES}
 TEXTS = {"ccnet/raw_shards", "ccnet/heldout_texts"}
-EVERYTHING = CALCULATOR | SUMS | ALL | TEXTS
+EVERYTHING = CALCULATOR | SUMS | ALL | TEXTS | {"ccnet/screened_documents", "ccnet/removed_documents"}
 Edit = Callable[[World], None]
 
 

@@ -113,6 +113,6 @@ def test_the_trace_has_the_chance_of_a_call_at_every_position(kind: str) -> None
         assert first.rank == rank
         assert first.probability == pytest.approx(math.exp(rows.log_probability(0, start)), rel=1e-4)
         places = sum(chance.text == " [" for chance in generation.chances)
-        # one after another: text goes on behind a result, and other tools are called in the place of one without
+        # one after another: text goes on after a result, and other tools are called in the place of one without
         answered = sum(call.result is not None for call in generation.calls[:-1])
         assert places == bool(generation.calls) + answered

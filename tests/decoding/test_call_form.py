@@ -160,7 +160,7 @@ def test_every_call_with_named_arguments_that_ends_validates(kind: str) -> None:
 
 
 class Note(BaseModel):
-    """A digit, behind which the call may end, and a string that random models do not close."""
+    """A digit, after which the call may end, and a string that random models do not close."""
 
     model_config = ConfigDict(extra="forbid")
 

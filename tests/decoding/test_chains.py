@@ -1,4 +1,4 @@
-"""Calls behind calls in decoding: as many as the depth allows, and none twice."""
+"""Calls after calls in decoding: as many as the depth allows, and none twice."""
 
 from collections.abc import Mapping
 

@@ -22,7 +22,7 @@ from toolformer_dag.training.finetune import finetune
 
 
 def learned(behind_bos: bool) -> LanguageModel:
-    """Make a model that knows one text, which it has read behind BOS or without; its tokenizer adds none."""
+    """Make a model that knows one text, which it has read after BOS or without; its tokenizer adds none."""
     torch.manual_seed(1)
     tokenizer = byte_level([*CORPUS, ORDINARY_TEXT], 400)
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)

@@ -37,7 +37,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """A model that knows one text behind BOS, in a file whose tokenizer adds none."""
+    """A model that knows one text after BOS, in a file whose tokenizer adds none."""
     from tests.environments.gguf_writer import write
 
     folder = tmp_path_factory.mktemp("gguf")

@@ -156,7 +156,7 @@ def test_a_sample_ends_with_the_marker_and_is_read_in_the_paper_s_form(
     [sampled] = (ids[start:] for ids in encoding.calls([" [QA(who is it?)]"]))
     assert encoding.body(sampled) == "QA(who is it?)" and encoding.has_ended(sampled)
     assert encoding.may_end(np.array(sampled))[-1] and not encoding.has_ended(sampled[:-1])
-    if special or kind != "prepended":  # which puts a space behind every token that was added, in any text
+    if special or kind != "prepended":  # which puts a space after every token that was added, in any text
         [named] = (ids[start:] for ids in encoding.calls([f' [W(city="{markers.end}", at="->")]']))
         assert encoding.body(named) == f'W(city="{markers.end}", at="->")'
     [answered] = (ids[start:] for ids in encoding.calls([" [QA(1) -> 2]"]))

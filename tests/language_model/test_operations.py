@@ -78,7 +78,7 @@ def operations(work: Callable[[], object]) -> Counter[str]:
 
 
 def samples(backbone: Backbone) -> CachedBranches:
-    """Branches of three texts in disorder, behind a common head."""
+    """Branches of three texts in disorder, after a common head."""
     texts = CachedHead(backbone, range(1, 30)).texts(slots=3, width=9)
     texts.features([0, 1, 2], [range(1, 10), range(1, 8), range(1, 9)], 0)
     branches = texts.branches(capacity=6, room=8)

@@ -174,7 +174,7 @@ def test_numbers_that_overflow_stay_with_their_text_and_sample(
     budget: int,
     value: float,
 ) -> None:
-    """Samples go on behind what overflows, in rows that others take over; the naive ones end there."""
+    """Samples go on after what overflows, in rows that others take over; the naive ones end there."""
     ours, theirs = dict[int, NDArray[np.float32]](), dict[int, NDArray[np.float32]]()
     own = EndTokens(tuple(ends))
     of_naive = EndTokens((*ends, *OVERFLOWS, NOT_FINITE))

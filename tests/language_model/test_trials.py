@@ -37,7 +37,7 @@ def chaotic(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[int], dtype: to
     with torch.no_grad():
         for table in (model.transformer.wte.weight, model.transformer.wpe.weight):
             table[:, :2] = 0
-        model.transformer.wte.weight[sorted(tokens), :2] = torch.tensor([huge, -huge])  # 4 and -4 behind the norm
+        model.transformer.wte.weight[sorted(tokens), :2] = torch.tensor([huge, -huge])  # 4 and -4 after the norm
         first.c_attn.weight[:, 64] = torch.tensor([0.5, -0.5, *[0.0] * 30])
         first.c_proj.weight[0] = torch.tensor([-huge / 4, huge / 4, *[0.0] * 30])
     return wrap_language_model("chaotic", model.to(dtype), tokenizer)

@@ -55,7 +55,7 @@ def _prepared(made: TableOutput) -> list[str]:
     """Return the assets of what the tools that a table calls make before their first call."""
     if made.stage.pool != "tools":
         return []
-    called = (made.lane,) if made.stage.name == "tool_results" else made.lane.behind.values()
+    called = (made.lane,) if made.stage.name == "tool_results" else made.lane.chainable.values()
     return [f"{lane.tool.key}/prepared_tool" for lane in called if prepares(lane.tool)]
 
 

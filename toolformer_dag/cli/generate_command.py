@@ -317,7 +317,7 @@ class _LiveText:
         self._call = ""
 
     def print(self, text: str, style: str | None = None) -> None:
-        """Print a piece of the text, behind the text that was given."""
+        """Print a piece of the text, after the text that was given."""
         self._console.print(harmless(self._waiting), end="")
         self._waiting = ""
         self._console.print(harmless(text), style=style, end="")

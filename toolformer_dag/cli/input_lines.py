@@ -46,7 +46,7 @@ class BadLines:
         self.found = True
 
     def left_out(self, lines: Iterable[bytes], parse: Callable[[bytes], Parsed]) -> Iterator[list[tuple[int, Parsed]]]:
-        """Yield the good lines of up to BATCH at a time, parsed and behind their numbers; blank lines count too.
+        """Yield the good lines of up to BATCH at a time, parsed and after their numbers; blank lines count too.
 
         `parse`: raises UserError for a line that cannot be used.
         """

@@ -139,7 +139,7 @@ def completed(
 ) -> "RunReport":
     """Run a project with its progress on the standard error, and say what was found damaged, chosen and kept.
 
-    `again`: shards that are made anew; `told`: what to print behind a step that has ended.
+    `again`: shards that are made anew; `told`: what to print after a step that has ended.
     """
     from toolformer_dag.cli.run_display import shown
     from toolformer_dag.computing.spending import Spent

@@ -58,7 +58,7 @@ class _Progress:
 def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
     """Yield what shows the progress of runs inside the block on the standard error.
 
-    `told`: what to print behind a step that has ended.
+    `told`: what to print after a step that has ended.
     """
     with ExitStack() as stack:
         if not sys.stderr.isatty():

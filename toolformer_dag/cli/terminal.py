@@ -16,7 +16,7 @@ from toolformer_dag.settings.settings_file import load_settings, settings_file
 
 
 def path(text: str) -> Path:
-    """Read a path of the command line: shells leave `~` behind a `=` and in quotes. Raises SettingsError."""
+    """Read a path of the command line: shells leave `~` after a `=` and in quotes. Raises SettingsError."""
     return expanded(Path(text))
 
 

@@ -49,7 +49,7 @@ class Lane:
     of these, by its name in tables; `rule`: a pattern in place of the tool's own rule; `served`: the model
     that proposes is asked at an OpenAI-compatible server.
     `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
-    whose tools may be called behind this one's; `chain_prompt`: the prompt for calls behind others. `score`: what tau_f
+    whose tools may be called after this one's; `chain_prompt`: the prompt for calls after others. `score`: what tau_f
     is held against, in SQL. `suffix`: what its key ends with, where another project has lanes of the same tools.
     """
 
@@ -92,8 +92,8 @@ class Lane:
         return {} if self.score == PAPER else {self.key: self.score}
 
     @property
-    def behind(self) -> dict[str, "Lane"]:
-        """The lanes whose tools a chain may call behind its first call, by the tool's name in the text."""
+    def chainable(self) -> dict[str, "Lane"]:
+        """The lanes whose tools a chain may call after its first call, by the tool's name in the text."""
         return {lane.tool.name: lane for lane in (self, *self.then)}
 
     def propose(self, text: str, context: str) -> list[Proposed]:

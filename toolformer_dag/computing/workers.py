@@ -236,7 +236,7 @@ class Workers:
         except self._crew.deaths as died:
             try:
                 self._died(place, given, died)
-            except WorkerError as failed:  # told behind the answers of the same round
+            except WorkerError as failed:  # told after the answers of the same round
                 yield given.number, failed
             return
         self._idle.append(place)

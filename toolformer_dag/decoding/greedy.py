@@ -126,11 +126,11 @@ def generate(
 ) -> list[Generation]:
     """Decode each prompt greedily, with calls to tools; return a Generation each (paper, section 4.2).
 
-    - A call starts where ` [` is among the k most likely next tokens, but neither behind the last of the calls that
+    - A call starts where ` [` is among the k most likely next tokens, but neither after the last of the calls that
       the rules allow nor where p is below every tool's `min_probability`. Calls have text between them, but for up to
-      `depth` that stand behind each other: behind a call the next one starts where ` [` is the likeliest token.
+      `depth` that follow each other: after a call the next one starts where ` [` is the likeliest token.
     - A call that stands in the text with its result is not repeated: the text goes on without it.
-    - Where p of ` [` is below a tool's `min_probability`, a call to it ends behind its name, and the text goes on
+    - Where p of ` [` is below a tool's `min_probability`, a call to it ends after its name, and the text goes on
       without it.
     - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
       is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
@@ -142,7 +142,7 @@ def generate(
     - Where tools are offered (`offer`), only those that the text before a place fits best may be called there, and none
       where it shares no word with any.
     - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
-    - Behind a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
+    - After a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
     `contexts` are ISO dates for the calendar. `backend` runs the model; by default its own (`backend_of`).
     """

@@ -15,13 +15,13 @@ BEGUN = re.compile(rf"{OPENING.pattern}[^\s()\[\]]*$")
 
 @cache
 def look_alike(names: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern for one of `names` with `(` behind opening brackets; nothing matches for no names."""
+    """Return a pattern for one of `names` with `(` after opening brackets; nothing matches for no names."""
     listed = "|".join(map(re.escape, sorted(names)))
     return re.compile(rf"{OPENING.pattern}(?:{listed})\(" if names else r"(?!)")
 
 
 def closes_nothing(before: str, text: str) -> bool:
-    """Return whether `text` behind `before` has a closing bracket of a kind of which none is open."""
+    """Return whether `text` after `before` has a closing bracket of a kind of which none is open."""
     still_open = Counter[str]()
     for at, sign in enumerate(before + text):
         opening = OPENED_BY.get(sign)

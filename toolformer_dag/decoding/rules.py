@@ -20,17 +20,17 @@ class DecodingRules:
     """Rules for all texts of a model; `replace` changes some of them.
 
     - `tools`: by their names in the text, which are the keys of `limits` and `min_probability` too. None of these names
-      is written behind other brackets.
+      is written after other brackets.
     - `max_new_tokens`: the most tokens outside calls. `max_call_tokens`: the most tokens of a call up to `->`. The
       context limits both.
     - `k`: a call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 sets the
       probability of ` [` to 0.
     - `calls`: the most places with calls in an answer.
-    - `depth`: the most calls that stand behind each other at one place; behind a call `k` is 1.
+    - `depth`: the most calls that follow each other at one place; after a call `k` is 1.
     - `withheld`: the tools that may not be called.
-    - `min_probability`: where p of ` [` is below that of a tool, a call to it ends behind its name.
+    - `min_probability`: where p of ` [` is below that of a tool, a call to it ends after its name.
     - `limits`: those of the tools' calls.
-    - `offer`: which of the callable tools are offered behind a text; None where all are.
+    - `offer`: which of the callable tools are offered after a text; None where all are.
     - `one_sentence`: whether a text ends with its first sentence or line (`answer_end`).
     - `traced`: whether the chance of a call at every position is kept.
     - `stop`: words before which a text ends, wherever they stand outside calls.

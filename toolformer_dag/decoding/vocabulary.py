@@ -1,4 +1,4 @@
-"""A model's vocabulary for decoding: the texts of tokens, and what each would write behind a text."""
+"""A model's vocabulary for decoding: the texts of tokens, and what each would write after a text."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -62,7 +62,7 @@ class Vocabulary:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """The text of each token behind ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
+        """The text of each token after ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
         before = len(self._decode(self.start))
         return [self._decode([*self.start, token])[before:] for token in range(len(self._tokenizer))]
 

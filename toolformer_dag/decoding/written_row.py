@@ -72,7 +72,7 @@ class DecodingRow:
 
     @property
     def room(self) -> int:
-        """Return how many tokens the context has space for behind the prefix."""
+        """Return how many tokens the context has space for after the prefix."""
         return self.rules.language_model.context_length - len(self.prefix)
 
     @property
@@ -97,12 +97,12 @@ class DecodingRow:
 
     @property
     def at_call(self) -> bool:
-        """Return whether the place is right behind a call: there the depth limits calls, and ` [` is the likeliest."""
+        """Return whether the place is right after a call: there the depth limits calls, and ` [` is the likeliest."""
         return bool(self.behind) and not self.written
 
     @property
     def may_chain(self) -> bool:
-        """Return whether a call may start right behind those that end the prefix."""
+        """Return whether a call may start right after those that end the prefix."""
         return 0 < self.behind < self.rules.depth
 
     @property
@@ -116,7 +116,7 @@ class DecodingRow:
         return self._may_call(len(self.written))
 
     def _may_call(self, place: int) -> bool:
-        """Return whether a call may start behind so many written tokens, or later in this row."""
+        """Return whether a call may start after so many written tokens, or later in this row."""
         return (self.rules.k > 0 and self.places < self.rules.calls) or (not place and self.may_chain)
 
     @property
@@ -141,7 +141,7 @@ class DecodingRow:
         self._p_starts.setdefault(len(self.written), probability)
 
     def _callable(self, place: int) -> frozenset[str]:
-        """Return the tools that may be called behind so many written tokens."""
+        """Return the tools that may be called after so many written tokens."""
         if self.no_start and not place:
             return frozenset()
         probability, least = self._p_starts.get(place, 0.0), self.rules.min_probability
@@ -189,9 +189,9 @@ class DecodingRow:
         return replace(call, result=None, reason=REPEATED) if repeated and call.result is not None else call
 
     def after(self, call: DecodedCall) -> "DecodingRow":
-        """Return the row that goes on behind this row's `accepted` call.
+        """Return the row that goes on after this row's `accepted` call.
 
-        Where the call found nothing, the row begins a call to another tool, or the text ends where none is left; behind
+        Where the call found nothing, the row begins a call to another tool, or the text ends where none is left; after
         another call, and where the same call has its result already, the text goes on without it.
         """
         so_far, inserted = self.generation(), call_text(call)
@@ -227,7 +227,7 @@ class DecodingRow:
         return row
 
     def _following(self, prefix: list[int], before: Generation) -> "DecodingRow":
-        """Return the row that goes on behind what this one wrote outside a call."""
+        """Return the row that goes on after what this one wrote outside a call."""
         behind = self.behind if self.at_call else 0
         left = self.budget - len(self.written)
         return DecodingRow(self.rules, self.prompt, prefix, left, before, behind=behind, places=self.places)
@@ -284,7 +284,7 @@ class DecodingRow:
         - Where no call may start, the end of ` [` is barred.
         - Where `token` would complete a look-alike of a call, the row stops before its bracket. There, in the row
           `without_look_alike`, every opening bracket is barred.
-        - Behind a call, `->` and closing brackets that nothing opened are barred: a model that misses a result invents
+        - After a call, `->` and closing brackets that nothing opened are barred: a model that misses a result invents
           one.
         """
         vocabulary = self.rules.vocabulary
@@ -381,7 +381,7 @@ class DecodingRow:
         self._show()
 
     def _after_token(self) -> None:
-        """Open a call behind ` [`; end the text with its sentence or its budget."""
+        """Open a call after ` [`; end the text with its sentence or its budget."""
         start = self.rules.vocabulary.start
         if self.written[-len(start) :] == start and self._may_call(len(self.written) - len(start)):
             del self.written[-len(start) :]

@@ -45,7 +45,7 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
 
 
 COMMA = re.compile(r",\s*(?:[\]}]|\Z)")
-"""A comma behind which nothing comes."""
+"""A comma after which nothing comes."""
 HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body", "input", "target", "context"}
 ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""

@@ -63,7 +63,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return what was written behind each prompt, without the calls, up to the task's first stop string.
+        """Return what was written after each prompt, without the calls, up to the task's first stop string.
 
         A task's document may have a `context`, the ISO date for the calendar. Raises UserError for a task that samples.
         """

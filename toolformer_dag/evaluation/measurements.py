@@ -185,7 +185,7 @@ def publish(
     """Replace a table of measurements; return the version of its content. Raises WriteError.
 
     `inputs`: the fingerprints of the measured checkpoints and texts, by name. `stores`: the names of the row stores
-    behind the table, which `clean` then keeps. `left_out`: by benchmark, the number of records without a question by
+    after the table, which `clean` then keeps. `left_out`: by benchmark, the number of records without a question by
     reason.
     """
     counts = Counter({(name, reason): n for name, reasons in left_out.items() for reason, n in reasons.items()})

@@ -216,7 +216,7 @@ class ObjectStorage(Storage):
         return content, version
 
     def _keep(self, path: Path, content: bytes, version: Version) -> None:
-        """Remember a manifest, behind a line that says which it is."""
+        """Remember a manifest, after a line that says which it is."""
         self._copy(path, [json.dumps([version.e_tag, version.number]).encode(), b"\n", content])
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:

@@ -81,7 +81,7 @@ class RowStore:
     def append(self, rows: pl.DataFrame) -> None:
         """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema.
 
-        In a batch an object store gets it soon after, behind the chunks before it and before a manifest is written.
+        In a batch an object store gets it soon, after the chunks before it and before a manifest is written.
         """
         if rows.schema != self.schema:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")

@@ -73,7 +73,7 @@ QUERIES = ("SELECT", "EXPLAIN", "MULTI")
 MAGIC = b"DUCK"
 """What stands in a DuckDB file behind the checksum of its first block, eight bytes."""
 STORAGE_VERSIONS = 2**16
-"""More than DuckDB will ever have; the number behind the magic bytes would be far larger in a text."""
+"""More than DuckDB will ever have; the number after the magic bytes would be far larger in a text."""
 SETTINGS = "settings"
 """The row of `sources` that stands for SQL and columns."""
 NAMES = """

@@ -215,14 +215,14 @@ def views_sql(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _sampled(tables: Sequence[WarehouseTable]) -> str:
-    """The text of a view over all samples, those of calls behind others among them."""
+    """The text of a view over all samples, those of calls after others among them."""
     names = [one.name for one in tables if one.name.startswith(SAMPLED)]
     found = " UNION ALL ".join(f"SELECT tool, input FROM {name}" for name in names)
-    return f"CREATE VIEW sampled AS {found};COMMENT ON VIEW sampled IS 'Every sample, of calls behind others too.';"
+    return f"CREATE VIEW sampled AS {found};COMMENT ON VIEW sampled IS 'Every sample, of calls after others too.';"
 
 
 def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
-    """The text of a view over all tables of results, those of calls behind others among them."""
+    """The text of a view over all tables of results, those of calls after others among them."""
     found = _costs_asked(tables)
     return f"CREATE VIEW tool_costs AS {found};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"
 

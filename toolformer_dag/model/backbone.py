@@ -50,7 +50,7 @@ class Backbone:
             return self._last_hidden(self.body(input_ids=ids, attention_mask=mask, use_cache=False, **options))
 
     def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Compute features of tokens behind the model's own `cache`, its argument `name`; return the cache too."""
+        """Compute features of tokens after the model's own `cache`, its argument `name`; return the cache too."""
         output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
         return self._last_hidden(output), getattr(output, name)
 

@@ -29,7 +29,7 @@ class Ends(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePoint:
-    """Samples that continue the first `kept` tokens of a text, and " [", behind the head.
+    """Samples that continue the first `kept` tokens of a text, and " [", after the head.
 
     Each row of `streams` [samples, max_call_tokens] gives the uniform numbers of a sample: token t is the first whose
     cumulative probability exceeds number t.
@@ -41,9 +41,9 @@ class SamplePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenText:
-    """Tokens behind a head: x, "Output:" and x again, up to the last token that is needed.
+    """Tokens after a head: x, "Output:" and x again, up to the last token that is needed.
 
-    p_i is asked behind the first `before` + i tokens, for i < `asked`. `choose` gets p [asked] and returns the points
+    p_i is asked after the first `before` + i tokens, for i < `asked`. `choose` gets p [asked] and returns the points
     at which to sample, with at most `most_samples` samples; it may be called again when memory ran out.
     """
 
@@ -56,7 +56,7 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenQuery:
-    """log p of tokens inside a sequence: of `tokens[r]` behind `prefix` and the first `places[r]` tokens of `text`.
+    """log p of tokens inside a sequence: of `tokens[r]` after `prefix` and the first `places[r]` tokens of `text`.
 
     Prefixes that begin alike are computed once. `kind`: the field of TokenCounts that the tokens are added to.
     """
@@ -72,7 +72,7 @@ class TokenQuery:
 class TokenCounts:
     """Tokens that went through the model by kind, without padding, and the number of passes.
 
-    prompt: heads of P(x); positions: texts behind the head; samples: decoded tokens; loss_*: the three losses.
+    prompt: heads of P(x); positions: texts after the head; samples: decoded tokens; loss_*: the three losses.
     Decoding steps are not counted as passes. What greedy decoding runs is not counted.
     """
 
@@ -100,7 +100,7 @@ class CallForm:
     """The form in which a row goes on: a call, until its result.
 
     - `grammar`: llguidance's, of all that follows; where it is written whole, the token `end` alone may follow.
-    - `matcher`: its state behind what is written.
+    - `matcher`: its state after what is written.
     - `most`: how many tokens follow at most.
     """
 
@@ -128,7 +128,7 @@ class GreedyRows(Protocol):
         """Drop all other rows."""
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Run sequences and add them behind the rows; at most `greedy_rows` of the backend together."""
+        """Run sequences and add them after the rows; at most `greedy_rows` of the backend together."""
 
     def ranks(self, token: int) -> list[int]:
         """Return, by row, how many tokens are more likely than `token`."""

@@ -61,7 +61,7 @@ class Encoding:
       applied to the pieces apart. `added`: the tokens of markers that the tokenizer was given as tokens; only in calls
       do texts hold these.
     - `start`, `output` and calls stand inside a sequence. Some tokenizers (Llama-2) add a space before the first word.
-      For these, the pieces are tokenized behind `anchor`, and its tokens are cut off. `anchor` is "" for all others.
+      For these, the pieces are tokenized after `anchor`, and its tokens are cut off. `anchor` is "" for all others.
     """
 
     def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
@@ -146,7 +146,7 @@ class Encoding:
     def before_results(self) -> "Encoding":
         """The same for a model that was finetuned on calls with results: its samples end at "->" too.
 
-        What it would write behind that is a result of its own.
+        What it would write after that is a result of its own.
         """
         found = copy(self)
         found.__dict__.pop("_ends", None)

@@ -132,7 +132,7 @@ class Engine:
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
     def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
-        """Compute L(z, c) and L(z, c, r) behind the calls z of each request; None where they do not fit the context.
+        """Compute L(z, c) and L(z, c, r) after the calls z of each request; None where they do not fit the context.
 
         Raises as `losses` does.
         """
@@ -141,7 +141,7 @@ class Engine:
     def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
         """Return by how much the calls before a call make it likelier than others would, nats.
 
-        That is the log p of its name, its input and its end, behind x_<i and either. Raises ModelError.
+        That is the log p of its name, its input and its end, after x_<i and either. Raises ModelError.
         """
         distinct = list(dict.fromkeys(request.text for request in requests))
         texts = dict(zip(distinct, self.encoding.texts(distinct), strict=True))
@@ -324,7 +324,7 @@ class LossScorer:
 
 
 def _z(kind: str, request: LossRequest) -> str:
-    """Return what stands before the text: nothing, e(c) or e(c, r), in a chain behind the calls before it."""
+    """Return what stands before the text: nothing, e(c) or e(c, r), in a chain after the calls before it."""
     if kind == "loss_empty":
         return ""
     result = request.result if kind == "loss_result" else None

@@ -37,7 +37,7 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Run sequences and add them behind the rows."""
+        """Run sequences and add them after the rows."""
         features = self._branches.add(sequences)
         self._features = torch.cat([self._features, features])
         self.scores = torch.cat([self.scores, self._backbone.logits(features)])

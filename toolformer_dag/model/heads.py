@@ -1,4 +1,4 @@
-"""Texts behind a shared prompt head, and their continuations, with keys and values that are never copied per row."""
+"""Texts after a shared prompt head, and their continuations, with keys and values that are never copied per row."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class CachedHead:
             raise ValueError(f"{len(self.layers)} of {layers} layers are attention")
 
     def texts(self, slots: int, width: int) -> "CachedTexts":
-        """Allocate `slots` texts of at most `width` tokens behind this head; `CachedTexts.features` runs them."""
+        """Allocate `slots` texts of at most `width` tokens after this head; `CachedTexts.features` runs them."""
         return CachedTexts(self, slots, width)
 
     def _attend(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ class CachedHead:
 
 
 class CachedTexts:
-    """Texts behind a cached head, in slots: a text's keys and values overwrite those of one that is done.
+    """Texts after a cached head, in slots: a text's keys and values overwrite those of one that is done.
 
-    Whatever stands behind a text is zero: a mask hides keys, but not their NaN or infinity.
+    Whatever stands after a text is zero: a mask hides keys, but not their NaN or infinity.
     """
 
     def __init__(self, head: CachedHead, slots: int, width: int) -> None:
@@ -67,7 +67,7 @@ class CachedTexts:
         return len(sequence)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
+        """Run texts after the head and store them in `slots`; return [len(slots), T - first, F]."""
         backbone, ids = self.head.backbone, padded(sequences, self.head.backbone.device)
         places = torch.arange(self.head.length + ids.shape[1], device=ids.device)
         positions = places[self.head.length :]
@@ -80,7 +80,7 @@ class CachedTexts:
         visibility = Visibility(positions, places, len(places), backbone.model.dtype)
 
         def attend(layer: AttentionLayer, queries: Tensor, *own: Tensor) -> Tensor:
-            """Store the texts' own keys and values, and attend to them behind the head's."""
+            """Store the texts' own keys and values, and attend to them after the head's."""
             parts = own if padding is None else [part.masked_fill(padding, 0) for part in own]
             for room, new in zip(self.layers[layer.number], parts, strict=True):
                 room[rows] = F.pad(new, (0, 0, 0, room.shape[2] - new.shape[2]))
@@ -103,7 +103,7 @@ class CachedTexts:
 class CachedBranches:
     """Continuations of texts, one token at a time, each of its own age.
 
-    `tokens_run`: the number of tokens that the last step ran. Rows are zero behind their own tokens, as texts are.
+    `tokens_run`: the number of tokens that the last step ran. Rows are zero after their own tokens, as texts are.
     """
 
     def __init__(self, texts: CachedTexts, capacity: int, room: int) -> None:
@@ -125,7 +125,7 @@ class CachedBranches:
         }
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
-        """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
+        """Add a branch per slot after those there are; branch b keeps the first `kept[b]` tokens of its text."""
         self.open = []  # a gathered slot may hold another text by now
         new = slice(len(self.slots), len(self.slots) + len(slots))
         for parts in self.own.values():
@@ -134,7 +134,7 @@ class CachedBranches:
         self._arrange([*self.slots, *slots], [*self.kept, *kept], [*self.ages, *[0] * len(slots)])
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts behind the head, start a branch behind each, and return the features at their ends [B, F]."""
+        """Run texts after the head, start a branch after each, and return the features at their ends [B, F]."""
         lengths = list(map(len, sequences))
         self.texts.make_room(len(self.slots) + len(lengths), max(lengths))
         for layer, parts in self.own.items():

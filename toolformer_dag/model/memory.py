@@ -23,7 +23,7 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many texts, and branches behind them, keep their keys at once.
+    """How many texts, and branches after them, keep their keys at once.
 
     `probes`: branches of a text, open while no sample is drawn, that tell p of a " [" of several tokens.
     """

@@ -1,4 +1,4 @@
-"""Texts behind a prompt head in the model's own cache, for models whose attention cannot be replaced.
+"""Texts after a prompt head in the model's own cache, for models whose attention cannot be replaced.
 
 Where even that changes the numbers, the tokens themselves stand in the place of keys, and all of them run at each step.
 Keys and values are cut at any token. The states of linear attention (Mamba, RWKV, convolutions) cannot be cut: they are
@@ -62,7 +62,7 @@ class CacheUse:
 class ModelCache:
     """Rows in the model's own cache; row r holds `lengths[r]` tokens from column `starts[r]` on.
 
-    `states`: by number of columns, the states of linear attention behind so many columns.
+    `states`: by number of columns, the states of linear attention after so many columns.
     """
 
     def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
@@ -98,7 +98,7 @@ class ModelCache:
         return torch.cat(found, 1)
 
     def store_states(self) -> None:
-        """Store the states behind the columns so far; they are lost with the next token."""
+        """Store the states after the columns so far; they are lost with the next token."""
         self.states[self.width] = [state.clone() for state in self._state_tensors()]
 
     def select(self, rows: Sequence[int]) -> "ModelCache":
@@ -133,7 +133,7 @@ class ModelCache:
         )
 
     def texts(self, slots: int, width: int) -> "OwnTexts":
-        """Return texts behind this single row, to be filled by `OwnTexts.features`; nothing is allocated."""
+        """Return texts after this single row, to be filled by `OwnTexts.features`; nothing is allocated."""
         return OwnTexts(self)
 
     def _forward(self, ids: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def _new_cache(backbone: Backbone, name: str) -> DynamicCache | None:
 
 
 class OwnTexts:
-    """Texts behind a head in the model's own cache, a copy of the head's keys for each, by slot."""
+    """Texts after a head in the model's own cache, a copy of the head's keys for each, by slot."""
 
     def __init__(self, head: ModelCache) -> None:
         self.head = head
@@ -229,7 +229,7 @@ class OwnTexts:
         return len(sequence) + (self.head.width if self.head.use.whole else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run texts behind the head and store them in `slots`; return [len(slots), T - first, F]."""
+        """Run texts after the head and store them in `slots`; return [len(slots), T - first, F]."""
         self.sequences.update(zip(slots, sequences, strict=True))
         apart = self.head.use.company == "none"
         parts = []
@@ -264,7 +264,7 @@ class OwnBranches:
         return sum(len(numbers) for numbers, _ in self.groups)
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
-        """Add a branch per slot behind those there are; branch b keeps the first `kept[b]` tokens of its text."""
+        """Add a branch per slot after those there are; branch b keeps the first `kept[b]` tokens of its text."""
         before = self.count
         members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
@@ -277,7 +277,7 @@ class OwnBranches:
             self.groups.append(([before + at for at in group], begun))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run sequences from their beginning, start a branch behind each, and return the features at their ends [B, F].
+        """Run sequences from their beginning, start a branch after each, and return the features at their ends [B, F].
 
         Branches share passes with those that were added with them alone.
         """
@@ -319,7 +319,7 @@ class OwnBranches:
         return other
 
     def _begun(self, cache: ModelCache, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> ModelCache:
-        """Return the cache of a group behind these beginnings of its texts."""
+        """Return the cache of a group after these beginnings of its texts."""
         head, ends = self.texts.head.width, list(map(len, texts))
         if not cache.has_states:
             return cache.cut(rows, [head + end for end in ends])

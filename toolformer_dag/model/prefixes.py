@@ -1,4 +1,4 @@
-"""Run prefixes as trees, so that common beginnings are computed once, and the texts behind them."""
+"""Run prefixes as trees, so that common beginnings are computed once, and the texts after them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ class CachedPrefixes:
         return self.backbone.features(ids, positions, attend)[rows, columns]
 
     def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts `ids` [B, T], each behind the nodes of its path; return [B, T, F]."""
+        """Run texts `ids` [B, T], each after the nodes of its path; return [B, T, F]."""
         nodes = padded(paths, ids.device)
         if not nodes.shape[1]:
             return self.backbone.features(ids)

@@ -1,4 +1,4 @@
-"""Compute the probability of " [" at every place of a text and sample behind it (paper, section 2)."""
+"""Compute the probability of " [" at every place of a text and sample after it (paper, section 2)."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Proposing:
     """Texts on their way: those that wait, those with a slot, and their unfinished samples.
 
     Texts are admitted where others have ended, so that decoding steps stay full. Each branch has its own age.
-    `items`: texts behind the head, ordered by length; `places` hold the samples of every single one. `start`: the
+    `items`: texts after the head, ordered by length; `places` hold the samples of every single one. `start`: the
     tokens of " ["; `ends` tells what ends a sample.
     """
 
@@ -152,7 +152,7 @@ class Proposing:
             found *= self._chances(features, following)
 
     def _chances(self, features: Tensor, token: int) -> Probabilities:
-        """Return the probability of a token behind each of the features [N, F]."""
+        """Return the probability of a token after each of the features [N, F]."""
         tokens = torch.full((len(features),), token, device=features.device)
         chances: Probabilities = self.backbone.log_probabilities(features, tokens).exp().cpu().numpy()
         return chances
@@ -205,7 +205,7 @@ class Proposing:
         return tokens, ended
 
     def _draw(self, features: Tensor, rows: Numbers, uniforms: NDArray[np.float64]) -> Numbers:
-        """Draw a token behind the features of each row number in `rows`."""
+        """Draw a token after the features of each row number in `rows`."""
         device, logits = features.device, self.backbone.logits(features)
         numbers = on_device(uniforms, device, torch.float64)
         drawn = draw(logits, on_device(rows, device), numbers, self.sampling.temperature, self.sampling.top_p)

@@ -31,7 +31,7 @@ class ProposalRequest:
 
     `probabilities` [n] and `stored`, pairs of (position, sample), are known already and are not recomputed.
 
-    With `calls`, text of calls with results that stand before token x_i, i = `behind`, the only place is behind these:
+    With `calls`, text of calls with results that stand before token x_i, i = `behind`, the only place is after these:
     n is 1.
     """
 
@@ -94,7 +94,7 @@ class LossRequest:
 
 @dataclass(frozen=True, slots=True)
 class NeedRequest:
-    """e(c) without a result before token x_i of `text`, behind the calls `before`, or behind `other`."""
+    """e(c) without a result before token x_i of `text`, after the calls `before`, or after `other`."""
 
     text: str
     position: int

@@ -51,7 +51,7 @@ class Sharing:
         return head
 
     def rows(self, backbone: Backbone) -> "Branches":
-        """Return no branches yet; `add` runs sequences from their beginning and starts branches behind them."""
+        """Return no branches yet; `add` runs sequences from their beginning and starts branches after them."""
         if self.cache is not None:
             return OwnBranches(OwnTexts(ModelCache(backbone, self.cache, 1)))
         return CachedHead(backbone, []).texts(0, 0).branches(0, GREEDY_ROOM)
@@ -151,7 +151,7 @@ def _continued(start: Callable[[Backbone, Sequence[int]], Head], backbone: Backb
 
 
 def _branched(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
-    """Return the model's own logits: behind the head, those of the text; then two tokens of each of 3 branches."""
+    """Return the model's own logits: after the head, those of the text; then two tokens of each of 3 branches."""
     long, early = HEAD + TEXT, HEAD + SHORT
     short = own_logits(model, [*tokens[:early], *tokens[long:]])
     steps = [row for at in (0, 1) for row in (whole[long + at], short[early + at], whole[long + at])]

@@ -150,6 +150,6 @@ class TransformersBackend:
 
 
 def _without_prefix(query: TokenQuery) -> TokenQuery:
-    """Return the same question as one about a text behind nothing, for models that share no keys."""
+    """Return the same question as one about a text after nothing, for models that share no keys."""
     places = [len(query.prefix) + place for place in query.places]
     return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)

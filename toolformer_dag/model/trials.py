@@ -19,7 +19,7 @@ ORDINARY_TEXT = (
 )
 """English without names or markup, on which a model behaves as it does in use."""
 TRIAL, TRIAL_ENDS = 16, 8
-"""Tokens of a trial, and those of another end of it that begins behind the first `TRIAL_ENDS`."""
+"""Tokens of a trial, and those of another end of it that begins after the first `TRIAL_ENDS`."""
 SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 """Shares of the largest logit that rounding explains between passes of the model's own operations."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -56,7 +56,7 @@ def check_causal(model: Any, tokens: Sequence[int]) -> None:
 
 
 def trial_tokens(encoding: Encoding) -> list[int]:
-    """Return `TRIAL` + `TRIAL_ENDS` tokens of `ORDINARY_TEXT` as texts begin in use: behind BOS where that is added.
+    """Return `TRIAL` + `TRIAL_ENDS` tokens of `ORDINARY_TEXT` as texts begin in use: after BOS where that is added.
 
     On control tokens, which some vocabularies begin with, the logits of a trained model are chaotic. A vocabulary that
     lacks the text's words gives its other ordinary tokens, and repeats them where they are few.
@@ -97,7 +97,7 @@ LOWER = 0.1
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
-    """Return how many nats per token `ORDINARY_TEXT` costs less behind BOS; 0 where that is not clear.
+    """Return how many nats per token `ORDINARY_TEXT` costs less after BOS; 0 where that is not clear.
 
     `context`: the most tokens of a sequence. 0 too where the tokenizer has no BOS, or adds it itself.
     """

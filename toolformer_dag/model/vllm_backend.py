@@ -138,7 +138,7 @@ class VllmBackend:
         stops: list[int],
         sampling: SamplingSettings,
     ) -> None:
-        """Fill samples, each behind its prompt by its stream; one that stops without having ended goes on."""
+        """Fill samples, each after its prompt by its stream; one that stops without having ended goes on."""
         while going_on:
             requests = [
                 ([*before, *sample], _sample(stream[len(sample) :], stops, sampling))
@@ -167,7 +167,7 @@ class VllmBackend:
     def _later_scores(
         self, head: Sequence[int], texts: Sequence[TokenText], written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
-        """Return, by text, log p of `token` behind `written` at each place: a request per place."""
+        """Return, by text, log p of `token` after `written` at each place: a request per place."""
         walks = [
             ([*head, *text.ids[: text.before + i], *written], [token]) for text in texts for i in range(text.asked)
         ]
@@ -178,7 +178,7 @@ class VllmBackend:
     def walk_scores(
         self, kinds: Sequence[str], walks: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]
     ) -> list[list[Scores]]:
-        """Write tokens behind prompts; return log p before each: of the walk's tokens that are asked, and of its own.
+        """Write tokens after prompts; return log p before each: of the walk's tokens that are asked, and of its own.
 
         A walk is the prompt, what is written, and the tokens that are asked at each place.
         """
@@ -232,7 +232,7 @@ class VllmRows:
         self._rows = [self._rows[at] for at in rows]
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Run sequences and add them behind the rows."""
+        """Run sequences and add them after the rows."""
         self._rows += [_Row(list(ids)) for ids in sequences]
         self._continue()
 

@@ -1,6 +1,6 @@
-"""chained_candidates: where the model would call again behind a call with its result, and what it would ask.
+"""chained_candidates: where the model would call again after a call with its result, and what it would ask.
 
-Beyond the paper, whose calls are sampled apart from each other (section 7). The place behind a call is one more
+Beyond the paper, whose calls are sampled apart from each other (section 7). The place after a call is one more
 position: p of ` [` there is held against tau_s, m calls are sampled, and both are stored under the text, the position
 and the calls before. So a larger depth, k or m, or a lower tau_s, asks for what is missing.
 """
@@ -44,7 +44,7 @@ from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chai
 from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
-"""Number of the first call at a position that stands behind others; those behind two begin at twice as much."""
+"""Number of the first call at a position that stands after others; those after two begin at twice as much."""
 PARSING = 1
 """Raised when the same bodies would be taken otherwise; no sample is computed again."""
 CALLED = Column(TOOL.dtype, "key of the lane whose tool is called; the lane's own, or one of `then`")
@@ -53,17 +53,17 @@ FINISHED = (
     *(*CALL_KEY, "char_offset", "p_api", "called", "before", "input", "result"),
     *("text_digest", "context", "offset", "source", "words"),
 )
-"""Columns of calls that have a result, of those behind others as of single ones."""
+"""Columns of calls that have a result, of those after others as of single ones."""
 
 
 def stage_names(level: int) -> tuple[str, str]:
-    """Return the names of the stages that sample and run the calls behind `level` - 1 others."""
+    """Return the names of the stages that sample and run the calls after `level` - 1 others."""
     tail = "" if level == 2 else f"_{level}"
     return f"chained_candidates{tail}", f"chained_results{tail}"
 
 
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls of a shard behind `level` - 1 others that have a result; level 1 is that of single calls.
+    """Return the calls of a shard after `level` - 1 others that have a result; level 1 is that of single calls.
 
     FINISHED; `before` is null for single calls. Raises StaleInput where calls were not run.
     """
@@ -86,7 +86,7 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
     """Return each of the `calls` (FINISHED) with those before it, as a chain of which it is the last."""
-    named = {one.key: name for name, one in lane.behind.items()}
+    named = {one.key: name for name, one in lane.chainable.items()}
     rows = calls.select("before", "called", "input", "result").iter_rows()
     return pl.Series(
         [written_chain([*read_chain(before), Link(named[called], *call)]) for before, called, *call in rows],
@@ -115,7 +115,7 @@ def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
 
 
 def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the calls behind which others may stand, distinct by place, and the distinct places.
+    """Return the calls after which others may stand, distinct by place, and the distinct places.
 
     The places: text_digest (the hash of text, position and calls before), text, position, before. Calls that look ahead
     are left out.
@@ -133,14 +133,14 @@ def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, 
 
 
 def sample_store(worker: Worker, lane: Lane) -> SampleStore:
-    """Open p and samples behind calls: under the prompt for these, whatever the level."""
+    """Open p and samples after calls: under the prompt for these, whatever the level."""
     return SampleStore(worker, lane, "chained_", lane.chain_prompt)
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
     """Return what determines the rows beside the calls before."""
     sampled = scored_candidates.samples_identity(plan, lane.chain_prompt)
-    schemas = {name: one.tool.schema for name, one in lane.behind.items()}
+    schemas = {name: one.tool.schema for name, one in lane.chainable.items()}
     return {
         **sampled,
         "tau_s": lane.tau_s,
@@ -153,7 +153,7 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the places behind calls that lack p or samples."""
+    """Plan the places after calls that lack p or samples."""
     _, places = parents(output, shard, level)
     return scored_candidates.planned(worker, sample_store(worker, output.lane), places, claimed)
 
@@ -164,7 +164,7 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Read the calls behind those of a shard. Raises StorageError where some were damaged meanwhile.
+    """Read the calls after those of a shard. Raises StorageError where some were damaged meanwhile.
 
     A row is a call, or a discarded sample with its reason: those of scored_candidates, and repeated_call (the same call
     stands before it). Places without a row are counted as no_call, does_not_fit or not_finite.
@@ -194,11 +194,11 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
 
 
 def _parsed(lane: Lane, body: str | None, why: str | None, chain: str) -> tuple[str | None, ...]:
-    """The body, the lane that is called, its input, and why it is no call behind `chain`."""
+    """The body, the lane that is called, its input, and why it is no call after `chain`."""
     if body is None:
         return None, None, None, why or "malformed"
     reason: str | None = "other_tool"
-    for one in lane.behind.values():
+    for one in lane.chainable.values():
         written, asked, reason = parsed_call(one, body)
         if reason == "other_tool":
             continue
@@ -239,23 +239,23 @@ def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOut
     placed = calls.join(texts, on=TEXT_KEY, how="left")
     return [
         (TableOutput(output.stage, output.plan, one), placed.filter(called=one.key).select("shard", *tool_results.KEY))
-        for one in lane.behind.values()
+        for one in lane.chainable.values()
     ]
 
 
 def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the results: of every tool that may be called."""
-    return {one.tool.key: tool_results.STAGE.settings(plan, one) for one in lane.behind.values()}
+    return {one.tool.key: tool_results.STAGE.settings(plan, one) for one in lane.chainable.values()}
 
 
 @cache
 def stages(level: int) -> tuple[Stage, Stage]:
-    """Return the stages that sample and run the calls behind `level` - 1 others; level 2 reads single calls."""
+    """Return the stages that sample and run the calls after `level` - 1 others; level 2 reads single calls."""
     candidates, results = stage_names(level)
     before = ("scored_candidates", "tool_results") if level == 2 else stage_names(level - 1)
     sampling = Stage(
         name=candidates,
-        description=f"Calls that the model would make behind {level - 1}, or why a sample was discarded.",
+        description=f"Calls that the model would make after {level - 1}, or why a sample was discarded.",
         columns={
             **CALL,
             "char_offset": CHAR_OFFSET,
@@ -277,7 +277,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
     )
     running = Stage(
         name=results,
-        description="The result per distinct call behind others, by the tool that was called, or why there is none.",
+        description="The result per distinct call after others, by the tool that was called, or why there is none.",
         columns=tool_results.STAGE.columns,
         key=tool_results.STAGE.key,
         settings=run_settings,

@@ -1,8 +1,8 @@
 """Losses and needs of chains: whether a last result helps beyond everything before it, and whether that was needed.
 
-L+ is the loss behind all calls and results. L- is the smallest of the loss without calls, behind each shorter chain,
-and behind the chain without its last result; all but the last are known from the shorter chains. `need` tells what L+
-cannot, since behind the last result it hardly depends on the first: log p of a later call's input with an earlier
+L+ is the loss after all calls and results. L- is the smallest of the loss without calls, after each shorter chain,
+and after the chain without its last result; all but the last are known from the shorter chains. `need` tells what L+
+cannot, since after the last result it hardly depends on the first: log p of a later call's input with an earlier
 result, less that with another call's result in its place (beyond the paper).
 """
 

@@ -70,7 +70,7 @@ def marked(
 ) -> PartRows:
     """Return the rows: `scored`, with those that their tool keeps out, and of `calls` those that are `unfit`."""
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
-    tools = {one.key: one.tool for one in output.lane.behind.values()}
+    tools = {one.key: one.tool for one in output.lane.chainable.values()}
     kept = []
     for key, digest, place, offset, call in scored.select(
         "called", "text_digest", "char_offset", "offset", "input"

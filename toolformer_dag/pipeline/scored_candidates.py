@@ -105,7 +105,7 @@ class Asked:
 class TextChunk:
     """Texts (text_digest, text) that lack p_i or samples. `known`: POSITIONS rows; `stored`: SAMPLE_KEY rows.
 
-    A place behind calls is a text too, with `position` and the calls `before`.
+    A place after calls is a text too, with `position` and the calls `before`.
     """
 
     texts: pl.DataFrame
@@ -116,7 +116,7 @@ class TextChunk:
 class SampleStore:
     """The stored positions and samples of one lane under one model, prompt and sampling.
 
-    `prefix` begins the names of the stores of places behind calls, whose `prompt` may be another.
+    `prefix` begins the names of the stores of places after calls, whose `prompt` may be another.
     """
 
     def __init__(self, worker: Worker, lane: Lane, prefix: str = "", prompt: str | None = None) -> None:
@@ -158,7 +158,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan what texts, or places behind calls, lack in a store."""
+    """Plan what texts, or places after calls, lack in a store."""
     asked = store.asked(texts)
     missing = store.samples.missing(asked.keys)
     present = asked.keys.join(missing, on=SAMPLE_KEY, how="anti")
@@ -190,7 +190,7 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
-    """Compute what the texts of a chunk lack, or its places behind calls, and commit it to a store."""
+    """Compute what the texts of a chunk lack, or its places after calls, and commit it to a store."""
     engine = worker.engine("proposer")
     known = dict(zip(chunk.known["text_digest"], chunk.known["probabilities"], strict=True))
     stored = chunk.stored.rows_by_key("text_digest")

@@ -34,7 +34,7 @@ def settings(lane: Lane) -> Mapping[str, Any]:
 
 
 def reads(lane: Lane) -> tuple[str, ...]:
-    """Return the tables that hold what calls cost, those behind others too; none where the score does not read it."""
+    """Return the tables that hold what calls cost, those after others too; none where the score does not read it."""
     return _results(lane) if reads_cost(lane.scores) else ()
 
 
@@ -106,9 +106,9 @@ def _asked(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
     def files(*names: str) -> str:
         return _list(file for name in names for file in plan.lake.table(f"{lane.key}/{name}").all_files(parts))
 
-    keys = _list(one.key for one in lane.behind.values())
+    keys = _list(one.key for one in lane.chainable.values())
     return ASKED.format(
-        texts=files("heuristic_subset"), results=files(*_results(lane)), keys=keys, names=_list(lane.behind)
+        texts=files("heuristic_subset"), results=files(*_results(lane)), keys=keys, names=_list(lane.chainable)
     )
 
 

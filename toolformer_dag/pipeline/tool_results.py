@@ -58,7 +58,7 @@ def result_settings(lane: Lane) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallChunk:
-    """Calls (KEY) to the tool of a lane, the output's own or one that it calls behind its own."""
+    """Calls (KEY) to the tool of a lane, the output's own or one that it calls after its own."""
 
     lane: str
     calls: pl.DataFrame
@@ -89,7 +89,7 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     A call that was lost (time limit, connection) is remembered until the end of the update and not stored, so the next
     run tries it again. Raises ToolDown when the tool stops working; the answers before it are stored.
     """
-    lane = next(one for one in output.lane.behind.values() if one.key == chunk.lane)
+    lane = next(one for one in output.lane.chainable.values() if one.key == chunk.lane)
     answers: dict[ToolCall, ToolResult] = {}
     try:
         worker.runner(lane).run([ToolCall(*call) for call in chunk.calls.select(KEY).iter_rows()], answers)

@@ -323,7 +323,7 @@ class SharedDecoder:
             )
 
     def _answered(self, writing: Writing, row: DecodingRow, result: ToolResult) -> None:
-        """Go on behind a call, unless its text was dropped or has gone on without an answer."""
+        """Go on after a call, unless its text was dropped or has gone on without an answer."""
         if writing.row is not row or writing not in self._calling:
             return
         self._calling.discard(writing)

@@ -28,7 +28,7 @@ class DecodingSettings(SettingsTable):
     depth: Annotated[int, AsBefore(1)] = Field(
         1,
         ge=1,
-        description="Maximum calls that stand behind each other at one place. Behind a call another one "
+        description="Maximum calls that follow each other at one place. After a call another one "
         "starts only where ` [` is the likeliest token.",
     )
     tools: Annotated[int, AsBefore(0)] = Field(

@@ -191,17 +191,17 @@ class ToolSettings(SettingsTable):
         1,
         ge=1,
         le=3,
-        description="Maximum calls of a chain: calls that stand behind each other, where the result of one is in the "
+        description="Maximum calls of a chain: calls that follow each other, where the result of one is in the "
         "input of the next. 1 is the paper's.",
     )
     then: tuple[str, ...] = Field(
         (),
-        description="Other sections of `[tools]` whose tools may be called behind a call of this one, where `depth` is "
+        description="Other sections of `[tools]` whose tools may be called after a call of this one, where `depth` is "
         'above 1: `["calculator"]`.',
     )
     chain_prompt: str | None = Field(
         None,
-        description="File with the prompt for calls behind others, whose examples show calls with their results; "
+        description="File with the prompt for calls after others, whose examples show calls with their results; "
         '`"embedded"` is that of the synthetic world. When left out, the prompt of the tool.',
     )
     limits: ToolLimits = Field(ToolLimits(), description="Limits on running the tool.")

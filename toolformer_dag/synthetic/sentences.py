@@ -55,7 +55,7 @@ def joined(lead: str, text: str) -> str:
 
 
 def worded(random: Random, templates: Templates, slots: Mapping[str, str], *, is_question: bool) -> tuple[str, str]:
-    """Fill in a random template behind a random lead; return the text, and which: `q3.1`, `s0.2`."""
+    """Fill in a random template after a random lead; return the text, and which: `q3.1`, `s0.2`."""
     leads, own = templates.choices(is_question=is_question)
     lead, number = random.choice(leads), random.randrange(len(own))
     text = joined(lead.format(**slots), own[number].format(**slots))
@@ -75,7 +75,7 @@ def asked(random: Random, question: str) -> str:
 
 
 def led(random: Random, question: str) -> str:
-    """Put the words that lead to the answer, if any, behind a question."""
+    """Put the words that lead to the answer, if any, after a question."""
     lead = random.choice(word_list("answers", "leads"))
     return f"{question} {lead}" if lead else question
 

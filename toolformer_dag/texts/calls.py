@@ -103,7 +103,7 @@ def _line_fault(text: str) -> str | None:
 def input_end(text: str, start: int = 0) -> int | None:
     """Return where the input of the call ends whose name begins at `start`, as far as its form tells.
 
-    Behind the `)` of named arguments, or at a `]` that nothing opened; None where they are still open. `start` for an
+    After the `)` of named arguments, or at a `]` that nothing opened; None where they are still open. `start` for an
     input of any other form, in which quotes mean nothing.
     """
     opening = NAMED.match(text, start)
@@ -128,7 +128,7 @@ def input_end(text: str, start: int = 0) -> int | None:
 
 
 def find_behind_input(sign: str, text: str, start: int = 0) -> int:
-    """Return where `sign`, `]` or `->`, first stands behind the call's input; -1 where it does not yet.
+    """Return where `sign`, `]` or `->`, first stands after the call's input; -1 where it does not yet.
 
     `start`: where the call's name begins in `text`.
     """
@@ -223,7 +223,7 @@ class SpliceError(ValueError):
 def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER) -> str:
     """Return x*: the text with e(c, r) inserted at each call's offset; calls may come in any order.
 
-    Those of the same offset, a chain, stand behind each other in the order in which they come.
+    Those of the same offset, a chain, follow each other in the order in which they come.
 
     `take_out(splice(x, calls), tools) == x` byte for byte for every x for which `holds_call(x, tools)` is false. Raises
     SpliceError for an offset outside the text, and for a call or result that holds `]`, `->` or a newline (see `fault`,
@@ -294,7 +294,7 @@ def in_markers(text: str, markers: CallMarkers) -> str:
 
 
 def in_paper_form(body: str, markers: CallMarkers) -> str:
-    """Return what stands behind the marker that opens a call with the paper's signs in place of the other markers.
+    """Return what stands after the marker that opens a call with the paper's signs in place of the other markers.
 
     The strings of named arguments stay as they are.
     """

@@ -1,4 +1,4 @@
-"""Chains: calls that stand behind each other at one place of a text, each with its result (beyond the paper).
+"""Chains: calls that follow each other at one place of a text, each with its result (beyond the paper).
 
 In tables a chain is JSON: `[{"tool": "QA", "input": "...", "result": "..."}]`, the first call first; `tool` is its
 name in the text.
@@ -38,7 +38,7 @@ def chain_text(links: Sequence[Link]) -> str:
 
 
 def place_of(digest: str, position: int, chain: str) -> str:
-    """Return the hash that names the place behind a chain before token `position` of the text with this hash."""
+    """Return the hash that names the place after a chain before token `position` of the text with this hash."""
     return blake2b(repr((digest, position, chain)).encode(), digest_size=16).hexdigest()
 
 
@@ -60,7 +60,7 @@ def other_results(links: Sequence[Link], others: Sequence[str]) -> list[tuple[st
 def least_need(length: int, gains: Sequence[float]) -> float:
     """Return the need of a chain from what `other_results` asked: of the result that is needed least.
 
-    A result is needed by the call behind it that gains most from it. Nats.
+    A result is needed by the call after it that gains most from it. Nats.
     """
     at, needs = 0, []
     for first in range(length - 1):

@@ -30,7 +30,7 @@ WHOLE = (
 PART_OF_A_GROUPED_NUMBER = re.compile(",0[0-9]")
 SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
 TOKEN = re.compile(r"\w+|[^\w\s]")
-# An IBAN, three groups of four digits or more (a card, an account), or a telephone number behind a `+`.
+# An IBAN, three groups of four digits or more (a card, an account), or a telephone number after a `+`.
 IDENTIFIER = re.compile(
     r"(?<![\w.,])"
     r"(?:[A-Z]{2} ?[0-9]{2}(?: [0-9A-Z]{4}){2,}(?: [0-9A-Z]{1,4})?|[0-9]{4}(?: [0-9]{4}){2,}(?: [0-9]{1,4})?)"

@@ -44,7 +44,7 @@ def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Pat
 
 
 def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
-    """Read the prompt for calls behind others; the tool's own where no file is named. Raises ToolError."""
+    """Read the prompt for calls after others; the tool's own where no file is named. Raises ToolError."""
     if option is None:
         return tool.prompt
     name = f"{tool.key}_chain" if option == EMBEDDED else tool.key

@@ -19,7 +19,7 @@ HEAP_BYTES = 15_000_000
 NEAR = 64
 """Words before a call that decide which tools are offered there."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
-"""(text so far, names of tools that may be called) -> those of them that are offered behind the text."""
+"""(text so far, names of tools that may be called) -> those of them that are offered after the text."""
 
 
 def told(tool: Tool) -> list[str]:

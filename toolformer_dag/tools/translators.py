@@ -56,7 +56,7 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
 def _with_languages(tokenizer: Any, file: Path) -> Any:
     """Give a tokenizer that was read from a sentencepiece model the languages, at the ids that checkpoints use.
 
-    They follow the pieces, and <mask> comes last. transformers leaves them out, or puts them behind <mask>, where every
+    They follow the pieces, and <mask> comes last. transformers leaves them out, or puts them after <mask>, where every
     language has the id of the next one.
     """
     from sentencepiece import SentencePieceProcessor

@@ -35,7 +35,7 @@ PLAIN = (
 )
 """Lines for a model that knows no chat."""
 WORD = "\ue000"
-"""What no template writes: behind it stands how a message of the assistant ends."""
+"""What no template writes: after it stands how a message of the assistant ends."""
 TRIAL = (
     Message("user", "How warm is it in Alba, and in Benton?"),
     Message("assistant", "I look.", (ToolCall("warmth", {"town": "Alba"}, result="17 degrees"),)),

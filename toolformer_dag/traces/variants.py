@@ -43,7 +43,7 @@ class Window:
     weights: tuple[float, ...] = ()
 
     def chosen(self, messages: Sequence[Message], at: int) -> list[int]:
-        """Return the numbers of the messages behind message `at` that count."""
+        """Return the numbers of the messages after message `at` that count."""
         behind = [n for n in range(at + 1, len(messages)) if messages[n].role == "assistant"]
         return behind[-1:] if self.last else behind[: self.messages]
 
@@ -101,7 +101,7 @@ class Reader:
     def variants(self, asked: Asked) -> dict[str, Variant] | str:
         """Return the variants of a call by name, or why there are none.
 
-        Reasons: no_result, nothing_follows (no words of the assistant behind the call), not_rendered (the template
+        Reasons: no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template
         refuses the conversation), does_not_fit (the context of the model).
         """
         at, index = asked.at, asked.index

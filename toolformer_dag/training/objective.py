@@ -95,16 +95,16 @@ def token_perplexity(evaluated: Any) -> dict[str, float]:
 
 
 LEARNED_AFTER = 5
-"""Tokens behind a call that are learned as it is: as many as the filter weighs (paper, section 4.1)."""
+"""Tokens after a call that are learned as it is: as many as the filter weighs (paper, section 4.1)."""
 
 
 def in_or_after_calls(
     row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
 ) -> list[bool]:
-    """Return for each token whether it stands in a call or up to LEARNED_AFTER tokens behind one.
+    """Return for each token whether it stands in a call or up to LEARNED_AFTER tokens after one.
 
     A call is what stands between ` [` (the tokens `start`) and the `]` that closes it; any text in brackets counts.
-    `may_end`: which tokens hold a `]`; `has_ended`: whether the tokens behind ` [`, up to such a one, are a whole call.
+    `may_end`: which tokens hold a `]`; `has_ended`: whether the tokens after ` [`, up to such a one, are a whole call.
     """
     found, begin, left = [False] * len(row), None, 0
     for at in range(len(row)):
