@@ -1,11 +1,12 @@
 """The plots beside an asset."""
 
-import base64
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from toolformer_dag.assets.plots import (
     BLUE,
@@ -21,6 +22,8 @@ from toolformer_dag.assets.plots import (
     loss_curve,
 )
 
+MARKDOWN = MarkdownIt("commonmark")
+MARKDOWN.validateLink = lambda url: True  # as Dagster, which shows pictures that bring their data along
 SHOWN_IN_PLACE = 1000
 SHARE = st.floats(0, 1)
 ANY = st.floats(width=32)
@@ -30,8 +33,13 @@ ANY_NATS = st.floats(-1e9, 1e9)
 def drawn(markdown: str) -> ElementTree.Element:
     """Return the picture, which Dagster shows without a click."""
     assert len(markdown) < SHOWN_IN_PLACE
-    encoded = markdown.partition("base64,")[2].removesuffix(")")
-    return ElementTree.fromstring(base64.b64decode(encoded).decode())
+    [image] = [token for token in MARKDOWN.parse(markdown)[1].children or [] if token.type == "image"]
+    return ElementTree.fromstring(unquote(str(image.attrs["src"]).partition(",")[2]))
+
+
+def told(picture: ElementTree.Element) -> list[str]:
+    """Return the legend, the names and the numbers of a picture."""
+    return [text.text or "" for text in picture if text.tag.endswith("text")]
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)), st.none() | st.floats(-10, 10))
@@ -67,8 +75,9 @@ def test_a_bar_stands_over_its_own_deltas_so_that_tau_f_parts_them() -> None:
     deltas = pl.Series("delta", [0.45, 0.45, 0.5, None, 99.0, -99.0])
     counts = {at: count for at, count in enumerate(histogram(deltas)) if count}
     assert counts == {0: 1, 34: 2, 35: 1, 79: 1}  # tenths of a nat from -3 on; what lies outside is in the outermost
-    lines = [path.get("d") for path in drawn(delta_histogram(deltas.to_frame(), 1.0)) if path.get("stroke")]
-    assert lines == [f"M{WIDTH // 2} 0V{HEIGHT}"]
+    picture = drawn(delta_histogram(deltas.to_frame(), 1.0))
+    assert [path.get("d") for path in picture if path.get("stroke") == RED] == [f"M{WIDTH // 2} 0V{HEIGHT}"]
+    assert told(picture) == ["calls, log scale", "tau_f 1", "-3", "5", "2", "0", "delta, nats"]
 
 
 def test_a_full_histogram_is_drawn_in_place() -> None:
@@ -88,5 +97,26 @@ def test_a_bar_per_figure_is_drawn_with_its_name_and_interval() -> None:
     paper = row | {"model": "GPT-J", "figures_of": "the paper", "accuracy": 10.0, "low": None, "high": None}
     unmeasured = row | {"accuracy": None}
     picture = drawn(bars(pl.DataFrame([row, paper, unmeasured]), ("benchmark", "model"), "accuracy"))
-    assert [text.text for text in picture if text.tag.endswith("text")] == ["95  a < b, toolformer", "10  a < b, GPT-J"]
-    assert [path.get("stroke") for path in picture][::3] == [BLUE, GREY]
+    assert told(picture) == [
+        *("accuracy", "the paper's", "95 % interval", "0", "99", "accuracy, %"),
+        *("95  a < b, toolformer", "10  a < b, GPT-J"),
+    ]
+    bars_drawn = [path.get("stroke") for path in picture if path.get("stroke-width")]
+    assert bars_drawn == [text.get("fill") for text in picture if text.text in ("accuracy", "the paper's")]
+    assert bars_drawn == [BLUE, GREY]
+
+
+def test_curves_have_the_numbers_at_the_ends_of_their_axes_and_a_legend() -> None:
+    steps = [(0, "training loss", 3.0), (40, "training loss", 1.25), (0, "perplexity", 20.0), (40, "perplexity", 9.5)]
+    curve = drawn(loss_curve(pl.DataFrame(steps, ["step", "measure", "value"], orient="row")))
+    assert told(curve) == ["loss", "perplexity", "0", "40", "steps", "3", "1.25", "20", "9.5"]
+    rates = pl.DataFrame([(0.0, 0.5, 0.9), (2.5, 0.01, 0.04)], ["tau_f", "fdr", "fdr_high"], orient="row")
+    assert told(drawn(chance_curves(rates))) == [
+        *("share by chance", "95 % bound", "5%", "0", "2.5", "1", "0", "tau_f"),
+    ]
+    frontier = pl.DataFrame(
+        [(0.5, 40.0, 7.0, True), (1.0, 25.0, 3.0, False)], ["tau_f", "nats", "cost", "today"], orient="row"
+    )
+    assert told(drawn(frontier_curve(frontier))) == [
+        *("nats that calls gain", "at today's tau_f", "3", "7", "40", "25", "cost"),
+    ]

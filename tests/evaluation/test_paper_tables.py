@@ -357,7 +357,7 @@ def test_calls_and_right_answers_over_min_probability_follow_from_the_recorded_o
     assert len(told) == len(BENCHMARKS) + 1
     drawn = over_min_probability(warehouse, paper_table("9"))
     assert drawn is not None and drawn["min_probability"].to_list() == pytest.approx([at / 20 for at in range(21)])
-    assert start_curves(drawn).startswith("![right answers and calls over min_probability](data:image/svg+xml")
+    assert start_curves(drawn).startswith("![right answers and calls over min_probability](<data:image/svg+xml")
 
 
 def test_what_a_reader_left_out_is_counted_and_told(database: Path, warehouse: DuckDBPyConnection) -> None:
@@ -417,7 +417,7 @@ def test_people_see_every_row_whose_figure_it_is_and_a_plot(warehouse: DuckDBPyC
     assert found.height > 0 or table.number == "2"  # which counts rows of the lanes, and none has any
     assert all(found.columns)
     assert notes(warehouse, table)
-    assert bars(table.rows(warehouse), *PLOTTED[table.view]).startswith("![plot](data:image/svg+xml")
+    assert bars(table.rows(warehouse), *PLOTTED[table.view]).startswith("![plot](<data:image/svg+xml")
 
 
 def test_a_table_for_people_has_n_intervals_and_the_papers_figures(warehouse: DuckDBPyConnection) -> None:

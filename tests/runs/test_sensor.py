@@ -51,6 +51,13 @@ def test_files_that_come_change_and_go_are_observed_once_each(world, tick):
         assert observed(instance) == before + number
 
 
+def test_the_job_s_page_shows_the_sensor_only_where_it_starts_the_job(world):
+    off, on = (shard_sensor(world.project(*overrides).plan) for overrides in ((), ("execution.automation=true",)))
+    assert not off.targets and "automation is off" in off.description
+    assert [target.job_name for target in on.targets] == [on.job_name] == ["bring_up_to_date"]
+    assert off.default_status is on.default_status is dg.DefaultSensorStatus.RUNNING  # files are observed either way
+
+
 def test_automation_asks_once_per_change_and_not_for_training(world, tick):
     on = "execution.automation=true"
     assert tick(on) == "nothing is out of date"

@@ -87,21 +87,27 @@ def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:
     """Return the sensor that keeps ccnet/shard_list as the files are; with automation it starts the first job.
 
+    Without automation it is on, but names no job: a new file has to show as unsynced, and slots that killed runs hold
+    have to be freed, while nothing on the job's page says that it would be started.
+
     A job is requested once per change: what failed, and what a person ended, is not tried again until settings, tools
     or shard files change. The cursor holds these as they were at the last request.
     """
 
+    automation = plan.settings.execution.automation
+    starts = f"starts {JOB}" if automation else "starts nothing: execution.automation is off"
+
     @dg.sensor(
         name="shard_files",
-        job_name=JOB,
+        job_name=JOB if automation else None,
         minimum_interval_seconds=plan.settings.execution.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Observes the shard files; with execution.automation it starts bring_up_to_date.",
+        description=f"Observes the shard files, which shows what they make unsynced; {starts}.",
     )
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
         changed = observe(context.instance, plan)
-        if plan.settings.execution.automation:
+        if automation:
             return _requested(context, plan.fresh())
         return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
 

@@ -173,11 +173,9 @@ def _shown(
 
 
 def _metadata(name: str, found: Measurement) -> Mapping[str, dg.MetadataValue]:
-    measure, of = name.rpartition("/")[2], "benchmark" if name == ACCURACY else "source"
     return {
         ROWS: dg.MetadataValue.int(found.rows.height),
-        measure: dg.MetadataValue.md(frame_table(found.shown, found.shown.height)),
-        **numbers(found.rows, measure, of),
+        name.rpartition("/")[2]: dg.MetadataValue.md(frame_table(found.shown, found.shown.height)),
         UNCHANGED: dg.MetadataValue.bool(False),
     }
 
@@ -186,6 +184,7 @@ def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValu
     left_out = {benchmark: dict(reasons) for benchmark, reasons in found.left_out.items()}
     percent = found.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
     return {
+        **numbers(percent.with_columns(pl.col("accuracy").round(1)), "accuracy", "benchmark", ", %"),
         "in_corpus": dg.MetadataValue.md(frame_table(overlap_counts(lake.table(OVERLAP).read(WHOLE)), 30)),
         **({"left_out": dg.MetadataValue.json(left_out)} if left_out else {}),
         "plot": dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy")),
@@ -197,4 +196,5 @@ def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Map
     warning = too_few(max(texts), "measure perplexity")
     if warning:
         context.log.warning(warning)
-    return {"warning": dg.MetadataValue.text(warning)} if warning else {}
+    told = {"warning": dg.MetadataValue.text(warning)} if warning else {}
+    return {**numbers(found.rows, "perplexity", "source"), **told}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -34,7 +34,7 @@ class Output:
     - `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored,
       None where nothing is.
     - `make`: takes the context and, by name, the resources that it needs: `lake`, `compute`.
-    - `checks`: names of its blocking checks.
+    - `checks`: its blocking checks, and what each promises.
     - `group`: what it stands under in the graph, collapsed; by default its lane.
     """
 
@@ -47,7 +47,7 @@ class Output:
     reasons: Callable[[], Reasons]
     version: Callable[[], str | None]
     make: Callable[..., Any]
-    checks: Sequence[str] = ()
+    checks: Mapping[str, str] = field(default_factory=dict)
     group: str = ""
 
     @property
@@ -102,7 +102,10 @@ def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
         pool=output.pool,
         op_tags=step_tags(output.pool),
         required_resource_keys=set(needs.values()),
-        check_specs=[dg.AssetCheckSpec(name, asset=key, blocking=True) for name in output.checks],
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise)
+            for name, promise in output.checks.items()
+        ],
         description=output.description,
         metadata={"explore": dg.MetadataValue.url(explored(output.name, suffix))},
     )(make)

@@ -53,13 +53,13 @@ def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.A
     return event.asset_materialization if event else None
 
 
-def numbers(rows: pl.DataFrame, measure: str, of: str) -> dict[str, dg.MetadataValue]:
-    """Return a measure per row as numbers, of which the UI draws trends: `accuracy: calendar, toolformer`.
+def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[str, dg.MetadataValue]:
+    """Return a measure per row as numbers, of which the UI draws trends: `accuracy, %: calendar, toolformer`.
 
     `of`: the column that names what was measured, beside the column `condition`.
     """
-    told = rows.select(of, "condition", measure).drop_nulls().rows()
-    return {f"{measure}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in told}
+    told, measured = rows.select(of, "condition", measure).drop_nulls().rows(), f"{measure}{unit}"
+    return {f"{measured}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in told}
 
 
 def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:

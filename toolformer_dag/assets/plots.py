@@ -1,10 +1,13 @@
-"""Plots for the UI, on dark and light, as SVG. Dagster hides Markdown of 1,000 characters behind a click."""
+"""Plots for the UI, on dark and light, as SVG. Dagster hides Markdown of 1,000 characters behind a click.
 
-import base64
+Above each stands its legend, in the colors of what it names, and at the ends of both axes stand their numbers.
+"""
+
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,12 +16,16 @@ from toolformer_dag.evaluation.paper_tables import PAPER
 
 BINS = 80  # tenths of a nat
 CLIPPED = (-3, 5)
-POINTS = 24
+POINTS = 20
 """Of a curve: more would not fit."""
 WIDTH, HEIGHT = 400, 99  # two digits: every character counts
+LEFT, ABOVE, BELOW = 45, 16, 17
+"""Room for the numbers of the axes and for the legend."""
 BAR = 18
 """Height of a bar with the space around it."""
 BLUE, ORANGE, RED, GREY = "#48f", "#e80", "#d44", "#aaa"
+ESCAPED = {"%": "%25", "#": "%23", "&": "%26", "<": r"\<", ">": r"\>"}
+"""What an address in Markdown may not hold as it is; a third shorter than base64."""
 LEVEL = 0.05
 """The false discovery rate that a threshold by chance usually has."""
 
@@ -30,15 +37,16 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     """
     low, high = CLIPPED
     bars = histogram(deltas["delta"]).tolist()
-    top, wide = math.log1p(max(*bars, 1)), WIDTH // BINS
-    heights = [HEIGHT - round(math.log1p(count) / top * HEIGHT) for count in bars]
+    most, wide = max(*bars, 1), WIDTH // BINS
+    heights = [HEIGHT - round(math.log1p(count) / math.log1p(most) * HEIGHT) for count in bars]
     shape = "".join(f"V{height}h{wide * len(list(same))}" for height, same in groupby(heights))
-    marks = "".join(_text(round((nats - low) / (high - low) * WIDTH), nats) for nats in (0, 2, 4))
-    parts = [f"<path d='M0 {HEIGHT}{shape}V{HEIGHT}' fill='{BLUE}'/>", marks]
+    parts = [f"<path d='M0 {HEIGHT}{shape}V{HEIGHT}' fill='{BLUE}'/>"]
+    legend = {"calls, log scale": BLUE}
     if tau_f is not None:
         at = round((min(max(tau_f, low), high) - low) / (high - low) * WIDTH)
-        parts.append(_dashed(f"M{at} 0V{HEIGHT}"))
-    return _picture("calls by delta", *parts)
+        parts.append(_line(f"M{at} 0V{HEIGHT}"))
+        legend[f"tau_f {tau_f:.4g}"] = RED
+    return _picture("calls by delta", legend, _axes("delta, nats", CLIPPED, (0, most)), *parts)
 
 
 def histogram(deltas: pl.Series) -> np.ndarray:
@@ -52,18 +60,20 @@ def chance_curves(rates: pl.DataFrame) -> str:
     Needs tau_f, fdr, fdr_high; returns Markdown.
     """
     sampled = _sampled(rates.sort("tau_f"))
+    legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
     curves = [
         _curve(sampled["tau_f"].to_list(), sampled[name].to_list(), color, y_from=0, y_to=1)
         for name, color in (("fdr", BLUE), ("fdr_high", ORANGE))
     ]
-    ends = (_text(0, f"{sampled['tau_f'][0]:.2f}"), _text(WIDTH - 30, f"{sampled['tau_f'][-1]:.2f}"))
-    return _picture("share by chance", *curves, _dashed(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}"), *ends)
+    level = _line(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}")
+    axes = _axes("tau_f", (sampled["tau_f"][0], sampled["tau_f"][-1]), (0, 1))
+    return _picture("share by chance", legend, axes, *curves, level)
 
 
 def frontier_curve(frontier: pl.DataFrame) -> str:
     """Draw the nats that calls gain over what they cost, a point per tau_f, and a ring at today's.
 
-    Needs tau_f, today, nats, cost; the smallest and the largest of both stand below. Returns Markdown.
+    Needs tau_f, today, nats, cost. Returns Markdown.
     """
     falling = frontier.sort("tau_f", descending=True)
     distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
@@ -73,38 +83,41 @@ def frontier_curve(frontier: pl.DataFrame) -> str:
     ring = {
         f"<circle cx='{at}' cy='{HEIGHT - up}' r='5' fill='none' stroke='{RED}'/>" for at, up, today in places if today
     }
-    ends = (f"{min(y):.3g} to {max(y):.3g} nats", f"cost {min(x):.3g} to {max(x):.3g}")
-    return _picture("nats over cost", _curve(x, y, BLUE), *ring, _text(0, ends[0]), _text(WIDTH // 2, ends[1]))
+    legend = {"nats that calls gain": BLUE, **({"at today's tau_f": RED} if ring else {})}
+    axes = _axes("cost", (min(x), max(x)), (min(y), max(y)))
+    return _picture("nats over cost", legend, axes, _curve(x, y, BLUE), *ring)
 
 
 def loss_curve(curve: pl.DataFrame) -> str:
     """Draw the training loss (blue) and the held-out perplexity (orange) over steps, each on a scale of its own.
 
-    Needs step, measure, value; what is no number is left out. The first and the last value of each stand below.
+    Needs step, measure, value; what is no number is left out. The numbers of the left scale are those of the first.
     Returns Markdown.
     """
-    parts = []
     finite = curve.filter(pl.col("value").is_finite())
+    last, parts, legend = max(finite["step"].to_list(), default=0), list[str](), dict[str, str]()
     found = finite.group_by("measure", maintain_order=True)
-    for ((measure,), points), color, at in zip(found, (BLUE, ORANGE), (0, WIDTH // 2), strict=False):
+    for ((measure,), points), color, at in zip(found, (BLUE, ORANGE), (-LEFT, WIDTH + 3), strict=False):
         few = _sampled(points.sort("step"))
-        parts.append(_curve(few["step"].to_list(), few["value"].to_list(), color))
-        name = str(measure).rpartition(" ")[2]
-        parts.append(_text(at, f"{name} {few['value'][0]:.3g} to {few['value'][-1]:.3g}", color))
-    return _picture("curves", *parts)
+        values = few["value"].to_list()
+        parts.append(_curve(few["step"].to_list(), values, color, x_from=0, x_to=last))
+        parts += [_text(at, _number(max(values)), 9, color), _text(at, _number(min(values)), HEIGHT, color)]
+        legend[str(measure).removeprefix("training ")] = color
+    return _picture("curves", legend, _axes("steps", (0, last)), *parts)
 
 
 def start_curves(rows: pl.DataFrame) -> str:
     """Draw questions answered right (blue) and questions with a call (orange) over min_probability, in per cent.
 
-    Needs min_probability, accuracy, calls; the first and the last value of each stand below. Returns Markdown.
+    Needs min_probability, accuracy, calls. Returns Markdown.
     """
-    x, parts = rows["min_probability"].to_list(), []
-    for name, column, color, at in (("right", "accuracy", BLUE, 0), ("calls", "calls", ORANGE, WIDTH // 2)):
-        y = rows[column].to_list()
-        parts.append(_curve(x, y, color, y_from=0, y_to=100))
-        parts.append(_text(at, f"{name} {y[0]:.3g} to {y[-1]:.3g} %", color))
-    return _picture("right answers and calls over min_probability", *parts)
+    x, legend = rows["min_probability"].to_list(), {"right, %": BLUE, "calls, %": ORANGE}
+    curves = [
+        _curve(x, rows[column].to_list(), color, y_from=0, y_to=100)
+        for column, color in (("accuracy", BLUE), ("calls", ORANGE))
+    ]
+    axes = _axes("min_probability", (min(x), max(x)), (0, 100))
+    return _picture("right answers and calls over min_probability", legend, axes, *curves)
 
 
 PLOTTED: Mapping[str, tuple[Sequence[str], str]] = {
@@ -128,12 +141,18 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
     parts = []
     for y, row in zip(range(0, len(drawn) * BAR, BAR), drawn, strict=True):
         name = ", ".join(escape(str(row[column])) for column in named if row[column] is not None)
-        low, wide, high = (round((row.get(end) or 0) / longest * WIDTH) for end in ("low", figure, "high"))
-        color = GREY if row.get("figures_of") == PAPER else BLUE
-        parts.append(f"<path d='M0 {y + 9}h{max(wide, 0)}' stroke='{color}' stroke-width='12'/>")
-        parts.append(f"<path d='M{low} {y + 9}H{high}' stroke='{RED}'/>")
-        parts.append(f"<text x='{WIDTH + 5}' y='{y + 13}'>{row[figure]:,.4g}  {name}</text>")
-    return _picture("plot", *parts, width=2 * WIDTH, height=len(drawn) * BAR)
+        parts += [*_bar(row, y + 9, figure, longest), _text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", y + 13)]
+    height = len(drawn) * BAR
+    papers = any(row.get("figures_of") == PAPER for row in drawn)
+    legend = {figure: BLUE, **({"the paper's": GREY} if papers else {}), "95 % interval": RED}
+    axes = _axes(f"{figure}, %" * (figure == "accuracy"), (0, longest), height=height)
+    return _picture("plot", legend, axes, *parts, width=2 * WIDTH, height=height)
+
+
+def _bar(row: Mapping[str, Any], y: int, figure: str, longest: float) -> tuple[str, str]:
+    low, wide, high = (round((row.get(end) or 0) / longest * WIDTH) for end in ("low", figure, "high"))
+    color = GREY if row.get("figures_of") == PAPER else BLUE
+    return f"<path d='M0 {y}h{max(wide, 0)}' stroke='{color}' stroke-width='12'/>", _line(f"M{low} {y}H{high}")
 
 
 def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
@@ -142,9 +161,10 @@ def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _curve(
-    x: Sequence[float], y: Sequence[float], color: str, y_from: float | None = None, y_to: float | None = None
-) -> str:
-    across = _placed(x, min(x), max(x), WIDTH)
+    x: Sequence[float], y: Sequence[float], color: str,
+    y_from: float | None = None, y_to: float | None = None, x_from: float | None = None, x_to: float | None = None,
+) -> str:  # fmt: skip
+    across = _placed(x, min(x) if x_from is None else x_from, max(x) if x_to is None else x_to, WIDTH)
     down = _placed(y, min(y) if y_from is None else y_from, max(y) if y_to is None else y_to, HEIGHT)
     points = [(here, HEIGHT - there) for here, there in zip(across, down, strict=True)]
     steps = "".join(f"l{bx - ax} {by - ay}" for (ax, ay), (bx, by) in pairwise(points))
@@ -155,17 +175,36 @@ def _placed(values: Sequence[float], low: float, high: float, size: int) -> list
     return [round((value - low) / (high - low or 1) * size) for value in values]
 
 
-def _text(x: int, told: object, color: str = "") -> str:
+def _axes(across: str, x: tuple[float, float], y: tuple[float, float] | None = None, height: int = HEIGHT) -> str:
+    """Both axes with the numbers at their ends, and what the horizontal one measures."""
+    numbers = [_text(0, _number(x[0]), height + 13), _text(WIDTH - 30, _number(x[1]), height + 13)]
+    if y:
+        numbers += [_text(-LEFT, _number(y[1]), 9), _text(-LEFT, _number(y[0]), height)]
+    line = f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"
+    return "".join((line, *numbers, _text(WIDTH // 3, across, height + 13)))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _text(x: int, told: object, y: int, color: str = "") -> str:
     fill = f" fill='{color}'" if color else ""
-    return f"<text x='{x}' y='112'{fill}>{told}</text>"
+    return f"<text x='{x}' y='{y}'{fill}>{told}</text>"
 
 
-def _dashed(line: str) -> str:
-    return f"<path d='{line}' stroke='{RED}' stroke-dasharray='4'/>"
+def _line(path: str) -> str:
+    return f"<path d='{path}' stroke='{RED}'/>"
 
 
-def _picture(name: str, *parts: str, width: int = WIDTH, height: int = 116) -> str:
-    """Markdown of an image that brings its data along."""
-    frame = f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' font-size='12' fill='#888'>"
-    svg = "".join((frame, *parts, "</svg>"))
-    return f"![{name}](data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()})"
+def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Markdown of an image that brings its data along; `legend`: what is drawn in which color."""
+    size = f"{width + 2 * LEFT} {height + ABOVE + BELOW}"
+    wide, high = size.split()
+    frame = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide}' height='{high}' viewBox='{-LEFT} {-ABOVE} {size}' "
+        "style='font:12px sans-serif' fill='#888'>"
+    )
+    named = (_text(at, told, -4, color) for at, (told, color) in zip((0, 140, 280), legend.items(), strict=False))
+    svg = "".join((frame, *named, *parts, "</svg>")).encode("ascii", "xmlcharrefreplace").decode()
+    return f"![{name}](<data:image/svg+xml,{''.join(ESCAPED.get(char, char) for char in svg)}>)"

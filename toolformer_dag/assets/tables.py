@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -26,6 +26,13 @@ from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
 from toolformer_dag.resources import Compute
 from toolformer_dag.settings.servers import lane_key
 from toolformer_dag.tools.tool import Tool
+
+CHECKS = {
+    "losses_finite": "Every loss is a finite number, or missing with a reason.",
+    "kept_at_tau_f": "Every kept call gains at least tau_f.",
+    "gives_text_back": "A text of C* without its calls is the document's text, byte for byte.",
+}
+"""What the checks of the stages promise."""
 
 
 def refuse_unread(made: TableOutput) -> None:
@@ -74,7 +81,11 @@ def _group(made: TableOutput) -> str:
 
 def table(made: TableOutput) -> Output:
     """Return the asset of a stage: a whole table, whose missing rows are computed in chunks."""
-    stage, checks = made.stage, ("unique_keys", *made.stage.checks)
+    stage = made.stage
+    checks = {
+        "unique_keys": f"No two rows have the same {', '.join(stage.key)}.",
+        **{name: CHECKS[name] for name in stage.checks},
+    }
 
     def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
@@ -117,7 +128,7 @@ def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableRep
     tag_changes(context, report.differences.settings())
 
 
-def _check_results(names: Sequence[str], report: TableReport) -> list[dg.AssetCheckResult]:
+def _check_results(names: Iterable[str], report: TableReport) -> list[dg.AssetCheckResult]:
     return [
         dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken})
         for name, broken in ((name, report.violations.get(name, 0)) for name in names)
