@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import lru_cache
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster.components.testing import create_defs_folder_sandbox
 
 from toolformer_dag.assets import outputs
 from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.definitions import definitions_of, definitions_to_merge
+from toolformer_dag.definitions import ToolformerLine, definitions_of, definitions_to_merge
 from toolformer_dag.settings.settings_file import load_settings
 
 REPOSITORY = Path(__file__).parents[1]
@@ -74,6 +76,14 @@ def test_definitions_are_loadable_and_have_no_partitions(definitions):
     assert not [key for key in graph.toposorted_asset_keys if graph.get(key).is_partitioned]
 
 
+def test_every_check_says_what_it_promises(definitions):
+    checks = [spec for asset in definitions.assets for spec in asset.check_specs]
+    told = {spec.name: spec.description for spec in checks if "calculator" in spec.asset_key.path}
+    assert all(spec.description for spec in checks)
+    assert told["kept_at_tau_f"] == "Every kept call gains at least tau_f."
+    assert {len(told)} == {3} and told["unique_keys"].startswith("No two rows have the same ")
+
+
 def test_the_two_jobs_make_every_asset_between_them_and_both_show_what_came_out(definitions):
     first, second = (
         {key.to_user_string() for key in definitions.resolve_job_def(name).asset_layer.selected_asset_keys}
@@ -105,6 +115,29 @@ def test_another_project_holds_the_assets_beside_resources_jobs_and_an_executor_
     assert downstream.key in reached and downstream.key not in ours.asset_layer.selected_asset_keys
     assert ours.executor_def is dg.in_process_executor
     assert merged.resolve_implicit_global_asset_job_def().executor_def is dg.multiprocess_executor
+
+
+def test_a_defs_yaml_that_names_the_settings_file_adds_the_line(definitions):
+    with create_defs_folder_sandbox() as project:
+        written = project.scaffold_component(ToolformerLine, "line", {"settings": "tools/toolformer.toml"})
+        assert "{{ project_root }}/tools/toolformer.toml" in (written / "defs.yaml").read_text()
+        (project.project_root / "tools").mkdir()
+        shutil.copy(REPOSITORY / "toolformer.toml", project.project_root / "tools")
+        (written / "defs.yaml").write_text(
+            "type: toolformer_dag.ToolformerLine\nattributes:\n  settings: ../../../../tools/toolformer.toml\n"
+        )
+        with project.load_component_and_build_defs(written) as (component, added):
+            assert isinstance(component, ToolformerLine) and added.executor is None  # the project's own holds
+            assert picture(added) == picture(definitions)
+
+
+def test_dg_finds_the_component_and_the_library_needs_no_dagster():
+    program = (
+        "import sys, toolformer_dag as one; print('dagster' in sys.modules, 'ToolformerLine' in dir(one), "
+        "one.ToolformerLine.__module__, hasattr(one, 'ToolformerLin'))"
+    )
+    told = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False", "True", "toolformer_dag.definitions", "False"]
 
 
 def test_every_asset_links_to_its_view_of_the_explorer_on_the_usual_port(definitions):

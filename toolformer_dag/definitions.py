@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from pydantic import BaseModel, Field
 
 from toolformer_dag.assets import graph, jobs, shard_sensor
 from toolformer_dag.computing.plan import Plan
@@ -47,6 +48,36 @@ def definitions_to_merge(settings_file: str | Path) -> dg.Definitions:
     Raises what `defs` raises.
     """
     return definitions_of(Plan.of(load_settings(Path(settings_file))), within_another=True)
+
+
+class LineParameters(BaseModel):
+    """Hold what `dg scaffold defs toolformer_dag.ToolformerLine` takes."""
+
+    settings: str = Field("toolformer.toml", description="Settings file, seen from the project's folder.")
+
+
+class LineScaffolder(dg.Scaffolder[LineParameters]):
+    """Write a defs.yaml that names the settings file."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[LineParameters]:
+        """Return the options of `dg scaffold defs`."""
+        return LineParameters
+
+    def scaffold(self, request: dg.ScaffoldRequest[LineParameters]) -> None:
+        """Write the file; the settings need not be there yet."""
+        dg.scaffold_component(request, {"settings": str(Path("{{ project_root }}", request.params.settings))})
+
+
+@dg.scaffold_with(LineScaffolder)
+class ToolformerLine(dg.Component, dg.Model, dg.Resolvable):
+    """The line of a settings file, within another project: from shards of text to a model that calls tools."""
+
+    settings: str = Field(description="The settings file, seen from the folder of defs.yaml.")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Return assets, jobs, sensor and resources; raises what `defs` raises."""
+        return definitions_to_merge(context.component_path.file_path / self.settings)
 
 
 def job_of(file: str, name: str) -> dg.JobDefinition:

@@ -111,3 +111,56 @@ def test_another_dagster_project_with_folders_of_the_same_names_holds_the_assets
     dagster("definitions", "validate")
     dagster("job", "execute", "-j", "bring_up_to_date")
     dagster("asset", "materialize", "--select", "training/augmented_corpus,texts_with_calls")
+
+
+DG_PROJECT = """
+[project]
+name = "mine"
+version = "0.1.0"
+
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "mine"
+"""
+DG_DEFINITIONS = """
+from pathlib import Path
+
+from dagster import definitions, load_from_defs_folder
+
+
+@definitions
+def defs():
+    return load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+
+
+@pytest.mark.installs
+def test_a_project_of_dg_scaffolds_the_line_as_a_component(tmp_path: Path) -> None:
+    """The layout is that of `create-dagster project`."""
+    project = tmp_path / "project"
+    lay_out(project / "toolformer", make_model(tmp_path / "model"))
+    (project / "src" / "mine" / "defs").mkdir(parents=True)
+    for name, text in {
+        "pyproject.toml": DG_PROJECT,
+        "src/mine/__init__.py": "",
+        "src/mine/definitions.py": DG_DEFINITIONS,
+        "src/mine/defs/__init__.py": "",
+    }.items():
+        project.joinpath(name).write_text(text)
+    clone, python = copied(tmp_path), beside_this_one(tmp_path / "environment")
+    pip_install(python, "-c", str(clone / "constraints.txt"), "dagster-dg-cli")
+    pip_install(python, "--no-deps", "--no-build-isolation", str(clone))
+
+    def dg(*arguments: str) -> str:
+        source = f"{project / 'src'}:{project / 'toolformer'}"
+        variables = {"VIRTUAL_ENV": str(tmp_path / "environment"), "PYTHONPATH": source, "DG_CLI_TELEMETRY": "false"}
+        done = call(str(Path(python).with_name("dg")), *arguments, cwd=project, **variables)
+        succeeded(done)
+        return done.stdout
+
+    assert "toolformer_dag.ToolformerLine" in dg("list", "components", "--json")
+    dg("scaffold", "defs", "toolformer_dag.ToolformerLine", "line", "--settings", "toolformer/toolformer.toml")
+    dg("check", "defs")
+    assert "training/augmented_corpus" in dg("list", "defs", "--json")

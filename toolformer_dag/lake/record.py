@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import toolformer_dag
-
 STORES = "stores"
 """The field that names the row stores behind an output; `clean` keeps those."""
 PACKAGES = ("toolformer-dag", "polars", "duckdb", "torch", "transformers", "tokenizers")
@@ -103,7 +101,7 @@ def installed_version(package: str) -> str:
 @lru_cache(maxsize=1)
 def commit() -> str | None:
     """Return the checked-out commit; None where the package was not installed from a checkout."""
-    checkout = Path(toolformer_dag.__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
