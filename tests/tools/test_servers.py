@@ -12,7 +12,6 @@ from tests.command_line import cli
 from toolformer_dag.settings.servers import LISTING, lane_key, read_listing
 from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import enabled_tools
 
 STDERR = mcp.client.stdio  # bound at import to the standard error of then, which has to be a file
@@ -142,12 +141,6 @@ def test_a_list_that_is_missing_or_broken_has_its_remedy(tmp_path: Path, listing
         load_settings(tmp_path / "toolformer.toml")
 
 
-def test_a_lane_without_examples_says_what_to_write(file: Path) -> None:
-    file.write_text(f'{OFFICE}tools = ["add"]\n')
-    with pytest.raises(ToolError, match=r"\[tools\.add\].*write examples = \[\.\.\.\], two to five"):
-        enabled_tools(load_settings(file))
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -171,3 +164,20 @@ def test_a_server_that_cannot_be_asked_is_named(tmp_path: Path, table: str, mess
 )
 def test_keys_of_lanes_are_words(tool: str, key: str) -> None:
     assert lane_key(tool) == key
+
+
+def test_a_lane_without_examples_is_answered_with_the_lines_to_paste_which_load(tmp_path: Path) -> None:
+    file = tmp_path / "toolformer.toml"
+    file.write_text(f'{OFFICE}tools = ["add", "show"]\n{ADD}')
+    told = cli("servers", "--config", str(file))
+    assert told.returncode == 0 and "[tools.add]" not in told.stdout
+    wanted = "[tools.show] (server office) has no examples: paste these lines"
+    assert wanted in told.stdout
+    for command in (["run"], ["stale"], ["tool", "show", "--prompt"]):
+        refused = cli(*command, "--config", str(file))
+        assert refused.returncode == 1 and wanted in refused.stderr and "Errno" not in refused.stderr
+    lines = refused.stderr[refused.stderr.index("[tools.show]\n") :]
+    with file.open("a") as settings:
+        settings.write(lines)
+    assert cli("tool", "show", "--prompt", "--config", str(file)).stdout.count("\nOutput: ... [Show(kind=") == 2
+    assert "has no examples" not in cli("servers", "--config", str(file)).stdout

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from toolformer_dag.cli.terminal import Config, harmless
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.settings.servers import FAULT, LISTING, ServerSettings, lane_key, read_listing
-from toolformer_dag.settings.settings_file import load_servers
+from toolformer_dag.settings.settings_file import load_servers, load_settings
 
 Listed = list[dict[str, Any]]
 
@@ -38,8 +39,27 @@ def servers(config: Config = None) -> None:
             typer.echo(f"error: {harmless(str(error))}", err=True)
             silent = True
     write_whole(root / LISTING, (json.dumps(listed, ensure_ascii=False, indent=1) + "\n").encode())
+    _tell_what_lacks(config)
     if silent:
         raise typer.Exit(1)
+
+
+def _tell_what_lacks(config: Path | None) -> None:
+    """Say of each lane of a server why it cannot be loaded: most lack examples, which a person has to give."""
+    from toolformer_dag.tools.registry import load_tool
+
+    try:
+        settings = load_settings(config)
+    except UserError as error:
+        typer.echo(f"error: {harmless(str(error))}", err=True)
+        return
+    for key, section in settings.tools.items():
+        options = section.options()
+        try:
+            if section.enabled and options.get("use") == "mcp":
+                load_tool(key, options, root=settings.root)
+        except UserError as error:
+            typer.echo(f"\n{harmless(str(error))}")
 
 
 def _listed(name: str, server: ServerSettings, root: Any) -> Listed:

@@ -18,7 +18,7 @@ from toolformer_dag.texts.arguments import schema_fault
 from toolformer_dag.texts.calls import Call, fault
 from toolformer_dag.texts.compression import text_of
 from toolformer_dag.tools.options import ToolOptions, explain_options
-from toolformer_dag.tools.prompts import ToolError, check_prompt, written_prompt
+from toolformer_dag.tools.prompts import ToolError, check_prompt, missing_examples, written_prompt
 from toolformer_dag.tools.sandbox import wall_in
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
@@ -113,9 +113,11 @@ def read_options(tool_class: type[Tool], options: Mapping[str, object], root: Pa
 
 def _constructed(key: str, tool_class: type[Tool], options: ToolOptions, root: Path) -> Tool:
     """Return the complete tool with its prompt, read or written. Raises ToolError."""
-    if options.examples is not None:
+    if options.examples is not None or (options.prompt is None and "server" in type(options).model_fields):
         tool = tool_class(key, options, "")
         _check_complete(tool)
+        if options.examples is None:
+            raise missing_examples(tool)
         tool.prompt = written_prompt(tool, options.examples)
         check_prompt(tool.prompt, tool.name, f"[tools.{key}]: examples", schema=tool.schema)
         return tool
