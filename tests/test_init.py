@@ -10,7 +10,10 @@ import pytest
 
 from tests.command_line import cli
 from tests.worlds import write_shard
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.pipeline.proposals import rarely_written
 from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.synthetic import SMALL_MODEL
 from toolformer_dag.tools.registry import enabled_tools
 from toolformer_dag.tools.tool import ToolCall
 
@@ -38,6 +41,24 @@ def test_init_writes_a_project_over_the_corpus_that_is_there_and_replaces_no_fil
     assert (folder / ".gitignore").read_text() == "mine\n"
 
 
+def test_a_tool_that_the_embedded_model_cannot_name_is_told_of_with_the_ways_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli("init", str(tmp_path)).returncode == 0
+
+    def told(*overrides: str) -> list[str]:
+        return rarely_written(Plan.of(load_settings(tmp_path / "toolformer.toml", environment={}, overrides=overrides)))
+
+    [line] = told()
+    assert line.startswith("sum: the embedded model writes calls of Calculator, ")
+    assert all(way in line for way in ('proposals = ["rule"]', "a file of calls", "another model.name"))
+    by_rule = "tools.sum.rule.pattern='(?<=[0-9]) nuts'"
+    assert told('tools.sum.proposals=["rule"]', by_rule) == []
+    assert told('tools.sum.proposals=["calls.parquet"]') == []
+    assert told(f"model.name={str(SMALL_MODEL)!r}") == told()
+    assert told("proposer.engine='openai'", "proposer.name='x'", "proposer.url=['http://localhost/v1']") == []
+    assert len(told('tools.sum.proposals=["model", "rule"]', by_rule)) == 1
+
+
 @pytest.mark.long
 def test_the_page_in_twenty_minutes_is_right_word_by_word(tmp_path):
     page = (ROOT / "docs" / "twenty-minutes.md").read_text("utf-8")
@@ -59,7 +80,9 @@ def test_the_page_in_twenty_minutes_is_right_word_by_word(tmp_path):
     assert told["tool sum"].stdout == "42\n"
     look = told["run --config"]
     assert "The first look: 1 of 2 shards, 30 documents" in look.stdout
-    assert "sum: no call is kept, for no call was proposed" in look.stderr and "other_tool" in look.stderr
+    assert look.stderr.startswith("warning: sum: the embedded model writes calls of Calculator, ")
+    assert "\nsum: no call is kept, for no call was proposed for " in look.stderr
+    assert "texts; the model writes other names than Sum: add a rule to proposals" in look.stderr
     assert re.search(r"^│ calculator ┆ 0\.2 +┆", told["sql sweep"].stdout, re.M)
     assert "calculator/filtered_calls\n    settings.tau_f: 0.5 -> 0.2\n" in told["stale --why"].stdout
     ran = told["stale --run"].stdout

@@ -55,6 +55,7 @@ def run(
     if estimate:
         from toolformer_dag.cli.forecast import forecast
 
+        _warn_of_names(project.plan)
         typer.echo(forecast(project.plan))
         return
     report = completed(project, again or (), training=train or first is None)
@@ -147,6 +148,7 @@ def completed(
     from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
 
     _withdraw(project.plan, again)
+    _warn_of_names(project.plan)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
     with shown(told) as sink:
@@ -163,6 +165,13 @@ def completed(
         for line in kept_nothing(project.plan):
             typer.echo(line, err=True)
     return report
+
+
+def _warn_of_names(plan: "Plan") -> None:
+    from toolformer_dag.pipeline.proposals import rarely_written
+
+    for line in rarely_written(plan):
+        typer.echo(f"warning: {line}.", err=True)
 
 
 def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:

@@ -24,6 +24,8 @@ CALL = (
     "tool VARCHAR, shard VARCHAR, digest VARCHAR, segment INTEGER, position INTEGER, sample INTEGER, delta DOUBLE, "
     "delta_is_bound BOOLEAN, reason VARCHAR"
 )
+OTHER_TOOL = "other_tool"
+"""Why a sample is no call of the lane: it names another tool."""
 CERTIFIED, NOT_MEASURED = "certified", "not measured"
 TABLES = {"loss_deltas": CALL, "swapped_results": f"{CALL}, swap INTEGER"}
 
@@ -113,8 +115,7 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
     if not texts:
         stage, none = "heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}"
     elif not calls:
-        remedy = "lower tau_s" if MODEL in lane.proposals else "choose other texts, or add a source to proposals"
-        stage, none = "scored_candidates", f"no call was proposed for {texts:,} texts; {remedy}"
+        stage, none = "scored_candidates", f"no call was proposed for {texts:,} texts"
     elif not answered:
         stage, none = "tool_results", f"none of {calls:,} calls has a result"
     else:
@@ -122,8 +123,20 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
     reasons = Counter[str]()
     for part in plan.lake.table(f"{lane.key}/{stage}").pointers().values():
         reasons.update({one["reason"]: one["count"] for one in part.record[REJECTIONS]})
+    remedy = _proposing(lane, reasons) if texts and not calls else ""
     told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    return f"{none} ({told})" if told else none
+    return f"{none}{remedy}" + f" ({told})" * bool(told)
+
+
+def _proposing(lane: Lane, reasons: Counter[str]) -> str:
+    """What would propose calls, by the commonest reason why there is none."""
+    if MODEL not in lane.proposals:
+        return "; choose other texts, or add a source to proposals"
+    if dict(reasons.most_common(1)).keys() == {OTHER_TOOL}:
+        return (
+            f"; the model writes other names than {lane.tool.name}: add a rule to proposals, or change prompt or model"
+        )
+    return "; lower tau_s"
 
 
 def _present(plan: Plan, table: str, column: str) -> int:
