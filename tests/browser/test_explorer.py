@@ -13,6 +13,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page
 
 from tests.browser.conftest import OTHER_SITE
+from tests.explorer.hand_made_calls import REPEATED
 from toolformer_dag.cli.web_server import HOST, OwnPages, bound
 from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.exported_page import export_page
@@ -23,6 +24,7 @@ from toolformer_dag.lake.warehouse import query
 pytestmark = pytest.mark.long
 
 KEY = "calculator%2Fshard%25200%2Fd2%2F0%2F7%2F1"
+ABOUT = "mine · model gpt2 · toolformer-dag 0.1.0, commit 0123456"
 VIEWS = (
     "thresholds",
     "calls&tool=calendar",
@@ -37,7 +39,7 @@ def address(database: Path) -> Iterator[str]:
     """The page over the warehouse, on a free port, behind the guard that the command puts before it."""
     listening = bound(0, "explore")
     port = listening.getsockname()[1]
-    app = OwnPages(explorer_app(WarehouseReader(database), None), port)
+    app = OwnPages(explorer_app(WarehouseReader(database, ABOUT), None), port)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -202,10 +204,10 @@ def test_other_hosts_are_refused_and_nothing_is_written(page: Page, address: str
 
 def test_an_exported_page_works_offline(chromium: Browser, address: str, database: Path, tmp_path: Path) -> None:
     file = tmp_path / "calls.html"
-    assert export_page(WarehouseReader(database), file) > 50
+    assert export_page(WarehouseReader(database, ABOUT), file) > 50
     with chromium.new_context(offline=True) as context:
         page = context.new_page()
-        for view in VIEWS:
+        for view in (*VIEWS, "text", "pipeline"):
             told = opened(page, file.as_uri(), view)
             assert [line for line in told if not line.startswith(("file:", "data:"))] == []
             with chromium.new_context() as other:
@@ -223,3 +225,47 @@ def test_a_chain_stands_in_its_text_with_all_of_its_calls(page: Page, address: s
     opened(page, f"{address}/", f"text&at={KEY[:-1]}2&every=1")
     chosen = page.locator(".text [aria-current=true].chip").inner_text()
     assert re.fullmatch(r"\[[✓✗] Calendar\(\) → Today is Monday\.\] \[Calculator\(.* 7\) → 2 .*\]", chosen, re.DOTALL)
+    opened(page, f"{address}/", f"pipeline&at={KEY[:-1]}2")
+    chains = page.get_by_role("region", name="Samples").locator(
+        "tr", has_text="[Calendar() → Today is Monday.] [Calculator("
+    )
+    assert chains.count() == 1 and "kept" in chains.inner_text()
+
+
+@pytest.mark.parametrize("chosen", ["", "&tool=calendar"])
+@pytest.mark.parametrize("view", ["text", "pipeline"])
+def test_without_a_choice_the_best_kept_call_is_shown_in_its_text(
+    page: Page, address: str, database: Path, view: str, chosen: str
+) -> None:
+    opened(page, f"{address}/", f"{view}{chosen}")
+    of_tool = "AND tool = 'calendar'" if chosen else ""
+    delta = query(database, f"SELECT max(delta) FROM decisions WHERE kept {of_tool}").item()
+    if view == "text":
+        assert f"= {delta:.3f}" in page.get_by_role("article", name="The chosen call").inner_text()
+        assert page.locator(".text [aria-current=true].chip").count() == 1
+    else:
+        kept = page.get_by_role("region", name="Samples").locator("tr", has=page.locator(".kept"))
+        assert any(f"\t{delta:.3f}\t" in row for row in kept.all_inner_texts())
+
+
+def test_samples_that_are_one_call_are_one_row_with_their_number(page: Page, address: str) -> None:
+    tool, text, position, _ = REPEATED
+    for view, region in (("text", "Every call in this text"), ("pipeline", "Samples")):
+        opened(page, f"{address}/", f"{view}&at={tool}%2Fshard%25200%2F{text}%2F0%2F{position}%2F0&every=1")
+        rows = page.get_by_role("region", name=region).locator("tbody tr").all_inner_texts()
+        times = [row.split("\t")[{"text": 1, "pipeline": 3}[view]] for row in rows]
+        assert times.count("2") == 1 and set(times) == {"1", "2"}
+    opened(page, f"{address}/", f"text&at={tool}%2Fshard%25200%2F{text}%2F0%2F{position}%2F0&every=1")
+    assert page.locator(".text .chip", has_text="×2").count() == 1
+
+
+def test_terms_say_what_they_mean_and_the_header_whose_calls_these_are(page: Page, address: str) -> None:
+    opened(page, f"{address}/", f"text&at={KEY}")
+    assert page.locator("header #about").inner_text() == ABOUT
+    found = {name: page.locator(f"main [title]:text-is('{name}')").first for name in ("p", "Δ", "source", "times")}
+    told = {name: term.get_attribute("title") for name, term in found.items()}
+    assert "probability" in str(told["p"]) and "L⁻ − L⁺" in str(told["Δ"]) and "rule" in str(told["source"])
+    opened(page, f"{address}/", "thresholds")
+    for name, meaning in (("by chance", "another document"), ("the control", "swap"), ("FDR", "False discovery rate")):
+        term = page.locator(f"main [title]:text-is('{name}')").first
+        assert meaning in str(term.get_attribute("title"))

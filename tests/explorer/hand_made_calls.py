@@ -37,6 +37,9 @@ SAMPLES = 3
 CHAINED = ("calculator", "d2", 7, 2)
 """The sample whose call stands behind another: tool, text, position, sample."""
 
+REPEATED = ("calculator", "d2", 0, 1)
+"""The sample that repeats the one before it: tool, text, position, sample."""
+
 
 def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
     """Publish TEXTS documents with calls of both tools, run the filter and build the file.
@@ -145,6 +148,10 @@ def _sampled(
     call |= {"input": f"{hostile} {position}", "result": f"{sample} {hostile}"}
     losses = {"loss_empty": empty, "loss_call": empty, "loss_result": empty - delta, "loss_minus": empty}
     losses |= {"loss_plus": empty - delta, "delta": delta, "delta_is_bound": bound and delta < 0.2}
+    if (tool, place["digest"], position, sample) == REPEATED:
+        for name in ("scored_candidates", "loss_deltas"):
+            rows[f"{tool}/{name}"].append({**rows[f"{tool}/{name}"][-1], "sample": sample})
+        return
     if losses["delta_is_bound"]:
         losses["loss_call"] = None
     rows.setdefault(f"{tool}/scored_candidates", []).append(

@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from tests.explorer.hand_made_calls import TOOLS, made_up_warehouse
-from toolformer_dag.explorer.call_queries import calls, excerpts, overview, text_with_calls, whole_call
+from toolformer_dag.explorer.call_queries import KEY, calls, excerpts, overview, text_with_calls, whole_call
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.lake.warehouse import WarehouseError, query
 
@@ -79,6 +79,15 @@ def test_calls_come_by_distance_and_the_filters_hold(reader: WarehouseReader) ->
     }
     with pytest.raises(ValueError, match="tau"):
         calls(reader, {"tool": "calendar", "tau": "nan"})
+
+
+def test_the_best_kept_call_of_each_tool_is_the_one_that_gains_most(database: Path, reader: WarehouseReader) -> None:
+    best = {tool["tool"]: tool["best"] for tool in overview(reader)["tools"]}
+    gains = query(database, "SELECT tool, max(delta) FROM decisions WHERE kept GROUP BY tool").rows()
+    assert {tool: one["delta"] for tool, one in best.items()} == dict(gains)
+    for tool, one in best.items():
+        call = whole_call(reader, {name: one.get(name, tool) for name in KEY})
+        assert call is not None and call["kept"]
 
 
 def test_a_text_has_the_calls_of_every_tool_where_they_stand(reader: WarehouseReader) -> None:

@@ -42,7 +42,10 @@ def test_a_port_in_use_is_named_with_the_remedy_and_ctrl_c_leaves_nothing(projec
         )
         while True:  # the address is told before the page answers
             try:
-                assert httpx.get(f"{address}/api/overview", timeout=60).status_code == 200
+                overview = httpx.get(f"{address}/api/overview", timeout=60)
+                assert overview.status_code == 200
+                about = f"{project.name} · model embedded · toolformer-dag "
+                assert overview.json()["about"].startswith(about) and str(project) not in overview.text
                 break
             except httpx.ConnectError:
                 assert served.poll() is None

@@ -9,6 +9,7 @@ import typer
 
 from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.sections import Settings
 
 
 def explore(
@@ -37,7 +38,7 @@ def explore(
     from toolformer_dag.explorer.warehouse_reader import WarehouseReader
     from toolformer_dag.lake.warehouse import received
 
-    reader = WarehouseReader(received(settings))
+    reader = WarehouseReader(received(settings), _about(settings))
     reader.version()  # a missing file is told before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
@@ -54,3 +55,13 @@ def explore(
             threading.Timer(0.5, webbrowser.open, (address,)).start()
         answer(app, listening)
         typer.echo("stopped")
+
+
+def _about(settings: Settings) -> str:
+    """Say which project, model and code the page shows; no path of this machine, since pages are passed on."""
+    from toolformer_dag.lake.record import commit, installed_version
+
+    model, at = settings.model.name, commit()
+    shown = Path(model).name if Path(model).is_absolute() else model
+    code = f"toolformer-dag {installed_version('toolformer-dag')}{f', commit {at[:9]}' if at else ''}"
+    return f"{settings.root.absolute().name} · model {shown} · {code}"

@@ -39,6 +39,10 @@ APPLIED = """
 SELECT tool, calls, examples, kept_swapped, by_chance, by_chance_low, by_chance_high, fdr, fdr_high
 FROM swapped_statistics JOIN filter_statistics USING (tool, tau_f, calls) JOIN lanes USING (tool, tau_f)
 """
+BEST = """
+SELECT DISTINCT ON (tool) tool, shard, digest, segment, position, sample, delta FROM decisions WHERE kept
+ORDER BY tool, delta DESC, rowid
+"""
 VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(NULL, best, delta, $tau), 'kept') END"
 """What becomes of a call at the threshold $tau, whatever the limit of texts per tool (examples_per_tool)."""
 COLUMNS = f"""
@@ -59,12 +63,18 @@ WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 
 
 def overview(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what every view needs at once: tools with their curves, and the reasons and domains to filter by."""
-    queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED}
+    """Return what every view needs at once: tools with their curves and best kept call, and reasons to filter by."""
+    queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
     known = {name: {row.pop("tool"): row for row in reader.rows(sql)} for name, sql in queries.items()}
     tools = [{**row, **{name: of.get(row["tool"]) for name, of in known.items()}} for row in reader.rows(TOOLS)]
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
-    return {"version": reader.version(), "tools": tools, "reasons": [row["reason"] for row in reasons], "near": NEAR}
+    told = {"version": reader.version(), "about": reader.about, "near": NEAR}
+    return {**told, "tools": tools, "reasons": [row["reason"] for row in reasons]}
+
+
+def best_calls(shown: Mapping[str, Any]) -> list[Row]:
+    """Return the best kept call of each tool that an `overview` has one of."""
+    return [{**tool["best"], "tool": tool["tool"]} for tool in shown["tools"] if tool["best"]]
 
 
 def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from toolformer_dag.files import UserError
 SCRIPTS = (
     "state.js",
     "elements.js",
+    "terms.js",
     "data.js",
     "thresholds.js",
     "calls.js",

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from toolformer_dag.explorer.call_queries import calls, excerpts, overview, text_with_calls
+from toolformer_dag.explorer.call_queries import best_calls, calls, excerpts, overview, text_with_calls
 from toolformer_dag.explorer.explorer_server import SCRIPTS, page_file
 from toolformer_dag.explorer.outcome_queries import exported_outcomes, outcome_tables
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
@@ -29,7 +29,7 @@ def export_page(reader: WarehouseReader, file: Path, force: bool = False) -> int
     for tool in shown["tools"]:
         tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]
         chosen += calls(reader, {"tool": tool["tool"], "tau": str(tau)})["rows"]
-    keys = {tuple(call[name] for name in TEXT_KEY) for call in chosen}
+    keys = {tuple(call[name] for name in TEXT_KEY) for call in (*chosen, *best_calls(shown))}
     texts = [(key, text_with_calls(reader, dict(zip(TEXT_KEY, key, strict=True)))) for key in sorted(keys)]
     stored = {
         "overview": {**shown, "live": False},

@@ -18,11 +18,11 @@ Row = dict[str, Any]
 class WarehouseReader:
     """A connection to the file, opened anew when the file was replaced. Safe for several threads.
 
-    Nothing is written, no other file is reached, and no extension is loaded.
+    Nothing is written, no other file is reached, and no extension is loaded. `about`: what the page says it shows.
     """
 
-    def __init__(self, database: Path) -> None:
-        self.database = database
+    def __init__(self, database: Path, about: str = "") -> None:
+        self.database, self.about = database, about
         self._lock = threading.Lock()
         self._opened = ExitStack()
         self._connection: duckdb.DuckDBPyConnection

@@ -2,12 +2,13 @@
 
 import { data, verdictAt } from "./data.js";
 import { count, csv, download, el, foreign, nats } from "./elements.js";
-import { KEY, encodeKey, link, set, state } from "./state.js";
+import { KEY, decodeKey, encodeKey, link, set, state } from "./state.js";
+import { term } from "./terms.js";
 import { chosenTau } from "./thresholds.js";
 
 const TYPING_PAUSE = 120;
 const CSV = ["tool", "shard", "digest", "segment", "position", "sample", "domain", "date", "verdict", "delta", "tau", "distance",
-  "loss_empty", "loss_call", "loss_before", "loss_result", "need", "p_api", "input", "result", "chain", "before", "after"];
+  "loss_empty", "loss_call", "loss_before", "loss_result", "need", "p_api", "input", "result", "chain", "times", "before", "after"];
 
 export const verdictName = verdict => verdict.replace("tau_f", "τ").replaceAll("_", " ");
 
@@ -28,6 +29,24 @@ export function shownVerdict(call, tool, tau) {
 export const written = (call, name) =>
   (call.chain ? JSON.parse(call.chain) : [{ tool: name, input: call.input, result: call.result }])
     .map(one => `[${one.tool}(${one.input}) → ${one.result ?? ""}]`).join(" ");
+
+// Samples of a position that are the same call are one row; the chosen, the kept or the best one stands for it.
+export function distinct(calls, chosen = () => false) {
+  const found = new Map();
+  for (const call of calls) {
+    const key = JSON.stringify(["shard", "digest", "segment", "tool", "position", "source", "chain", "input", "body", "result"].map(name => call[name] ?? null));
+    found.set(key, [...(found.get(key) ?? []), call]);
+  }
+  const shown = same => same.find(chosen) ?? same.find(call => call.verdict === "kept" || call.kept) ?? same.find(call => call.best) ?? same[0];
+  return [...found.values()].map(same => ({ ...shown(same), times: same.length }));
+}
+
+// The call that the address names; where it names none, the kept one that gains most, of the chosen tool where it has one.
+export function chosenCall(overview) {
+  const best = overview.tools.filter(tool => tool.best).map(tool => ({ ...tool.best, tool: tool.tool })).sort((a, b) => b.delta - a.delta);
+  const first = best.find(call => call.tool === state("tool")) ?? best[0];
+  return decodeKey(state("at") || (first ? encodeKey(first) : ""));
+}
 
 export function calls(overview) {
   const tool = overview.tools.find(one => one.tool === state("tool")) ?? overview.tools[0];
@@ -71,7 +90,7 @@ export function calls(overview) {
     inPlace(place, call, null);
     return el("tr", {},
       el("td", { className: "number" }, distance === null ? "–" : (distance >= 0 ? "+" : "−") + Math.abs(distance).toFixed(3)),
-      el("td", { className: "number" }, deltaText(call)), el("td", {}, verdictMark(verdict)), place, el("td", {}, foreign(call.domain)), el("td", {}, call.date ?? ""));
+      el("td", { className: "number" }, deltaText(call)), el("td", { className: "number" }, count(call.times)), el("td", {}, verdictMark(verdict)), place, el("td", {}, foreign(call.domain)), el("td", {}, call.date ?? ""));
   }
 
   function inPlace(place, call, excerpt) {
@@ -86,7 +105,7 @@ export function calls(overview) {
     try {
       const found = await data.calls({ tool: tool.tool, tau: chosenTau(tool), ...Object.fromEntries(["domain", "verdict", "reason", "text"].map(name => [name, state(name)])) });
       if (mine !== asked) return;
-      rows = found.rows;
+      rows = distinct(found.rows);
       excerptsOf.clear();
       body.replaceChildren(...rows.map(row));
       told.textContent = rows.length ? `${count(rows.length)} calls nearest the threshold` : "No call fits.";
@@ -118,7 +137,7 @@ export function calls(overview) {
     target.focus();
     event.preventDefault();
   });
-  const titles = [["Δ − τ", true], ["Δ", true], ["verdict"], ["call in its text"], ["domain"], ["date"]];
+  const titles = [[term("tau_f", "Δ − τ"), true], [term("delta", "Δ"), true], [term("times", "times"), true], ["verdict"], ["call in its text"], ["domain"], ["date"]];
   const head = el("tr", {}, titles.map(([title, number]) => el("th", { scope: "col", className: number ? "number" : null }, title)));
   const listed = el("table", { id: "calls" }, el("caption", {}, `Calls of ${tool.name} by distance from the threshold`), el("thead", {}, head), body);
   load();

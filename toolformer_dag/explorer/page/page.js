@@ -2,7 +2,7 @@
 
 import { calls } from "./calls.js";
 import { data } from "./data.js";
-import { el } from "./elements.js";
+import { el, foreign } from "./elements.js";
 import { pipeline } from "./pipeline.js";
 import { runs } from "./runs.js";
 import { link, listen, state } from "./state.js";
@@ -30,7 +30,10 @@ async function show() {
   navigation(name);
   document.title = `${VIEWS[name][0]} · toolformer-dag explore`;
   try {
-    overview ??= await data.overview();
+    if (!overview) {
+      overview = await data.overview();
+      document.getElementById("about").replaceChildren(foreign(overview.about));
+    }
     const made = await VIEWS[name][1](overview);
     if (mine !== shown) return;
     main.replaceChildren(made);

@@ -1,9 +1,10 @@
 // The pipeline of one text, step by step: of a text of the corpus, or of one that a user types.
 
 import { data, offline } from "./data.js";
-import { shownVerdict, verdictMark, verdictName, written } from "./calls.js";
-import { el, foreign, nats, svg, table } from "./elements.js";
-import { decodeKey, link, set, state } from "./state.js";
+import { chosenCall, distinct, shownVerdict, verdictMark, verdictName, written } from "./calls.js";
+import { count, el, foreign, nats, svg, table } from "./elements.js";
+import { link, set, state } from "./state.js";
+import { term } from "./terms.js";
 import { chosenTau } from "./thresholds.js";
 
 function probabilities(text, positions, threshold) {
@@ -17,7 +18,7 @@ function probabilities(text, positions, threshold) {
   const likely = [...positions].sort((a, b) => b.p - a.p).slice(0, 10);
   const around = one => foreign(characters.slice(Math.max(0, one.char - 25), one.char).join("") + "▸" + characters.slice(one.char, one.char + 25).join(""));
   return [drawn, table("The likeliest positions", [
-    { title: "p", number: true, cell: one => nats(one.p) },
+    { title: term("p", "p"), number: true, cell: one => nats(one.p) },
     { title: "place", cell: around },
   ], likely)];
 }
@@ -32,15 +33,16 @@ function steps(line) {
   const sampled = line.samples;
   return el("ol", { className: "steps" },
     step("The text", line.wanted ? `The tool wants it: ${line.wanted}.` : null, el("div", { className: "text" }, foreign(line.text))),
-    step("Positions", line.tau_s === undefined ? "The model's p of a call, at the positions that were sampled." : `The model's p of a call at each position; sampled above τ_s = ${line.tau_s}.`, ...probabilities(line.text, line.positions, line.tau_s)),
+    step("Positions", line.tau_s === undefined ? "The model's p of a call, at the positions that were sampled." : ["The model's p of a call at each position; sampled above ", term("tau_s", "τ_s"), ` = ${line.tau_s}.`], ...probabilities(line.text, line.positions, line.tau_s)),
     step("Sampled calls, results and losses", "A sample is discarded, or its call is run and scored.", table("Samples", [
       { title: "position", number: true, cell: one => String(one.position) },
       { title: "sampled", cell: one => foreign(one.input ?? one.body ?? "") },
       { title: "result", cell: one => (one.result === null || one.result === undefined ? el("span", { className: "soft" }, one.reason ? verdictName(one.reason) : "–") : foreign(one.result)) },
-      { title: "L(ε)", number: true, cell: one => nats(one.loss_empty) },
-      { title: "L(c)", number: true, cell: one => nats(one.loss_call) },
-      { title: "L(c, r)", number: true, cell: one => nats(one.loss_result) },
-      { title: "Δ", number: true, cell: one => nats(one.delta) },
+      { title: term("times", "times"), number: true, cell: one => count(one.times) },
+      { title: term("loss_empty", "L(ε)"), number: true, cell: one => nats(one.loss_empty) },
+      { title: term("loss_call", "L(c)"), number: true, cell: one => nats(one.loss_call) },
+      { title: term("loss_result", "L(c, r)"), number: true, cell: one => nats(one.loss_result) },
+      { title: term("delta", "Δ"), number: true, cell: one => nats(one.delta) },
       { title: "verdict", cell: one => (one.verdict ? verdictMark(one.verdict) : "–") },
     ], sampled)),
     step("The augmented text", line.tau_f !== undefined ? threshold(line) : line.augmented.some(piece => piece.call) ? null : "No call stays.",
@@ -69,7 +71,7 @@ function stepsOf(overview, key, text, typed) {
     done = place;
   }
   augmented.push({ text: characters.slice(done).join("") });
-  const line = { text: text.text, wanted: typed ? null : text.wanted, positions: [...places.values()], samples: [...single, ...chains], augmented };
+  const line = { text: text.text, wanted: typed ? null : text.wanted, positions: [...places.values()], samples: distinct([...single, ...chains]), augmented };
   return steps(typed ? { ...line, positions: text.positions, tau_s: text.tau_s, tau_f: text.tau_f, by_chance: text.by_chance } : line);
 }
 
@@ -103,7 +105,7 @@ function trying(overview) {
 }
 
 export async function pipeline(overview) {
-  const chosen = decodeKey(state("at"));
+  const chosen = chosenCall(overview);
   const parts = [];
   if (chosen) {
     const { position, sample, ...key } = chosen;
@@ -111,7 +113,7 @@ export async function pipeline(overview) {
     const tool = overview.tools.find(one => one.tool === key.tool);
     parts.push(el("h2", {}, `${tool.name}: `, foreign(text.title || key.digest)), el("p", { className: "soft" }, foreign(text.url)), stepsOf(overview, key, text));
   } else {
-    parts.push(el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see the pipeline of its text."));
+    parts.push(el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see the pipeline of its text: none is kept yet."));
   }
   if (overview.live && !offline && overview.tools.length) parts.push(trying(overview));
   return el("div", {}, parts);

@@ -1,9 +1,10 @@
 // One text with its calls in place, and one of the calls: result, three losses, the loss of each token.
 
 import { data, offline } from "./data.js";
-import { deltaText, shownVerdict, verdictMark, written } from "./calls.js";
+import { chosenCall, deltaText, distinct, shownVerdict, verdictMark, written } from "./calls.js";
 import { count, el, foreign, nats, svg, table } from "./elements.js";
-import { KEY, decodeKey, encodeKey, link, set, state } from "./state.js";
+import { KEY, encodeKey, link, set, state } from "./state.js";
+import { term } from "./terms.js";
 import { chosenTau } from "./thresholds.js";
 
 const LOSSES = [["loss_empty", "L(ε), without a call"], ["loss_call", "L(c), without its result"], ["loss_result", "L(c, r), with its result"]];
@@ -17,7 +18,7 @@ function chip(overview, call, chosen) {
   const verdict = shownVerdict(call, tool, chosenTau(tool));
   return el("a", { className: `chip tool-${number % 6} ${verdict === "kept" ? "is-kept" : "is-lost"}`, href: link({ view: "text", at: encodeKey(call) }),
     "aria-current": chosen ? "true" : null, title: `${tool.name}: ${verdict}, delta ${deltaText(call)}` },
-    verdict === "kept" ? "[✓ " : "[✗ ", foreign(written(call, tool.name).slice(1)));
+    verdict === "kept" ? "[✓ " : "[✗ ", foreign(written(call, tool.name).slice(1)), call.times > 1 ? ` ×${call.times}` : null);
 }
 
 // Of the samples at one place the one that the filter looks at; the others are listed below, or shown when asked for.
@@ -30,7 +31,7 @@ function shownAt(calls, chosen) {
 function inText(overview, text, chosen) {
   const characters = Array.from(text.text); // offsets count characters, JavaScript's strings UTF-16
   const places = new Map();
-  for (const call of text.calls) {
+  for (const call of distinct(text.calls, one => chosen && sameCall(one, chosen))) {
     const place = call.char_offset - text.offset;
     places.set(place, [...(places.get(place) ?? []), call]);
   }
@@ -116,9 +117,9 @@ function details(overview, call) {
   return el("article", { className: "card", "aria-label": "The chosen call" },
     el("h2", {}, foreign(tool.name)),
     el("dl", {}, entry("verdict", verdictMark(shownVerdict(call, tool, tau)), ` at τ = ${nats(tau, 2)}`), el("dt", {}, "input"), input, el("dt", {}, "result"), result,
-      entry("proposed by", foreign(call.source)), entry("p", nats(call.p_api)), entry("L⁻ − L⁺", formula),
+      entry(term("source", "proposed by"), foreign(call.source)), entry(term("p", "p"), nats(call.p_api)), entry(term("delta", "Δ = L⁻ − L⁺"), formula),
       ...(call.delta === null || isGain ? [] : entry("score", deltaText(call))),
-      ...(call.echo === null ? [] : entry("its echo gains", `${nats(call.echo)}, with the result of another input that holds the same words`))),
+      ...(call.echo === null ? [] : entry(term("echo", "its echo gains"), `${nats(call.echo)}, with the result of another input that holds the same words`))),
     cut && !offline ? whole : null, el("h3", {}, "Losses, nats"), call.loss_empty === null ? el("p", {}, "This call was not scored.") : bars(call),
     overview.live && !offline && call.loss_empty !== null ? live : null, places);
 }
@@ -126,8 +127,8 @@ function details(overview, call) {
 const pick = call => Object.fromEntries(KEY.map(name => [name, call[name]]));
 
 export async function texts(overview) {
-  const chosen = decodeKey(state("at"));
-  if (!chosen) return el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see it in its text.");
+  const chosen = chosenCall(overview);
+  if (!chosen) return el("p", {}, "Choose a call in ", el("a", { href: link({ view: "calls" }) }, "the list of calls"), " to see it in its text: none is kept yet.");
   const { position, sample, ...key } = chosen;
   const text = await data.text(key);
   const call = text.calls.find(one => sameCall(one, chosen));
@@ -135,10 +136,12 @@ export async function texts(overview) {
   every.checked = state("every") === "1";
   const listed = table("Every call in this text", [
     { title: "call", cell: one => chip(overview, one, call && sameCall(one, call)) },
-    { title: "p", number: true, cell: one => nats(one.p_api) },
-    { title: "Δ", number: true, cell: deltaText },
+    { title: term("times", "times"), number: true, cell: one => count(one.times) },
+    { title: term("source", "source"), cell: one => foreign(one.source) },
+    { title: term("p", "p"), number: true, cell: one => nats(one.p_api) },
+    { title: term("delta", "Δ"), number: true, cell: deltaText },
     { title: "verdict", cell: one => { const tool = overview.tools.find(lane => lane.tool === one.tool); return verdictMark(shownVerdict(one, tool, chosenTau(tool))); } },
-  ], text.calls);
+  ], distinct(text.calls, one => call && sameCall(one, call)));
   return el("div", {}, el("h2", {}, foreign(text.title || key.digest)), el("p", { className: "soft" }, foreign(text.url), text.date ? `, ${text.date}` : ""),
     el("p", {}, el("label", {}, every, " every sample"), " ", el("a", { href: link({ view: "pipeline", at: encodeKey(chosen) }) }, "The pipeline of this text")),
     el("div", { className: "split" }, inText(overview, text, call), call ? details(overview, call) : null), listed);

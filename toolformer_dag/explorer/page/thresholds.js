@@ -2,6 +2,7 @@
 
 import { count, el, nats, svg, table } from "./elements.js";
 import { link, set, state } from "./state.js";
+import { term } from "./terms.js";
 
 const WIDTH = 320, HEIGHT = 96, FLOOR = 78;
 const STATISTICS = ["scored", "calls", "examples", "kept_swapped", "by_chance", "by_chance_low", "by_chance_high", "fdr", "fdr_high"];
@@ -99,8 +100,8 @@ function summary(tool, tau) {
   const parts = [el("b", {}, count(found.calls)), " of ", count(tool.places), " kept, in ", count(found.examples), " texts"];
   if (!tool.swapped) return [...parts, el("br"), el("span", { className: "soft" }, "no control was measured")];
   if (tooFew(found)) return [...parts, el("br"), el("span", { className: "soft" }, "too few swaps to tell how many by chance")];
-  return [...parts, el("br"), el("span", { className: "chance" }, `${count(found.by_chance)} by chance (${count(found.by_chance_low)} to ${count(found.by_chance_high)})`),
-    `, FDR ${nats(found.fdr, 3)}, at most ${nats(found.fdr_high, 3)}`];
+  return [...parts, el("br"), el("span", { className: "chance" }, `${count(found.by_chance)} `, term("by_chance", "by chance"), ` (${count(found.by_chance_low)} to ${count(found.by_chance_high)})`),
+    ", ", term("fdr", "FDR"), ` ${nats(found.fdr, 3)}, at most ${nats(found.fdr_high, 3)}`];
 }
 
 function byChance(tool, found) {
@@ -141,8 +142,8 @@ function card(tool, number, changed) {
   browse.addEventListener("focus", () => (browse.href = link({ view: "calls", tool: tool.tool, at: "" })));
   browse.addEventListener("pointerdown", () => (browse.href = link({ view: "calls", tool: tool.tool, at: "" })));
   return el("section", { className: `card tool-${number % 6}`, "aria-label": tool.name }, el("h2", {}, tool.name), told,
-    el("h3", {}, "Distribution of delta"), deltas.drawn, el("h3", {}, "Survivors over τ"), stay.drawn,
-    el("div", { className: "slide" }, el("span", { "aria-hidden": true }, "τ"), slider, field), el("p", { className: "soft" }, applied), browse);
+    el("h3", {}, "Distribution of ", term("delta", "delta")), deltas.drawn, el("h3", {}, "Survivors over τ"), stay.drawn,
+    el("div", { className: "slide" }, el("span", { "aria-hidden": true }, term("tau_f", "τ")), slider, field), el("p", { className: "soft" }, applied), browse);
 }
 
 function tableTwo(tools) {
@@ -155,7 +156,7 @@ function tableTwo(tools) {
     ...TABLE_2.map(tau => ({ title: `τ = ${tau}`, number: true, cell: tool => cell(tool, tau) })),
     { title: "chosen τ", number: true, cell: tool => nats(chosenTau(tool), 2) },
     { title: "at chosen τ", number: true, cell: tool => cell(tool, chosenTau(tool)) },
-    { title: "by chance", number: true, cell: tool => byChance(tool, at(tool, chosenTau(tool))) },
+    { title: term("by_chance", "by chance"), number: true, cell: tool => byChance(tool, at(tool, chosenTau(tool))) },
   ], tools, { rowHeads: true });
 }
 
@@ -181,7 +182,7 @@ export function thresholds(overview) {
     navigator.clipboard?.writeText(told.textContent).catch(() => {});
   });
   const legend = el("p", { className: "legend" }, el("span", { className: "key scored" }), "scored calls ", el("span", { className: "key kept-line" }), "places kept ",
-    el("span", { className: "key swapped" }), "the control: the same calls with results of other documents. Heights are logarithmic. Counts are those of kept_at, before the limit of texts per tool (training.examples_per_tool).");
+    el("span", { className: "key swapped" }), term("swap", "the control"), ": the same calls with results of other documents. Heights are logarithmic. Counts are those of kept_at, before the limit of texts per tool (training.examples_per_tool).");
   return el("div", {}, legend, el("div", { className: "cards" }, overview.tools.map((tool, number) => card(tool, number, changed))), live,
     el("p", {}, button), told);
 }
