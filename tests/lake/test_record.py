@@ -11,14 +11,14 @@ leaves = st.one_of(st.integers(), st.text(), st.none(), st.booleans())
 choices = st.dictionaries(st.sampled_from("abc"), st.one_of(leaves, st.dictionaries(st.sampled_from("de"), leaves)))
 
 
-def test_changes_are_named_field_by_field() -> None:
+def test_changes_are_named_field_by_field_a_person_s_own_first() -> None:
     old = record({"model": {"weights": "a", "dtype": "float32"}, "prompt": "p", "k": 5}, {"texts": "1"})
     new = record({"model": {"weights": "b", "dtype": "float32"}, "prompt": "p", "m": 5}, {"texts": "2"})
     assert changes(old, new) == [
-        FieldChange("inputs.texts", "1", "2"),
         FieldChange("settings.k", 5, ABSENT),
         FieldChange("settings.m", ABSENT, 5),
         FieldChange("settings.model.weights", "a", "b"),
+        FieldChange("inputs.texts", "1", "2"),
     ]
 
 

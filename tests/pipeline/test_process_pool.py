@@ -83,8 +83,8 @@ def test_a_killed_worker_s_chunk_is_computed_by_another(new_line: NewLine, pool:
         line.lake.take(work.news)
     other = new_line(*names)
     other.update(RAW)
-    assert line.tables().keys() == other.tables().keys()
-    assert all(rows.equals(other.tables()[name]) for name, rows in line.tables().items())
+    assert line.output(RAW).table.parts() == other.output(RAW).table.parts()
+    assert line.read(RAW).equals(other.read(RAW))
 
 
 @pytest.mark.long
