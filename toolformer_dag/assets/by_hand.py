@@ -196,5 +196,5 @@ def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Map
     warning = too_few(max(texts), "measure perplexity")
     if warning:
         context.log.warning(warning)
-    told = {"warning": dg.MetadataValue.text(warning)} if warning else {}
-    return {**numbers(found.rows, "perplexity", "source"), **told}
+    few = {"warning": dg.MetadataValue.text(warning)} if warning else {}
+    return {**numbers(found.rows, "perplexity", "source"), **few}

@@ -68,8 +68,8 @@ def overview(reader: WarehouseReader) -> dict[str, Any]:
     known = {name: {row.pop("tool"): row for row in reader.rows(sql)} for name, sql in queries.items()}
     tools = [{**row, **{name: of.get(row["tool"]) for name, of in known.items()}} for row in reader.rows(TOOLS)]
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
-    told = {"version": reader.version(), "about": reader.about, "near": NEAR}
-    return {**told, "tools": tools, "reasons": [row["reason"] for row in reasons]}
+    shown = {"version": reader.version(), "about": reader.about, "near": NEAR}
+    return {**shown, "tools": tools, "reasons": [row["reason"] for row in reasons]}
 
 
 def best_calls(shown: Mapping[str, Any]) -> list[Row]:

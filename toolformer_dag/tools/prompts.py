@@ -57,10 +57,10 @@ def missing_examples(tool: Tool) -> ToolError:
 def _placeholders(schema: Schema) -> str:
     """The arguments that a schema requires, with values of their types."""
     found = schema.get("properties") or {}
-    told = {name: found.get(name) for name in argument_names(schema) if name in (schema.get("required") or ())}
+    required = {name: found.get(name) for name in argument_names(schema) if name in (schema.get("required") or ())}
     values = {
         name: next(iter(one.get("enum") or [PLACEHOLDERS.get(str(one.get("type")), "...")]))
-        for name, one in ((name, one if isinstance(one, Mapping) else {}) for name, one in told.items())
+        for name, one in ((name, one if isinstance(one, Mapping) else {}) for name, one in required.items())
     }
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
 
