@@ -370,6 +370,18 @@ def test_score_prints_the_losses_and_names_bad_lines():
     assert "line 6: not JSON" in done.stderr
 
 
+def test_score_prints_the_losses_of_single_tokens_whose_weighted_sums_are_those_of_the_call():
+    done = cli("score", "-", "--model", str(SMALL_MODEL), "--dtype", "float32", "--tokens", "8", stdin=json.dumps(LINE))
+    scored = json.loads(done.stdout)
+    assert (
+        "".join(one["token"] for one in scored["tokens"])
+        == LINE["text"][LINE["offset"] :][: sum(len(one["token"]) for one in scored["tokens"])]
+    )
+    for kind in ("loss_empty", "loss_call", "loss_result"):
+        weighted = sum(one["weight"] * one[kind] for one in scored["tokens"])
+        assert weighted == pytest.approx(scored[kind], abs=1e-5)
+
+
 ANSWERED = '{"text": "The house is", "id": 7, "line": 9, "model": "another"}'
 LINES = f'{ANSWERED}\nnope\n\n{{"text": "Today is", "context": "2023-01-30"}}\n{{"text": 3}}\n'
 

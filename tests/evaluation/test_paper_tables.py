@@ -189,6 +189,13 @@ def test_tool_shares_are_of_the_questions_and_stand_beside_what_the_paper_tells(
     ]
 
 
+@pytest.mark.parametrize(
+    ("said", "right"), [("18.50", True), ("PARIS ", True), ("18", False), ("Par", False), ("", False)]
+)
+def test_a_result_is_compared_with_the_right_answers_in_a_plain_query(database: Path, said: str, right: bool) -> None:
+    assert query(database, f"SELECT is_gold(['18.5', 'Paris'], '{said}') AS found").item() is right
+
+
 def test_outcomes_hold_every_call_of_a_text(database: Path) -> None:
     told = rows(database, "select called, call_input, call_result, calls from outcomes")
     expected = [[asdict(call) for call in one.calls] for one in outcomes()]

@@ -71,6 +71,9 @@ def score(
     ],
     model: ModelName = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    tokens: Annotated[
+        int, typer.Option(min=0, help="Also print -log p of so many tokens from the call on, as `tokens`.")
+    ] = 0,
     config: Config = None,
 ) -> None:
     """Print each line with loss_empty, loss_call, loss_result, loss_minus, loss_plus and delta.
@@ -86,9 +89,11 @@ def score(
     bad = BadLines()
     with open_lines(str(file)) as source:
         for batch in bad.left_out(source, partial(_request, engine)):
-            for (number, (record, _)), losses in zip(batch, engine.losses([one for _, (_, one) in batch]), strict=True):
+            found = engine.losses([request for _, (_, request) in batch])
+            for (number, (record, request)), losses in zip(batch, found, strict=True):
                 if losses.reason is None:
                     scored = {name: getattr(losses, name) for name in LOSSES}
+                    scored |= {"tokens": engine.token_losses(request, tokens)} if tokens else {}
                     typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
                 else:
                     bad.tell(f"line {number}: {losses.reason}: shorten the text or take another model")

@@ -1,6 +1,9 @@
 -- Tables 2 to 10 and Figure 4 of the paper, and the questions that tools won and lost. Reads outcomes, question_overlap, accuracy,
 -- perplexity, costs, the tables of the stages, paper_figures and paper_examples. Shares are in per cent, as in the paper.
 
+CREATE MACRO is_gold(gold, said) AS list_bool_or(list_transform(gold, lambda one:
+    lower(trim(one)) = lower(trim(said)) OR coalesce(TRY_CAST(one AS DOUBLE) = TRY_CAST(said AS DOUBLE), false)));
+COMMENT ON MACRO is_gold IS 'Whether a text is one of the right answers, as a number or without case: SELECT avg(is_gold(gold, call_result)::INT) FROM outcomes WHERE called = ''Calculator''.';
 CREATE MACRO interval_end(correct, n, z) AS round(100 * wilson(correct / n, n, z), 4);
 COMMENT ON MACRO interval_end IS 'End of the 95 % interval (Wilson) of a share, in per cent: z = -1.96 gives the lower, 1.96 the upper one.';
 
