@@ -12,7 +12,7 @@ import pytest
 
 from tests.pipeline.conftest import Line, NewLine, Worker, assert_same, crew_of
 from tests.ray_cluster import SPACE, why_no_namespace
-from toolformer_dag.computing.ray_actors import ClusterError, Share, share_of
+from toolformer_dag.computing.cluster_shares import ClusterError, Share, share_of
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 

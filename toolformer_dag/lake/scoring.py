@@ -21,9 +21,9 @@ NUMBERS = (
     *("echo", "cost"),
 )
 """What a score may read; `cost`: what the call cost, a chain all its calls, 0 where the tool says nothing."""
-COSTS = sql_text(__package__, "costs.sql")
-CALL_COSTS = COSTS.partition("CREATE VIEW call_costs AS")[2].partition(";")[0]
-"""The query of the view call_costs."""
+CALL_COSTS = sql_text(__package__, "call_costs.sql")
+"""What each scored call cost: a query over decisions, lanes, texts and tool_costs."""
+COSTS = f"CREATE VIEW call_costs AS {CALL_COSTS};{sql_text(__package__, 'call_costs_comments.sql')}"
 SCORED_SQL = sql_text(__package__, "scored.sql")
 IDENTITY = SCORED_SQL + CALL_COSTS
 """The text that belongs in the fingerprint of what is made with a score other than the paper's."""

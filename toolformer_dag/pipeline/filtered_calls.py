@@ -44,8 +44,6 @@ FILTER_RULE = "filter_rule"
 LAST_TEXT, EXAMPLES = "last_text", "examples"
 """Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay."""
 TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
-FILES = "read_parquet($files, hive_partitioning = false)"
-"""What scored_texts.sql reads where the score is the paper's; else `scored`."""
 RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
 SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
 
@@ -72,7 +70,7 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
     lane = output.lane
     with scratch() as connection:
         scores.scored(connection, output.plan, lane, parts, given["files"])
-        run_sql(connection, TEXTS_SQL.replace(FILES, "scored") if lane.scores else TEXTS_SQL, given)
+        run_sql(connection, TEXTS_SQL, given)
         found = by_part(output, parts, answer(connection, "FROM scored_texts"))
     return {part: PartRows(frames) for part, frames in found.items()}
 

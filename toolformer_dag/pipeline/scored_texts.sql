@@ -1,11 +1,11 @@
 -- The texts of a shard that have scored calls, each with the largest delta among the calls that only the threshold keeps
--- out. Parameters: $files (part files of loss_deltas), $texts (of heuristic_subset).
+-- out. Reads `scored`, as judged.sql does. Parameter: $texts (part files of heuristic_subset).
 
 CREATE TEMP TABLE scored_texts AS
 SELECT shard, digest, segment, text_digest, delta
 FROM (
     SELECT shard, digest, segment, max(delta) FILTER (reason IS NULL) AS delta
-    FROM read_parquet($files, hive_partitioning = false)
+    FROM scored
     GROUP BY ALL
 )
 LEFT JOIN read_parquet($texts, hive_partitioning = false) USING (shard, digest, segment)

@@ -295,10 +295,15 @@ class Answer(ABC):
         head = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices}
 
-    def last_chunks(self, writings: Sequence[Writing]) -> list[dict[str, Any]]:
-        """Return what a stream ends with: the usage, where it is asked for."""
+    def event(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return a chunk as a server-sent event."""
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+    def end(self, writings: Sequence[Writing]) -> bytes:
+        """Return what a stream ends with: the usage, where it is asked for, and the mark of the end."""
         asked = (self.asked.stream_options or {}).get("include_usage")
-        return [self.body([], ".chunk") | {"usage": usage(writings)}] if asked else []
+        told = self.event(self.body([], ".chunk") | {"usage": usage(writings)}) if asked else b""
+        return told + b"data: [DONE]\n\n"
 
     @abstractmethod
     def kind(self, chunk: str) -> tuple[str, str]:

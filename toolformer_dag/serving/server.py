@@ -172,14 +172,12 @@ async def _chunks(answer: Answer, writings: Sequence[Writing], events: "asyncio.
     while ended < len(writings):
         writing, what, tokens = await events.get()
         if isinstance(what, Future) and (error := what.exception()) is not None:
-            yield _event(_error(error)[0])
+            yield answer.event(_error(error)[0])
             return
         ended += isinstance(what, Future)
         for chunk in streams[writing].chunks(what.result() if isinstance(what, Future) else what, tokens):
-            yield _event(chunk)
-    for chunk in answer.last_chunks(writings):
-        yield _event(chunk)
-    yield b"data: [DONE]\n\n"
+            yield answer.event(chunk)
+    yield answer.end(writings)
 
 
 async def _body(request: Request) -> bytes:
@@ -216,10 +214,6 @@ def _drop(decoder: SharedDecoder, writings: Sequence[Writing]) -> None:
 
 def _json(value: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def _error(error: BaseException) -> tuple[dict[str, Any], int]:

@@ -63,13 +63,14 @@ def refuse_web_archive(content: Iterable[bytes], choice: FormatChoice) -> Iterat
 
 Reader = Callable[[Iterable[bytes], FormatChoice], Iterator[Batch]]
 """(unpacked content in blocks, format) -> its records as raw columns."""
-CONTAINERS: dict[bytes, Reader] = {b"WARC/": refuse_web_archive}
-"""What reads content by its first bytes; JSON lines have none of their own."""
+CONTAINERS: dict[tuple[int, bytes], Reader] = {(0, b"WARC/"): refuse_web_archive}
+"""What reads content by (offset, bytes that stand there); JSON lines have none of their own."""
 
 
 def _unpacked(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
     first = next(content, b"")
-    reader = next((one for magic, one in CONTAINERS.items() if first.startswith(magic)), json_batches)
+    known = (one for (at, magic), one in CONTAINERS.items() if first.startswith(magic, at))
+    reader = next(known, json_batches)
     return reader(chain([first], content), choice)
 
 

@@ -23,7 +23,6 @@ from secrets import randbelow
 from typing import Any
 from uuid import uuid4
 
-import toolformer_dag
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.settings.tool_settings import ToolSettings
@@ -213,7 +212,7 @@ def _readable(tool: Tool) -> Iterator[Path]:
     """Yield Python, this package, the tool's module with the modules beside it, and the paths among its options."""
     yield from map(Path, dict.fromkeys((sys.base_prefix, sys.base_exec_prefix, sys.prefix)))
     yield from map(Path, (*site.getsitepackages(), site.getusersitepackages()))
-    yield Path(toolformer_dag.__file__).parent
+    yield Path(__file__).absolute().parents[1]
     file, package = Path(inspect.getfile(type(tool))).absolute(), type(tool).__module__.partition(".")[0]
     own = next((folder for folder in file.parents if folder.name == package), None)
     yield from [own] if own else sorted(file.parent.glob("*.py"))

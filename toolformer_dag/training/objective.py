@@ -30,7 +30,9 @@ StepLoss = Callable[[Any, Mapping[str, Tensor], Tensor, Tensor | int | None], Te
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a run trains on and compares. Another one, such as DPO, is one more value and a line of `objective_of`.
+    """What a run trains on and compares; another one is one more value and a line of `objective_of`.
+
+    Texts are strings, and what is compared is a perplexity: pairs, as DPO takes them, would widen both.
 
     - `examples`: (encoding, texts, tokens of a sequence, packing) -> training sequences; `collate`: rows -> a batch.
     - `reduced`: (logits, labels) -> figures per row of a held-out pass; `compared`: these of all passes -> METRIC.

@@ -2,7 +2,6 @@
 -- pipeline runs it over files of one lane, the warehouse over all.
 
 -- A chain costs all its calls, added in a fixed order, so that the sum has the same bits everywhere.
-CREATE VIEW call_costs AS
 WITH links AS (
     SELECT decisions.tool, shard, digest, segment, position, sample, lanes.tool AS called, link.input AS input
     FROM (
@@ -22,7 +21,4 @@ SELECT links.tool, shard, digest, segment, position, sample, coalesce(sum(cost O
 FROM links LEFT JOIN texts USING (tool, shard, digest, segment)
 LEFT JOIN tool_costs
     ON called = tool_costs.tool AND links.input = tool_costs.input AND texts.context = tool_costs.context
-GROUP BY ALL;
-COMMENT ON VIEW call_costs IS 'What each scored call cost, a chain all its calls: SELECT call, delta, cost FROM calls JOIN call_costs USING (tool, shard, digest, segment, position, sample).';
-COMMENT ON COLUMN call_costs.cost IS 'what the backend says it cost; 0 where it says nothing';
-COMMENT ON COLUMN call_costs.seconds IS 'time the tool took';
+GROUP BY ALL
