@@ -6,6 +6,7 @@ from polars.testing import assert_frame_equal
 
 from tests.runs.conftest import World, assert_same, free
 from tests.worlds import copy_world
+from toolformer_dag.cli.round_report import round_report
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
@@ -92,6 +93,14 @@ def test_each_round_has_a_warehouse_and_the_second_run_does_nothing(twice: World
     report = again.run(*TWICE, training=True)
     assert not report.ran and free(report) and not again.stale(*TWICE)
     assert not again.stale(*LEARNING)
+
+
+@pytest.mark.long
+def test_the_report_of_a_round_has_all_lanes_and_accuracies_and_says_how_to_ask_for_it(twice: World) -> None:
+    report = round_report(plans(twice)[-1])
+    assert all(f"| {lane}{round} " in report for lane in ("calculator", "sums") for round in ("", "_round_2"))
+    titles = [f"Round {number}: held-out questions answered right" for number in (1, 2)]
+    assert all(title in report for title in titles) and "--set rounds.count=2" in report
 
 
 @pytest.mark.long

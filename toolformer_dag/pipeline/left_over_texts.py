@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import TEXT_KEY, PartRows, Rejected, TableOutput
+from toolformer_dag.computing.stage import TEXT_KEY, InputsOf, PartRows, Rejected, TableOutput, versions
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import heuristic_subset
 
@@ -15,6 +15,11 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     assert plan.start is not None
     before = plan.start.lane_of(lane.tool).key
     return (f"{before}/heuristic_subset", f"{before}/filtered_calls")
+
+
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells the versions of a shard's texts and kept calls, by the tables' whole names."""
+    return versions({name: output.plan.lake.table(name) for name in output.depends_on})
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -29,7 +34,7 @@ STAGE = replace(
     description="The texts that a tool wants and in which the project that it starts from kept no call of it.",
     settings=lambda plan, lane: {},
     reads=reads,
-    inputs=(),
+    inputs=inputs,
     kinds=frozenset({"polars", "parquet"}),
     shard_rows=rows,
 )
