@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.explorer.conftest import database
+from tests.explorer.conftest import database, traces
 
-__all__ = ["chromium", "database", "other_site", "page"]
+__all__ = ["chromium", "database", "other_site", "page", "traces"]
 
 PATIENCE = 120_000
 """Milliseconds to wait for a page on a busy machine."""

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.long
 
 KEY = "calculator%2Fshard%25200%2Fd2%2F0%2F7%2F1"
 ABOUT = "mine · model gpt2 · toolformer-dag 0.1.0, commit 0123456"
+HOSTILE_CALL = "%253Cimg%2520src%253Dx%2520onerror%253Dwindow.ran%253D1%253E.jsonl%253A15%2F1%2F0"
 VIEWS = (
     "thresholds",
     "calls&tool=calendar",
@@ -32,14 +33,16 @@ VIEWS = (
     f"pipeline&at={KEY}",
     "runs&benchmark=SVAMP&which=won",
 )
+SERVED = (*VIEWS, f"traces&trace.at={HOSTILE_CALL}")
+"""Those that an exported page has, and the one that it leaves out."""
 
 
 @pytest.fixture(scope="module")
-def address(database: Path) -> Iterator[str]:
+def address(database: Path, traces: Path) -> Iterator[str]:
     """The page over the warehouse, on a free port, behind the guard that the command puts before it."""
     listening = bound(0, "explore")
     port = listening.getsockname()[1]
-    app = OwnPages(explorer_app(WarehouseReader(database, ABOUT), None), port)
+    app = OwnPages(explorer_app(WarehouseReader(database, ABOUT), None, WarehouseReader(traces)), port)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -61,6 +64,8 @@ def opened(page: Page, address: str, view: str) -> list[str]:
         page.locator("#calls tbody .soft:not(:empty)").first.wait_for()
     if "which=" in view:
         listed_questions(page).first.wait_for()
+    if view.startswith("traces"):
+        page.get_by_role("article", name="The chosen call").wait_for()
     return told
 
 
@@ -69,7 +74,7 @@ def listed_questions(page: Page) -> Locator:
     return page.locator("[aria-live] tbody tr")
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", SERVED)
 def test_hostile_rows_run_nothing_and_reorder_nothing(page: Page, address: str, view: str) -> None:
     told = opened(page, f"{address}/", view)
     assert [line for line in told if not line.startswith(address) and not line.startswith("data:")] == []
@@ -77,7 +82,7 @@ def test_hostile_rows_run_nothing_and_reorder_nothing(page: Page, address: str, 
     assert page.locator("main img, main script, main iframe").count() == 0
     shown = page.locator("main").inner_text()
     assert not re.search(r"[\u202a-\u202e\u2066-\u2069\u200b\ufeff\x1b\x07]", shown)
-    if view.startswith(("text", "calls")):
+    if view.startswith(("text", "calls", "traces")):
         assert "U+202E" in shown and "<img src=x" in page.locator("body").inner_text() + "<img src=x"
 
 
@@ -88,7 +93,7 @@ def test_axe_finds_no_serious_fault_and_nothing_overflows(
 ) -> None:
     with chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}) as context:  # type: ignore[arg-type]
         page = context.new_page()
-        for view in VIEWS:
+        for view in SERVED:
             opened(page, f"{address}/", view)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
             found = Axe().run(page).response["violations"]
@@ -123,7 +128,9 @@ def test_a_slider_moves_by_key_without_a_request_and_counts_as_kept_at(
     ]
 
 
-@pytest.mark.parametrize("view", [*VIEWS, "thresholds&tau.calculator=0.91", "calls&tool=calculator&reason=looks_ahead"])
+@pytest.mark.parametrize(
+    "view", [*SERVED, "thresholds&tau.calculator=0.91", "calls&tool=calculator&reason=looks_ahead"]
+)
 def test_a_link_restores_a_view(chromium: Browser, page: Page, address: str, view: str) -> None:
     opened(page, f"{address}/", view)
     with chromium.new_context() as context:

@@ -38,7 +38,9 @@ def test_token_losses_add_up_to_the_stored_losses(
         found = model.token_losses(call)
         assert found["sums"] == pytest.approx({name: call[name] for name in found["sums"]}, abs=1e-5)
         assert "".join(token["token"] for token in found["tokens"]) in call["text"]
-    browser = TestClient(OwnPages(explorer_app(reader, model), HTTP), "http://127.0.0.1")
+    browser = TestClient(
+        OwnPages(explorer_app(reader, model, WarehouseReader(tmp_path / "traces.duckdb")), HTTP), "http://127.0.0.1"
+    )
     asked = {"params": key}
     assert browser.post("/api/tokens", **asked).json()["tokens"] == found["tokens"]
     assert {browser.get(f"/api/{name}", **asked).status_code for name in ("tokens", "line", "complete")} == {405}

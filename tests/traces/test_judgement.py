@@ -68,6 +68,19 @@ def test_the_order_of_the_conversations_changes_no_gain(tmp_path: Path) -> None:
     assert len(gains[0]) == 8
 
 
+def test_the_messages_stand_beside_the_calls_by_turn(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, records(4))
+    said = "SELECT role, text FROM trace_messages WHERE conversation = 'traces.jsonl:1' ORDER BY number"
+    [question, *_, answer] = records(1)[0]["messages"]
+    assert told(judgement, said).rows() == [
+        ("user", question["content"]),
+        ("assistant", ""),
+        ("assistant", answer["content"]),
+    ]
+    beside = "trace_calls JOIN trace_messages USING (conversation) WHERE turn = number"
+    assert told(judgement, f"SELECT DISTINCT role FROM {beside}").item() == "assistant"
+
+
 def test_what_cannot_be_told_says_why(tmp_path: Path) -> None:
     said = {"role": "user", "content": "Book a table."}
     booked = [

@@ -37,9 +37,12 @@ def explore(
     from toolformer_dag.explorer.live_model import LiveModel
     from toolformer_dag.explorer.warehouse_reader import WarehouseReader
     from toolformer_dag.lake.warehouse import received
+    from toolformer_dag.traces.judgement import traces_database
 
     reader = WarehouseReader(received(settings), _about(settings))
-    reader.version()  # a missing file is told before anything is started
+    traces = WarehouseReader(traces_database(settings))
+    if export is not None or not traces.database.is_file():
+        reader.version()  # a missing file is told before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
             raise UserError(f"--export {export}: end the name with .html")
@@ -48,7 +51,7 @@ def explore(
     with bound(port, "explore") as listening:
         taken = listening.getsockname()[1]
         model = LiveModel(lambda: Plan.of(settings_of(config, profile, set)))
-        app = OwnPages(explorer_app(reader, model), taken)
+        app = OwnPages(explorer_app(reader, model, traces), taken)
         address = f"http://{HOST}:{taken}"
         typer.echo(f"{address}  (Ctrl-C stops it)")
         if not no_open:

@@ -24,6 +24,7 @@ from toolformer_dag.explorer.call_queries import (
 )
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.outcome_queries import outcome_tables, pairs, questions
+from toolformer_dag.explorer.trace_queries import conversation, recorded_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 
@@ -37,6 +38,7 @@ SCRIPTS = (
     "texts.js",
     "pipeline.js",
     "runs.js",
+    "conversations.js",
     "page.js",
 )
 """Each behind those that it imports, as an exported page has them."""
@@ -53,6 +55,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 MOST_ROWS = 500
+TRACE_KEY = ("conversation", "turn", "call")
+NUMBERS = ("segment", "position", "sample", "turn", "call")
 Answer = Callable[[Mapping[str, str]], Any]
 
 
@@ -61,10 +65,13 @@ def page_file(name: str) -> str:
     return files(__package__).joinpath("page", name).read_text("utf-8")
 
 
-def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
-    """Return the application. Without a `model` nothing is asked of one. Who may ask is for the caller to guard."""
+def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: WarehouseReader) -> Starlette:
+    """Return the application. Without a `model` nothing is asked of one. Who may ask is for the caller to guard.
+
+    `traces`: reads the file of `judge`, which need not be there.
+    """
     answers: dict[str, Answer] = {
-        "overview": lambda asked: {**overview(reader), "live": model is not None},
+        "overview": lambda asked: {**_overview(reader, traces), "live": model is not None},
         "calls": partial(calls, reader),
         "excerpts": lambda asked: excerpts(
             reader, [int(number) for number in asked.get("rows", "").split(",") if number][:MOST_ROWS]
@@ -74,6 +81,8 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
         "outcomes": lambda asked: outcome_tables(reader),
         "pairs": partial(pairs, reader),
         "questions": partial(questions, reader),
+        "recorded": partial(recorded_calls, traces),
+        "conversation": lambda asked: conversation(traces, _key(asked, TRACE_KEY)),
     }
     running: dict[str, Answer] = {}
     if model is not None:
@@ -87,6 +96,13 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None) -> Starlette:
     routes += [Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()]
     routes.append(Route("/", _file("index.html", "text/html"), methods=["GET"]))
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])
+
+
+def _overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
+    """What every view needs; without a warehouse, what the view of conversations needs."""
+    judged = traces.database.is_file()
+    without = judged and not reader.database.is_file()
+    return {**({"about": reader.about, "tools": []} if without else overview(reader)), "traces": judged}
 
 
 def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
@@ -129,7 +145,4 @@ def _line(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -
 
 def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
     """Raises ValueError for a number that is none."""
-    return {
-        name: int(asked.get(name, "")) if name in ("segment", "position", "sample") else asked.get(name, "")
-        for name in names
-    }
+    return {name: int(asked.get(name, "")) if name in NUMBERS else asked.get(name, "") for name in names}

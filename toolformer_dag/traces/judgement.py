@@ -41,10 +41,14 @@ SWAPS = pl.Schema(
         **dict.fromkeys(("loss", "overlap"), pl.Float64()),
     }
 )
+MESSAGES = pl.Schema(
+    {"conversation": pl.String(), "number": pl.Int32(), **dict.fromkeys(("role", "text"), pl.String())}
+)
 REJECTIONS = pl.Schema(dict.fromkeys(("conversation", "source", "reason", "detail"), pl.String()))
 COMMENTS = {
     "measured_calls": "What was measured of every recorded call; trace_calls says what follows from it.",
     "trace_swaps": "The losses of recorded calls with results of other conversations, nats per token.",
+    "trace_messages": "What was said in the conversations; calls and their results stand in trace_calls.",
     "trace_rejections": "What of the records could not be used as it was recorded, with the reason.",
     "trace_settings": "The judge, how conversations were written for it, what it read, and the share by chance.",
 }
@@ -117,6 +121,7 @@ def judge_traces(
     tables = {
         "measured_calls": (CALLS, [_call_row(*of, one) for of, one in judged]),
         "trace_swaps": (SWAPS, [row for of, one in judged for row in _swap_rows(*of, one)]),
+        "trace_messages": (MESSAGES, [row for one in found for row in _message_rows(one)]),
         "trace_rejections": (REJECTIONS, rejected),
     }
     frames = {name: pl.DataFrame(rows, schema=schema, orient="row") for name, (schema, rows) in tables.items()}
@@ -143,6 +148,10 @@ def _swap_rows(one: Recorded, asked: Asked, judged: JudgedCall) -> Iterator[tupl
     for number, result in enumerate(judged.swapped):
         overlap = judged.overlap[number + 1]
         yield one.name, asked.at, asked.index, number, result, judged.losses[str(number)], overlap
+
+
+def _message_rows(one: Recorded) -> Iterator[tuple[Any, ...]]:
+    return ((one.name, number, said.role, said.content) for number, said in enumerate(one.messages))
 
 
 def trace_settings(settings: Settings) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 -- A call is held against results of the same tool in other conversations. Each of these is held against the others of its
 -- call in the same way, which tells how far chance goes: the threshold is what a share of them exceeds.
 
+COMMENT ON COLUMN trace_messages.number IS 'number in the conversation, from 0: the turn of its calls';
+COMMENT ON COLUMN trace_messages.role IS 'system, user, assistant, or another one as it was recorded';
+COMMENT ON COLUMN trace_messages.text IS 'what was said, without calls and results';
+
 CREATE VIEW trace_chance AS
 SELECT a.conversation, a.turn, a.call, a.swap, any_value(a.result) AS result, any_value(a.overlap) AS overlap,
        avg(b.loss) - any_value(a.loss) AS gain

@@ -53,6 +53,8 @@ const online = {
   outcomes: () => ask("outcomes"),
   pairs: asked => ask("pairs", asked),
   questions: asked => ask("questions", asked),
+  recorded: asked => ask("recorded", asked),
+  conversation: key => ask("conversation", key),
 };
 
 const missing = () => Promise.reject(new Error("This is not part of the exported page; run toolformer-dag explore."));
@@ -69,6 +71,8 @@ const inPage = {
   outcomes: async () => stored.outcomes,
   pairs: async asked => kept(stored.pairs, asked),
   questions: async asked => kept(stored.questions, asked),
+  recorded: missing,
+  conversation: missing,
 };
 
 export const data = offline ? inPage : online;

@@ -1,6 +1,7 @@
 // The page: which view is shown, and what the address asks for.
 
 import { calls } from "./calls.js";
+import { conversations } from "./conversations.js";
 import { data } from "./data.js";
 import { el, foreign } from "./elements.js";
 import { pipeline } from "./pipeline.js";
@@ -15,24 +16,31 @@ const VIEWS = {
   text: ["Text", texts],
   pipeline: ["Pipeline", pipeline],
   runs: ["Evaluation and costs", runs],
+  traces: ["Conversations", conversations],
 };
 const main = document.getElementById("main");
 let overview, shown = 0;
 
-function navigation(current) {
-  document.getElementById("views").replaceChildren(...Object.entries(VIEWS).map(([name, [title]]) =>
-    el("a", { href: link({ view: name }), "aria-current": name === current ? "page" : null }, title)));
+// Conversations are there once `judge` has read some; where that is all that was done, there is nothing else.
+const isThere = name => Object.hasOwn(VIEWS, name) && (name === "traces" ? Boolean(overview?.traces) : !(overview?.traces && !overview.tools.length));
+const viewNames = () => Object.keys(VIEWS).filter(isThere);
+
+function navigation() {
+  const current = isThere(state("view")) ? state("view") : viewNames()[0];
+  document.getElementById("views").replaceChildren(...viewNames().map(name =>
+    el("a", { href: link({ view: name }), "aria-current": name === current ? "page" : null }, VIEWS[name][0])));
+  document.title = `${VIEWS[current][0]} · toolformer-dag explore`;
+  return current;
 }
 
 async function show() {
   const mine = ++shown;
-  const name = Object.hasOwn(VIEWS, state("view")) ? state("view") : "thresholds";
-  navigation(name);
-  document.title = `${VIEWS[name][0]} · toolformer-dag explore`;
+  let name = navigation();
   try {
     if (!overview) {
       overview = await data.overview();
       document.getElementById("about").replaceChildren(foreign(overview.about));
+      name = navigation();
     }
     const made = await VIEWS[name][1](overview);
     if (mine !== shown) return;
@@ -48,7 +56,7 @@ document.getElementById("views").addEventListener("focusin", event => keep(event
 document.getElementById("views").addEventListener("pointerdown", event => keep(event));
 // A slider changes the address without drawing the links anew.
 function keep(event) {
-  const name = Object.keys(VIEWS)[[...event.currentTarget.children].indexOf(event.target)];
+  const name = viewNames()[[...event.currentTarget.children].indexOf(event.target)];
   if (name) event.target.href = link({ view: name });
 }
 
