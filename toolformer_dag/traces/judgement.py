@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,15 @@ def judge_traces(
     stamps = [stamp(source) for source in sources]
     found, rejected = read_traces(sources)
     if not found:
-        why = f" ({rejected[0][2]}: {rejected[0][3]})" if rejected else ""
-        raise UserError(f"{', '.join(sources)}: no conversation could be read{why}")
+        why = [f" ({reason}: {detail})" for *_, reason, detail in rejected[:1]]
+        raise UserError(f"{', '.join(sources)}: no conversation could be read{''.join(why)}")
     asked = _asked(found, settings.traces.swaps)
     judge = judge_of(settings)
     judged = list(zip(asked, judge.judged([one for _, one in asked], advance), strict=True))
     tables = {
         "measured_calls": (CALLS, [_call_row(*of, one) for of, one in judged]),
         "trace_swaps": (SWAPS, [row for of, one in judged for row in _swap_rows(*of, one)]),
-        "trace_messages": (MESSAGES, [row for one in found for row in _message_rows(one)]),
+        "trace_messages": (MESSAGES, list(chain.from_iterable(map(_message_rows, found)))),
         "trace_rejections": (REJECTIONS, rejected),
     }
     frames = {name: pl.DataFrame(rows, schema=schema, orient="row") for name, (schema, rows) in tables.items()}
