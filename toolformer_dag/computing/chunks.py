@@ -118,7 +118,7 @@ class ChunkServer:
     """What a worker of another process does with the tasks that it gets; its means are made with the first."""
 
     def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
-        self._settings, self._tables_of, self._told = settings, tables_of, Spent()
+        self._settings, self._tables_of, self._reported = settings, tables_of, Spent()
         self._worker: Worker | None = None
         self._tables: Tables = {}
         self._step, self._session = "", Session(news=[])
@@ -137,10 +137,10 @@ class ChunkServer:
                 answer = replace(perform(self._worker, self._tables, task), news=held.take_news())
         except UserError as error:
             answer = UserError(str(error))
-        except Exception as error:  # noqa: BLE001 - told in the process that waits for it
+        except Exception as error:  # noqa: BLE001 - raised in the process that waits for it
             answer = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
-        before, self._told = self._told, self._worker.spent() if self._worker else Spent()
-        return answer, self._told - before
+        before, self._reported = self._reported, self._worker.spent() if self._worker else Spent()
+        return answer, self._reported - before
 
 
 class OneProcess:

@@ -36,7 +36,7 @@ from toolformer_dag.settings.tool_settings import (
     source_name,
 )
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
-from toolformer_dag.tools.routing import told_identity
+from toolformer_dag.tools.routing import ranking_identity
 from toolformer_dag.tools.tool import Proposed, Tool, blamed
 
 
@@ -376,7 +376,7 @@ class Plan:
     @cached_property
     def routing(self) -> str:
         """Return what determines how the routed tools are ranked; once, since each of their lanes asks."""
-        return told_identity(self.routed)
+        return ranking_identity(self.routed)
 
     @property
     def all_lanes(self) -> tuple[Lane, ...]:

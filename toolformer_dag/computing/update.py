@@ -74,7 +74,7 @@ class Reasons:
         grouped: dict[str, Sequence[str]] = {TOUCHED: touched, "without rows": new, "removed": self.removed}
         left_out = {*touched, *([NEVER_MADE] if new else [])}
         lines = dict.fromkeys(str(one) for one in self._found() if str(one) not in left_out)
-        return (*lines, *(f"{told}: {_few(names)}" for told, names in grouped.items() if names))
+        return (*lines, *(f"{heading}: {_few(names)}" for heading, names in grouped.items() if names))
 
     def _touched(self) -> list[str]:
         return [one for one in self._found() if isinstance(one, Touched)]

@@ -95,11 +95,11 @@ class _Given:
         return f"{self.task.table}, chunk {self.number + 1}"
 
 
-_Told = tuple[int, Work | UserError]
+_Answered = tuple[int, Work | UserError]
 """The number of a task, and what a worker answered."""
 
 
-def _first(answers: deque[_Told]) -> tuple[int, Work] | None:
+def _first(answers: deque[_Answered]) -> tuple[int, Work] | None:
     """Take the first of the answers, if there is one. Raises the error that it is."""
     if not answers:
         return None
@@ -138,7 +138,7 @@ class Workers:
         happened too often, and UserError as the task raised it.
         """
         waiting = (_Given(*one) for one in enumerate(tasks))
-        answers = deque[_Told]()
+        answers = deque[_Answered]()
         try:
             while self._employ(waiting) or answers:
                 # between answers, those who are done get a chunk
@@ -217,16 +217,16 @@ class Workers:
             place.kill()
             self._next.appendleft(given)
 
-    def _ended(self, waiting: Iterator[_Given], seconds: float) -> list[_Told]:
+    def _ended(self, waiting: Iterator[_Given], seconds: float) -> list[_Answered]:
         """Wait at most so long for workers that are done; return what they answered."""
         self._plan_ahead(waiting)
         wait([*self._busy, *(place.started for place in self._starting)], seconds, FIRST_COMPLETED)
         self._welcome()
-        told = [one for future in list(self._busy) if future.done() for one in self._received(future)]
+        answered = [one for future in list(self._busy) if future.done() for one in self._received(future)]
         self._pass_on_late()
-        return told
+        return answered
 
-    def _received(self, future: "Future[Answer]") -> Iterator[_Told]:
+    def _received(self, future: "Future[Answer]") -> Iterator[_Answered]:
         """Take the answer and give the worker its next chunk, if one is planned."""
         if future not in self._busy:  # another has given the same answer
             return
@@ -236,7 +236,7 @@ class Workers:
         except self._crew.deaths as died:
             try:
                 self._died(place, given, died)
-            except WorkerError as failed:  # told after the answers of the same round
+            except WorkerError as failed:  # raised after the answers of the same round
                 yield given.number, failed
             return
         self._idle.append(place)

@@ -30,7 +30,7 @@ def told(tool: Tool) -> list[str]:
     return [f"{tool.key.replace('_', ' ')} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
 
 
-def told_identity(tools: Sequence[Tool]) -> str:
+def ranking_identity(tools: Sequence[Tool]) -> str:
     """Return what determines how `tools` are ranked."""
     return fingerprint({tool.key: list(map(spaced, told(tool))) for tool in tools})
 
@@ -100,4 +100,4 @@ def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
 
 def offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
     """Return what determines which tools `offer` offers; nothing where it offers all."""
-    return {"offered": [most, told_identity(tools)]} if 0 < most < len(tools) else {}
+    return {"offered": [most, ranking_identity(tools)]} if 0 < most < len(tools) else {}
