@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.pipeline.conftest import TableOutput, hand_made, publish, update_one, warehouse
 from toolformer_dag.cli.demo_command import TABLES
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.pipeline.chance import chance_tables, chosen_by_chance, threshold_told
+from toolformer_dag.pipeline.chance import chance_tables, chosen_by_chance, threshold_line
 
 Row = dict[str, Any]
 Outputs = dict[str, TableOutput]
@@ -186,9 +186,9 @@ def assert_filtered(
     assert not any(report.violations.values())
     if tau_f is None:
         assert "below_tau_f" not in report.rejections
-    told = threshold_told(chosen)
-    assert told.startswith("tau_f = ") == (certified is not None)
-    assert ("fallback" in told) == (certified is None and fallback is not None)
+    line = threshold_line(chosen)
+    assert line.startswith("tau_f = ") == (certified is not None)
+    assert ("fallback" in line) == (certified is None and fallback is not None)
     return certified is not None, tau_f
 
 
@@ -264,7 +264,7 @@ def test_too_few_swaps_are_told_with_the_number_that_would_do(tmp_path: Path) ->
     update_one(outputs, "calculator/filtered_calls")
     chosen = chosen_of(outputs)
     assert (chosen["tau_f"], chosen["verdict"], chosen["swaps_needed"]) == (None, "too few swaps", 20)
-    assert "about 20 swapped places would do, there are 19; raise evaluation.swapped_texts" in threshold_told(chosen)
+    assert "about 20 swapped places would do, there are 19; raise evaluation.swapped_texts" in threshold_line(chosen)
 
 
 def test_a_place_counts_once_however_often_it_is_swapped(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_control_without_swaps_says_what_to_set(tmp_path: Path) -> None:
     chosen = chosen_of(outputs)
     assert chosen["verdict"] == "not measured"
     assert "(not measured: no call was told another document's result; raise evaluation.swapped_texts" in (
-        threshold_told(chosen)
+        threshold_line(chosen)
     )
 
 

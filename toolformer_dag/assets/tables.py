@@ -19,7 +19,7 @@ from toolformer_dag.computing.update import Reasons, TableReport, differences, u
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_told
+from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_line
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
@@ -124,7 +124,7 @@ def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableRep
     for note in report.work.damaged:
         context.log.warning(note)
     if chosen := _chosen(table):
-        context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_told(chosen))
+        context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_line(chosen))
     tag_changes(context, report.differences.settings())
 
 
@@ -181,7 +181,7 @@ def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -
     shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
     if chosen:
         tau_f = chosen["tau_f"]
-        shown["threshold"] = dg.MetadataValue.text(threshold_told(chosen))
+        shown["threshold"] = dg.MetadataValue.text(threshold_line(chosen))
     if tau_f is not None:
         shown["tau_f"] = dg.MetadataValue.float(tau_f)
     if deltas.height:

@@ -145,7 +145,7 @@ def completed(
     from toolformer_dag.cli.run_display import shown
     from toolformer_dag.computing.spending import Spent
     from toolformer_dag.lake.session import session
-    from toolformer_dag.pipeline.chance import kept_nothing, thresholds_told
+    from toolformer_dag.pipeline.chance import kept_nothing, threshold_lines
 
     _withdraw(project.plan, again)
     _warn_of_names(project.plan)
@@ -160,7 +160,7 @@ def completed(
     if report.failed:
         typer.echo(f"This run: {report.spent}.", err=True)
     with session():
-        for line in thresholds_told(project.plan):
+        for line in threshold_lines(project.plan):
             typer.echo(line)
         for line in kept_nothing(project.plan):
             typer.echo(line, err=True)

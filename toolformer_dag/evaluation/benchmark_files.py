@@ -15,7 +15,7 @@ from typing import Any
 
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, Rule
 from toolformer_dag.files import UserError, require_regular
-from toolformer_dag.texts.compression import HEAD_BYTES, text_of, told_of
+from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words, text_of
 
 QuestionOrReason = BenchmarkQuestion | str
 """A question, or the short reason why a record has none."""
@@ -205,7 +205,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets
-        told = told_of(text[:HEAD_BYTES].encode(errors="replace"))
+        told = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
         why = f"it is {told}" if told else f"{error}{', after a comma too many' * bool(COMMA.search(text))}"
         raise BenchmarkError(f"{where} is not readable JSON ({why}); give the benchmark's own file") from error
 

@@ -34,7 +34,7 @@ from toolformer_dag.evaluation.benchmark_files import (
     question_answering,
     records,
 )
-from toolformer_dag.texts.compression import HEAD_BYTES, told_of
+from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 
 GOOGLE_RE = {  # LAMA's scripts/run_experiments.py
     "/people/person/place_of_birth": "[X] was born in [Y] .",
@@ -275,7 +275,7 @@ def asdiv(file: Path) -> list[Benchmark]:
     try:
         problems = ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
-        told = file.is_file() and told_of(file.read_bytes()[:HEAD_BYTES])
+        told = file.is_file() and kind_in_words(file.read_bytes()[:HEAD_BYTES])
         why = f"{error}, it is {told}" if told else error
         raise BenchmarkError(f"{file} is not ASDiv.xml ({why}); give the benchmark's own file") from error
     return [benchmark("ASDiv", {file: problems}, _asdiv, number_is_right)]

@@ -97,7 +97,7 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
 def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Return what each of the `calls` (FINISHED) tells of the text behind it; null where nothing, and without the rule.
 
-    What the result of a call before it told is known. `texts`: text_digest, text.
+    What the result of an earlier call says is known. `texts`: text_digest, text.
     """
     if not lane.look_ahead:
         return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
@@ -107,8 +107,8 @@ def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     for digest, place, asked, before in calls.select(
         "text_digest", pl.col("char_offset") - pl.col("offset"), "input", "before"
     ).iter_rows():
-        told = (units[digest].ahead(place, link.result) for link in read_chain(before))
-        known = {unit.casefold() for some in told for unit in some}
+        earlier = (units[digest].ahead(place, link.result) for link in read_chain(before))
+        known = {unit.casefold() for some in earlier for unit in some}
         new = [unit for unit in units[digest].ahead(place, asked) if unit.casefold() not in known]
         found.append(new or None)
     return pl.Series(found, dtype=pl.List(pl.String()))

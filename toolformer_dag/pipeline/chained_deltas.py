@@ -56,23 +56,23 @@ def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]
 def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the chains of a shard whose last result is swapped."""
     texts, calls, _ = swapped_results.swapped(output, shard, STAGE.name)
-    return planned_chains(worker, output, _told(calls), texts, claimed)
+    return planned_chains(worker, output, _swapped(calls), texts, claimed)
 
 
 def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the chains of `swapped_texts` texts with the last results of others; see `swapped_results.rows`."""
     _, calls, left_out = swapped_results.swapped(output, shard, STAGE.name)
-    return swapped_results.control(output, *with_chains(worker, output, _told(calls)), left_out)
+    return swapped_results.control(output, *with_chains(worker, output, _swapped(calls)), left_out)
 
 
-def _told(calls: pl.DataFrame) -> pl.DataFrame:
+def _swapped(calls: pl.DataFrame) -> pl.DataFrame:
     """Exchange the last result of each chain; their need is that of the chain itself."""
     chains = calls.select("chain", "result").iter_rows()
-    told = [
+    swapped = [
         written_chain([*before, replace(last, result=result)])
         for (*before, last), result in ((read_chain(chain), result) for chain, result in chains)
     ]
-    return calls.with_columns(chain=pl.Series(told, dtype=pl.String), others=pl.lit(None, pl.String))
+    return calls.with_columns(chain=pl.Series(swapped, dtype=pl.String), others=pl.lit(None, pl.String))
 
 
 STAGE = replace(

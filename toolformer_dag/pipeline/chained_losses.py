@@ -52,7 +52,7 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
 
 def _others(chains: pl.Series) -> pl.Series:
-    """Return for each chain as many results as it has calls but the last, as JSON: those that are told instead.
+    """Return for each chain as many results as it has calls but the last, as JSON: those that take their places.
 
     The results of the first calls of all chains stand in a circle in the order of their hashes, and so do those of the
     second ones; a chain gets the next in each circle. Null where there is no other.
@@ -126,11 +126,11 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
             [NeedRequest(texts[key[0]], key[1], *one) for key, some in zip(keys, asked, strict=True) for one in some]
         )
     )
-    told = [
+    entries = [
         (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in some]))
         for key, some in zip(keys, asked, strict=True)
     ]
-    needs.append(pl.DataFrame(told, schema=NEEDS, orient="row"))
+    needs.append(pl.DataFrame(entries, schema=NEEDS, orient="row"))
     return Work(Counter(engine.counts.as_dict()) - before, backends=frozenset({engine.backend.identity}))
 
 
@@ -192,5 +192,5 @@ def _before(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.Dat
         stored = stored.select("text_digest", "position", pl.col("loss_result").alias(f"before_{length}"), cut="chain")
         found = found.join(stored, on=("text_digest", "position", "cut"), how="left", maintain_order="left").drop("cut")
         befores.append(pl.col(f"before_{length}"))
-    told = found.with_columns(loss_before=pl.min_horizontal(befores), before_reason="reason")
-    return told.select(*LOSS_KEY, "loss_empty", "loss_before", "before_reason")
+    known = found.with_columns(loss_before=pl.min_horizontal(befores), before_reason="reason")
+    return known.select(*LOSS_KEY, "loss_empty", "loss_before", "before_reason")

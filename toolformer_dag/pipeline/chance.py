@@ -44,7 +44,7 @@ def chance_tables(plan: Plan, lane: Lane) -> tuple[pl.DataFrame, pl.DataFrame]:
         return statistics, rows(connection, "FROM chance_rates ORDER BY tau_f")
 
 
-def threshold_told(chosen: Mapping[str, Any]) -> str:
+def threshold_line(chosen: Mapping[str, Any]) -> str:
     """Say which threshold was chosen by chance, or why none was, with the remedy. `chosen`: CHOSEN of a record."""
     if chosen["verdict"] == CERTIFIED:
         kept = f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places"
@@ -66,10 +66,10 @@ def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
     return pointer.record.get(CHOSEN) if pointer else None
 
 
-def thresholds_told(plan: Plan) -> list[str]:
+def threshold_lines(plan: Plan) -> list[str]:
     """Say what was chosen by chance, a line per lane."""
     chosen = {lane.key: chosen_by_chance(plan, lane) for lane in plan.lanes}
-    return [f"{lane}: {threshold_told(one)}" for lane, one in chosen.items() if one]
+    return [f"{lane}: {threshold_line(one)}" for lane, one in chosen.items() if one]
 
 
 def kept_nothing(plan: Plan) -> list[str]:
@@ -93,8 +93,8 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
         [(places, best)] = rows(connection, "SELECT count(*), max(delta) FROM places").rows()
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
     if not places:
-        told = '`toolformer-dag sql "from funnel"` counts what each stage left'
-        return f"no call is kept, for {_none_judged(plan, lane)}; {told}"
+        hint = '`toolformer-dag sql "from funnel"` counts what each stage left'
+        return f"no call is kept, for {_none_judged(plan, lane)}; {hint}"
     own = f" at tau_f = {lane.tau_f:.3g}" if isinstance(lane.tau_f, float) else ""
     counts = [
         f"{row['calls']} at {row['tau_f']:.3g} (by chance {row['by_chance']}, 95 %: {row['by_chance_low']}-"
@@ -124,8 +124,8 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
     for part in plan.lake.table(f"{lane.key}/{stage}").pointers().values():
         reasons.update({one["reason"]: one["count"] for one in part.record[REJECTIONS]})
     remedy = _proposing(lane, reasons) if texts and not calls else ""
-    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    return f"{none}{remedy}" + f" ({told})" * bool(told)
+    counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    return f"{none}{remedy}" + f" ({counted})" * bool(counted)
 
 
 def _proposing(lane: Lane, reasons: Counter[str]) -> str:

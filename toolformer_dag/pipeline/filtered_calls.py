@@ -194,8 +194,8 @@ def rule_inputs(output: TableOutput) -> InputsOf:
     whole = {name: output.plan.lake.table(name) for name in output.depends_on if name not in results}
     costs = scores.inputs(output.plan, output.lane) if results & {*output.depends_on} else None
     found = {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
-    told = {scores.COST_VERSION: {part: costs(part) for part in output.plan.shards}} if costs else {}
-    return lambda _: found | told
+    cost_versions = {scores.COST_VERSION: {part: costs(part) for part in output.plan.shards}} if costs else {}
+    return lambda _: found | cost_versions
 
 
 TEXTS = Stage(

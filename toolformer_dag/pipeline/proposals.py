@@ -39,7 +39,7 @@ from toolformer_dag.pipeline.placing import COLUMNS, UNPLACED, at_tokens, placin
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.synthetic import MODEL as PACKAGED
 from toolformer_dag.synthetic import SMALL_MODEL, WRITTEN
-from toolformer_dag.texts.compression import HEAD_BYTES, told_of
+from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 from toolformer_dag.texts.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import OverBudget
@@ -102,8 +102,8 @@ def _records(path: Path) -> Iterator[object]:
         return
     lines = list(filter(None, map(bytes.strip, path.read_bytes().splitlines())))
     records = list(map(_parsed, lines))
-    if records.count(None) == len(records) and (told := other_shape(lines[0] if lines else b"")):
-        raise ValueError(told)
+    if records.count(None) == len(records) and (shape := other_shape(lines[0] if lines else b"")):
+        raise ValueError(shape)
     yield from records
 
 
@@ -141,7 +141,7 @@ def _read(lane: Lane) -> list[Fields | None]:
         try:
             found += [_fields(name, record) for record in _records(path)]
         except pl.exceptions.PolarsError as error:
-            raise _unreadable(lane, path, told_of(path.read_bytes()[:HEAD_BYTES]) or error) from error
+            raise _unreadable(lane, path, kind_in_words(path.read_bytes()[:HEAD_BYTES]) or error) from error
         except (OSError, ValueError) as error:
             raise _unreadable(lane, path, error) from error
     return found

@@ -112,9 +112,11 @@ def nothing_read(plan: Plan) -> str | None:
     lines = plan.lake.table(REJECTED_LINES)
     found = lines.read(shard).rows(named=True) if lines.has(shard) else []
     reasons = {one["reason"]: one["detail"] for one in reversed(found)}
-    told = "; ".join(f"{reason}: {detail}" for reason, detail in reasons.items()) or "it is empty"
+    summary = "; ".join(f"{reason}: {detail}" for reason, detail in reasons.items()) or "it is empty"
     more = f" (and {len(others)} more shards)" if others else ""
-    return f"no document could be read from {plan.shards[shard].place if shard in plan.shards else shard}{more}: {told}"
+    return (
+        f"no document could be read from {plan.shards[shard].place if shard in plan.shards else shard}{more}: {summary}"
+    )
 
 
 class RottenShard(UserError):
@@ -171,8 +173,8 @@ class _Reading:
         if not found:
             self._warn()
         if self._ignored:
-            told = "; ".join(f"{what} ({count:,} times)" for what, count in self._ignored.items())
-            _log.warning("%s: what counts as empty: %s", self._shard.place, told)
+            summary = "; ".join(f"{what} ({count:,} times)" for what, count in self._ignored.items())
+            _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
 
     def _refuse_rot(self, before: Pointer | None) -> None:
         """Raise RottenShard where the content differs under the same size and time."""

@@ -1,7 +1,7 @@
 """swapped_results: a control. The same calls with results of other documents: how many would be kept by chance?
 
-Results are swapped between documents deterministically. Neither which calls are taken nor what they are told depends on
-k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
+Results are swapped between documents deterministically. Neither which calls are taken nor which results they get
+depends on k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,11 +61,13 @@ def exchange(
     sampled = calls.join(_sampled(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in(FIRST_SAMPLES)
-    told = _exchanged(giving.with_columns(gives=gives), swaps)
-    found = sampled.join(told, on=ASKED, how="left", maintain_order="left").with_columns(pl.col("swap").fill_null(0))
-    absent = pl.when(pl.col("told").is_null()).then(pl.lit("no_other_result"))
+    exchanged = _exchanged(giving.with_columns(gives=gives), swaps)
+    found = sampled.join(exchanged, on=ASKED, how="left", maintain_order="left").with_columns(
+        pl.col("swap").fill_null(0)
+    )
+    absent = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     reason = pl.when("sampled").then(absent).otherwise(pl.lit("not_sampled"))
-    return found.with_columns(swap_reason=reason, result="told").drop("sampled", "told")
+    return found.with_columns(swap_reason=reason, result="swapped").drop("sampled", "swapped")
 
 
 def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -85,16 +87,16 @@ def _sampled(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.Data
 
 
 def _exchanged(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
-    """(ASKED, swap, told): the exchanged results of every distinct call that is sampled and has some."""
-    told = pl.col("text_digest", "result", "p_api").first()
-    distinct = calls.group_by(ASKED).agg(told, pl.col("sampled", "gives").any())
+    """(ASKED, swap, swapped): the exchanged results of every distinct call that is sampled and has some."""
+    of_call = pl.col("text_digest", "result", "p_api").first()
+    distinct = calls.group_by(ASKED).agg(of_call, pl.col("sampled", "gives").any())
     placed = distinct.select("text_digest", "position", "input")
     circle = distinct.with_columns(hash=_hashes("call", placed)).sort("hash", *ASKED)
     results = circle["result"].to_list()
     given = [[results[donor] for donor in donors] for donors in _donors(circle, swaps)]
-    seats = circle.filter("sampled").select(ASKED).with_columns(told=pl.Series(given, dtype=pl.List(pl.String)))
-    numbered = seats.with_columns(swap=pl.int_ranges(pl.col("told").list.len(), dtype=pl.Int32))
-    return numbered.explode("told", "swap").drop_nulls("told")
+    seats = circle.filter("sampled").select(ASKED).with_columns(swapped=pl.Series(given, dtype=pl.List(pl.String)))
+    numbered = seats.with_columns(swap=pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32))
+    return numbered.explode("swapped", "swap").drop_nulls("swapped")
 
 
 def _donors(circle: pl.DataFrame, swaps: int) -> Iterator[list[int]]:
@@ -151,9 +153,9 @@ def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, p
     """Return the texts, the calls of `name` with swapped results, and the calls that have none by reason."""
     lake, lane = output.plan.lake, output.lane.key
     texts = lake.table(f"{lane}/heuristic_subset").read(shard)
-    told = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
+    columns = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
     chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
-    calls = lake.table(f"{lane}/{name}").read(shard).select(told).with_columns(chance)
+    calls = lake.table(f"{lane}/{name}").read(shard).select(columns).with_columns(chance)
     scored = calls.filter(pl.col("reason").is_null())
     # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
     places = (

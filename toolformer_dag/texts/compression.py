@@ -59,7 +59,7 @@ def kind_of(head: bytes) -> str | None:
     return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
 
 
-def told_of(head: bytes) -> str | None:
+def kind_in_words(head: bytes) -> str | None:
     """Say what a file, or the content of a compressed one, is by its first bytes; None where they do not say."""
     kind = kind_of(head)
     if kind is not None:
@@ -84,9 +84,11 @@ def text_of(file: Path) -> str:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         kind = kind_of(head)
-        raise ValueError(f"it is {f'{kind}; unpack it' if kind else told_of(head) or f'no UTF-8: {error}'}") from error
+        raise ValueError(
+            f"it is {f'{kind}; unpack it' if kind else kind_in_words(head) or f'no UTF-8: {error}'}"
+        ) from error
     if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:  # words such as ORC may begin a text
-        raise ValueError(f"it is {told_of(head) or 'no text: it holds NUL characters'}")
+        raise ValueError(f"it is {kind_in_words(head) or 'no text: it holds NUL characters'}")
     return text
 
 

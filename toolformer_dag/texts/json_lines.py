@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from toolformer_dag.texts.columns import Batch, Rejection, records_batch
-from toolformer_dag.texts.compression import ShardFault, told_of
+from toolformer_dag.texts.compression import ShardFault, kind_in_words
 from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json
 
 MAX_LINE_BYTES = 8 << 20
@@ -84,7 +84,7 @@ def _shape(head: bytes) -> str:
 
 def other_shape(head: bytes) -> str | None:
     """Say what is in the place of JSON lines, with a remedy, where the beginning tells."""
-    if told := told_of(head):
+    if told := kind_in_words(head):
         return f"the content is {told}"
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"

@@ -16,7 +16,7 @@ import pyarrow as pa
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch, Rejection, documents_of
-from toolformer_dag.texts.compression import HEAD_BYTES, ShardFault, blocks, kind_of, told_of
+from toolformer_dag.texts.compression import HEAD_BYTES, ShardFault, blocks, kind_in_words, kind_of
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.json_lines import json_batches
@@ -101,7 +101,7 @@ def _compression(head: bytes, suffix: str) -> str | None:
 
 
 def _is(head: bytes) -> str:
-    told = told_of(head)
+    told = kind_in_words(head)
     return f"is {told}" if told else f"begins with {head[:4]!r}"
 
 
