@@ -49,7 +49,7 @@ def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -
     name = path.relative_to(storage.root).as_posix()
     for kind, form in FORMS.items():
         if match := form.fullmatch(name.removesuffix(ASIDE)):
-            told = match.groupdict("")
+            fields = match.groupdict("")
             shown: Kind = "damaged" if name.endswith(ASIDE) else kind
-            return Item(path, shown, told.get("owner", ""), plain_name(told.get("part", "")), size, changed)
+            return Item(path, shown, fields.get("owner", ""), plain_name(fields.get("part", "")), size, changed)
     return None

@@ -5,8 +5,8 @@ In a folder lake these files lie in the lake, and nothing here does anything. In
     local-outputs/<asset>/manifest.json   which files there are, by hash
     local-outputs/<asset>/<hash>          their contents
 
-The manifest is put last, so a killed upload changes nothing. The manifest that is put last counts: whether an output is
-up to date is told by the record inside it, whoever made it.
+The manifest is put last, so a killed upload changes nothing. The manifest that is put last counts: the record inside it
+says whether an output is up to date, whoever made it.
 """
 
 import logging

@@ -53,7 +53,7 @@ PATIENT: "RetryConfig" = {
     "retry_timeout": LIMIT,
     "backoff": {"init_backoff": timedelta(seconds=0.5), "max_backoff": timedelta(seconds=5), "base": 2},
 }
-"""Few retries for the first look at a store, so that a wrong address is told at once; patient ones afterwards."""
+"""Few retries for the first look at a store, so that a wrong address is reported at once; patient ones afterwards."""
 VARIABLES = ("AWS_", "GOOGLE_")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
@@ -83,7 +83,7 @@ REMEDIES = (
         "stays",
     ),
 )
-"""What stands in an error, and what is told instead; the first that fits. Where no credentials were given, the machine
+"""What stands in an error, and what is said instead; the first that fits. Where no credentials were given, the machine
 was asked for those of its role."""
 
 
@@ -207,8 +207,8 @@ class ObjectStorage(Storage):
             if path not in listed:
                 raise self._missing(path)
             with suppress(OSError, ValueError):
-                told, _, content = path.read_bytes().partition(b"\n")
-                known = Version(*json.loads(told))
+                head, _, content = path.read_bytes().partition(b"\n")
+                known = Version(*json.loads(head))
                 if known.e_tag and known.e_tag == listed[path]["e_tag"]:
                     return content, known
         content, version = self.read(path)
@@ -306,7 +306,7 @@ class ObjectStorage(Storage):
         return None
 
     @contextmanager
-    def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:
+    def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Hold an object, replaced every few seconds where it is the one that this process put.
 
         Released in the background; the next claim of the same name waits for it.
@@ -317,8 +317,8 @@ class ObjectStorage(Storage):
         if leaving := self._leaving.pop(path, None):
             leaving.result()
         with ExitStack() as here:
-            here.enter_context(super().claimed(name, told))  # among the processes of this machine, without a request
-            held, over = self._claim(path, told), threading.Event()
+            here.enter_context(super().claimed(name, on_wait))  # among the processes of this machine, without a request
+            held, over = self._claim(path, on_wait), threading.Event()
             renewing = threading.Thread(target=self._renew, args=(path, held, over), daemon=True)
             renewing.start()
             try:
@@ -327,7 +327,7 @@ class ObjectStorage(Storage):
                 over.set()
                 self._leaving[path] = self._leavers.submit(_leave, renewing, here.pop_all())
 
-    def _claim(self, path: Path, told: Callable[[str], None]) -> Version:
+    def _claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Put this process into the object where nobody else is in it any more; the store decides who was first."""
         seen, since, waits = ABSENT, time.monotonic(), False
         if left := self._left.pop(path, None):  # by this process, and mostly by nobody since
@@ -345,7 +345,7 @@ class ObjectStorage(Storage):
                 continue
             if not waits:
                 waits = True
-                told(content.decode(errors="replace").partition("\n")[0])
+                on_wait(content.decode(errors="replace").partition("\n")[0])
             time.sleep(LEASE_SECONDS / 10)
 
     def _renew(self, path: Path, held: Version, over: threading.Event) -> None:
@@ -451,5 +451,5 @@ class ObjectStorage(Storage):
         google = self.url.startswith("gs:")
         keys = "GOOGLE_APPLICATION_CREDENTIALS" if google else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         code = next((found for sign in CODES for found in re.findall(sign, error)), "")
-        told = next(told for sign, told in REMEDIES if re.search(sign, error))
-        return told.format(bucket=urlsplit(self.url).netloc, code=code, keys=keys)
+        remedy = next(remedy for sign, remedy in REMEDIES if re.search(sign, error))
+        return remedy.format(bucket=urlsplit(self.url).netloc, code=code, keys=keys)

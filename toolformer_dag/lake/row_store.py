@@ -173,7 +173,7 @@ class RowStore:
         return path
 
     def _held(self) -> list[RowFile]:
-        """The files by age; in a session those at its beginning, and those that it was told of since."""
+        """The files by age; in a session those at its beginning, and those noted in it since."""
         around = current()
         return sorted(around.once(self._place, self._listed) if around else self._listed())
 

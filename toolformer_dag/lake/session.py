@@ -63,8 +63,8 @@ class Session:
 
     def take_news(self) -> tuple[News, ...]:
         """Return what a worker has made since it was asked last."""
-        told, self.news = tuple(self.news or ()), []
-        return told
+        news, self.news = tuple(self.news or ()), []
+        return news
 
 
 _current: ContextVar[Session | None] = ContextVar("session", default=None)

@@ -75,7 +75,7 @@ class Storage:
     """
 
     first_wins = False
-    """Whether of two writers of one part the first wins, and the other is told; else the last does."""
+    """Whether of two writers of one part the first wins and the other learns it; else the last wins."""
     lists_at_once = False
     """Whether `names` of up to a thousand files tells what was there at one moment."""
 
@@ -185,16 +185,16 @@ class Storage:
             aside.touch()  # `clean` counts from now
 
     @contextmanager
-    def claimed(self, name: str, told: Callable[[str], None]) -> Iterator[None]:
+    def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
         """Hold the claim `name` on the lake inside the block, against every run over it, wherever it was started.
 
-        Where another run holds it, `told` is called with who that is, and this waits. The kernel ends a claim with its
-        holder. Of several machines, this takes a file system whose `flock` they share, as NFS has it.
+        Where another run holds it, `on_wait` is called with who that is, and this waits. The kernel ends a claim with
+        its holder. Of several machines, this takes a file system whose `flock` they share, as NFS has it.
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
         with ExitStack() as stack:
             if not stack.enter_context(self.alone(path, wait=False)):
-                told(_holder(path))
+                on_wait(_holder(path))
                 stack.enter_context(self.alone(path))
             with suppress(OSError):
                 path.write_text(this_process(), "utf-8")

@@ -5,8 +5,8 @@
 
 Concurrent writers are safe: each writes files of its own, and a manifest is replaced only where it is the one that was
 read; else it is read again and what this writer changed is put into it. Of two writers of one part the last wins in a
-folder; in an object store the first does, and the other is told. A reader keeps the parts it has read, whose files stay
-until the grace period of `clean` is over.
+folder; in an object store the first does, and the other learns it. A reader keeps the parts it has read, whose files
+stay until the grace period of `clean` is over.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -450,11 +450,11 @@ class Lake:
 
     def take(self, news: Iterable[News]) -> None:
         """Publish the parts that a worker has made, and know of the files of rows that it has written."""
-        for name, *told in news:
-            if len(told) == 1:
-                RowStore(self.storage, str(name), (), pl.Schema()).note(str(told[0]))
+        for name, *rest in news:
+            if len(rest) == 1:
+                RowStore(self.storage, str(name), (), pl.Schema()).note(str(rest[0]))
             else:
-                self.table(str(name)).commit(*told)
+                self.table(str(name)).commit(*rest)
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]

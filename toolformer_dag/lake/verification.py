@@ -98,15 +98,15 @@ def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
 
 
 def _identity(lake: Lake, path: Path) -> CheckedFile:
-    told, content = "", b""
+    name, content = "", b""
     try:
         content, _ = lake.storage.read(path)
-        told = fingerprint(json.loads(content))
+        name = fingerprint(json.loads(content))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError):
         pass
-    return CheckedFile(path, len(content), None if told == path.parent.name else NO_IDENTITY)
+    return CheckedFile(path, len(content), None if name == path.parent.name else NO_IDENTITY)
 
 
 def _bytes(path: Path) -> int:

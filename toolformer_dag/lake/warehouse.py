@@ -304,8 +304,8 @@ def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
 
 def _answered(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
     _refuse_all_but_a_query(connection, sql)
-    told = described(connection, sql)
-    return rows(connection, sql) if told is None else told
+    description = described(connection, sql)
+    return rows(connection, sql) if description is None else description
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from toolformer_dag.model.weights import (
     SMALL,
     ModelError,
     check_model,
+    checkpoint_markers,
     cores,
     model_dtype,
     model_folder,
@@ -33,7 +34,6 @@ from toolformer_dag.model.weights import (
     model_name,
     parameters,
     require_whole,
-    told_markers,
 )
 from toolformer_dag.settings.call_markers import PAPER
 from toolformer_dag.settings.model_settings import ModelSettings
@@ -161,8 +161,12 @@ def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMod
     if config.model_type == "gptj" and config.tie_word_embeddings:
         raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
-    told = str(dtype).removeprefix("torch.")
-    llm = ServedLLM(model.url, name, told, int(config.vocab_size)) if model.url else load_llm(model, name, told, length)
+    dtype_name = str(dtype).removeprefix("torch.")
+    llm = (
+        ServedLLM(model.url, name, dtype_name, int(config.vocab_size))
+        if model.url
+        else load_llm(model, name, dtype_name, length)
+    )
     folder = model_folder(name, model.revision)  # a served model need not lie here
     size = parameters(folder) if folder is not None else 0
     return LanguageModel(
@@ -300,7 +304,7 @@ def load_encoding(model: ModelSettings) -> Encoding:
     check_sentencepiece(name, tokenizer, model.revision)
     if model.bos is not None:
         set_bos(name, tokenizer, model.bos)
-    markers = told_markers(name, model.revision) or model.markers
+    markers = checkpoint_markers(name, model.revision) or model.markers
     if markers != PAPER:
         tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
     check_tokenizer(name, tokenizer)

@@ -68,11 +68,11 @@ class ServedLLM:
             return [one.result() for one in asked]
 
     def _generated(self, url: str, prompt: Sequence[int], params: SamplingParams) -> Any:
-        told = {key: value for key, value in msgspec.to_builtins(params).items() if not key.startswith("_")}
-        if ids := told.get("logprob_token_ids"):  # the written token is told among as many: ask for one more
-            told["logprob_token_ids"] = [*ids, next(token for token in count() if token not in ids)]
-            told["logprobs"] = len(ids) + 1
-        body = {"token_ids": prompt, "sampling_params": told}
+        fields = {key: value for key, value in msgspec.to_builtins(params).items() if not key.startswith("_")}
+        if ids := fields.get("logprob_token_ids"):  # the written token counts among as many: ask for one more
+            fields["logprob_token_ids"] = [*ids, next(token for token in count() if token not in ids)]
+            fields["logprobs"] = len(ids) + 1
+        body = {"token_ids": prompt, "sampling_params": fields}
         return _output(prompt, self._asked("POST", f"{url}/inference/v1/generate", body))
 
     def _asked(self, method: str, address: str, body: Any = None) -> Any:

@@ -181,14 +181,14 @@ MARKERS = "call_markers"
 """The key of tokenizer_config.json that holds the markers of calls where they are not the paper's."""
 
 
-def told_markers(name: str, revision: str | None = None) -> CallMarkers | None:
-    """Return the markers that a model's files tell, the paper's of a checkpoint that tells none; None of any other."""
+def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
+    """Return the markers that a model's files name, the paper's of a checkpoint that names none; None of any other."""
     folder = model_folder(name, revision)
     if folder is None:
         return None
     try:
-        told = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
-        found = CallMarkers.model_validate(told) if told else None
+        written = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
+        found = CallMarkers.model_validate(written) if written else None
     except (OSError, ValueError, AttributeError):
         found = None
     return PAPER if found is None and (folder / CHECKPOINT).is_file() else found
@@ -196,9 +196,9 @@ def told_markers(name: str, revision: str | None = None) -> CallMarkers | None:
 
 def refuse_other_markers(model: ModelSettings) -> None:
     """Raise ModelError where M was finetuned with other markers than the settings name."""
-    told = told_markers(model_name(model), model.revision)
-    if told not in (None, model.markers):
-        raise ModelError(f"{model.name!r} was finetuned with other markers of calls; set [model] markers to {told}")
+    markers = checkpoint_markers(model_name(model), model.revision)
+    if markers not in (None, model.markers):
+        raise ModelError(f"{model.name!r} was finetuned with other markers of calls; set [model] markers to {markers}")
 
 
 def check_model(name: str, revision: str | None = None) -> None:
@@ -251,7 +251,7 @@ def _identifying(folder: Path) -> list[Path]:
 def model_dtype(model: ModelSettings) -> str:
     """Return the data type of the settings' model: that of the folder's checkpoint for `auto`.
 
-    `auto` stays where it cannot be told without loading: for a hub id, whose revision then determines it.
+    `auto` stays where only loading would show it: for a hub id, whose revision then determines it.
     """
     folder = Path(model_name(model)).expanduser()
     return _checkpoint_dtype(folder) if model.dtype == "auto" and folder.is_dir() else model.dtype
