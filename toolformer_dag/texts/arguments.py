@@ -93,10 +93,10 @@ def _check(arguments: Mapping[str, Any], schema: Schema) -> None:
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
     for mistake in sorted(mistakes, key=lambda one: [str(step) for step in one.absolute_path]):
         name = ".".join(map(str, mistake.absolute_path))[:MAX_REASON] or "they"
-        raise BadArguments(f"bad_arguments: {name} {_told(mistake)}")
+        raise BadArguments(f"bad_arguments: {name} {_in_words(mistake)}")
 
 
-def _told(mistake: Any) -> str:
+def _in_words(mistake: Any) -> str:
     """Say what is wrong without the value, so that reasons can be counted."""
     wanted = mistake.validator_value
     match mistake.validator:
@@ -223,8 +223,8 @@ def _fault_below(text: str) -> str | None:
     except ValueError as error:
         return str(error)
     if apart:
-        told = ", ".join(sorted(apart))[:100]
-        return f"its arguments {told} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
+        names = ", ".join(sorted(apart))[:100]
+        return f"its arguments {names} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
     faults = ((name, unwritable(value)) for name, value in values.items() if value)
     return next((f"{name}: {fault}" for name, fault in faults if fault), None)
 

@@ -90,8 +90,8 @@ def raw_batch(
                 ignored[wrong] += 1
             else:
                 lacking = _lacking(layout, records[at]) if records else ""
-                told = ("missing_field", lacking) if lacking else (reason, wrong)
-                refused.setdefault(lines[at], Rejection(lines[at], *told))
+                fault = ("missing_field", lacking) if lacking else (reason, wrong)
+                refused.setdefault(lines[at], Rejection(lines[at], *fault))
     frame = pl.DataFrame(texts, schema=RAW)
     kept = frame.filter(~pl.col("line").is_in(list(refused))) if refused else frame
     return Batch(layout, kept, (*rejections, *refused.values()), ignored)
@@ -191,8 +191,8 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
         )
         rejections = sorted((*batch.rejections, *refused), key=lambda one: one.line)
         asked = f"{batch.layout.paths('date')}: expected a date, YYYY-MM-DD until {LATEST_DATE}"
-        told = {asked: undated} if undated else {}
-        yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), {**batch.ignored, **told})
+        counts = {asked: undated} if undated else {}
+        yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), {**batch.ignored, **counts})
 
 
 def _twice(digests: Iterable[str], seen: set[str]) -> Iterator[bool]:

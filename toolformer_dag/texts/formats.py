@@ -174,8 +174,8 @@ def _laid_out(
     if lacking:
         source = f"corpus.fields.{lacking[0]}" if lacking[0] in given else f"the format {found.name}"
         looked = " or ".join(paths[lacking[0]])
-        told = f"{source} reads {lacking[0]} from {looked}, which the first records lack; they have {names}"
-        raise ShardFault("missing_field", told)
+        message = f"{source} reads {lacking[0]} from {looked}, which the first records lack; they have {names}"
+        raise ShardFault("missing_field", message)
     return Layout(found.name, {field: _places(paths.get(field, ()), place) for field in FIELDS}, found.required, strict)
 
 

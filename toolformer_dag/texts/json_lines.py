@@ -84,8 +84,8 @@ def _shape(head: bytes) -> str:
 
 def other_shape(head: bytes) -> str | None:
     """Say what is in the place of JSON lines, with a remedy, where the beginning tells."""
-    if told := kind_in_words(head):
-        return f"the content is {told}"
+    if kind := kind_in_words(head):
+        return f"the content is {kind}"
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"
     first = head.lstrip().partition(b"\n")[0].rstrip()

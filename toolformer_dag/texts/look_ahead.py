@@ -36,7 +36,7 @@ SPELLED: dict[str, tuple[str, ...]] = {
     "week": ("7",),
     "year": ("12", "52", "365"),
 }
-"""Words that stand for numbers: a text that says "twelve" or "a dozen" before the call has told 12."""
+"""Words that stand for numbers: a text that says "twelve" or "a dozen" before the call has said 12."""
 FUNCTION_WORDS = """
 a about after all also although an and any are as at be because been before between both but by can could did do does
 during each first for from had has have he her here his how however i if in into is it its just last many may me might
@@ -52,19 +52,19 @@ UNNAMED = frozenset(FUNCTION_WORDS.split())
 class TextUnits:
     """The units of a text.
 
-    `ends`: unit -> character at which its first occurrence ends; `told`: the same of numbers that words stand for;
+    `ends`: unit -> character at which its first occurrence ends; `in_words`: the same of numbers that words stand for;
     `names`: words that have a capital wherever the text has them.
     """
 
     ends: dict[str, int]
-    told: dict[str, int]
+    in_words: dict[str, int]
     names: frozenset[str]
 
     @staticmethod
     def of(text: str) -> "TextUnits":
         """Read the units of a text, once for all calls in it."""
         ends: dict[str, int] = {}
-        told: dict[str, int] = {}
+        in_words: dict[str, int] = {}
         capital: set[str] = set()
         small: set[str] = set()
         before = ""
@@ -75,10 +75,10 @@ class TextUnits:
             if before in TENS and unit in ONES:  # twenty-four
                 spelled += (str(TENS[before] + ONES.index(unit)),)
             for number in spelled:
-                told.setdefault(number, end)
+                in_words.setdefault(number, end)
             before = unit
         names = frozenset(unit for unit in capital - small - UNNAMED if len(unit) > 1)
-        return TextUnits(ends, told, names)
+        return TextUnits(ends, in_words, names)
 
     def ahead(self, offset: int, input: str) -> list[str]:
         """Return the units of `input` that the text has after character `offset` and not before, as written, in order.
@@ -89,7 +89,7 @@ class TextUnits:
         """
         found: dict[str, str] = {}
         for unit, written, _ in _units(input):
-            later = self.ends.get(unit, 0) > offset and self.told.get(unit, offset + 1) > offset
+            later = self.ends.get(unit, 0) > offset and self.in_words.get(unit, offset + 1) > offset
             if later and (unit in self.names or not unit[0].isalpha()):
                 found.setdefault(unit, written)
         return list(found.values())

@@ -83,8 +83,8 @@ def _guarded(batches: Iterator[Batch]) -> Iterator[Batch]:
     except MemoryError as error:
         raise ShardError("the memory does not suffice to read it; free some, or split the file") from error
     except (Exception, pl.exceptions.PanicException) as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ShardFault("unreadable_data", f"{told}: no row of it is used") from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ShardFault("unreadable_data", f"{reason}: no row of it is used") from error
 
 
 def _compression(head: bytes, suffix: str) -> str | None:
@@ -101,8 +101,8 @@ def _compression(head: bytes, suffix: str) -> str | None:
 
 
 def _is(head: bytes) -> str:
-    told = kind_in_words(head)
-    return f"is {told}" if told else f"begins with {head[:4]!r}"
+    kind = kind_in_words(head)
+    return f"is {kind}" if kind else f"begins with {head[:4]!r}"
 
 
 def read_documents(path: Path | str, shard: str, choice: FormatChoice | None = None) -> Iterator[Document | Rejection]:

@@ -100,8 +100,8 @@ def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
     except (OSError, pa.ArrowException, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        told = str(error).splitlines()[0] if str(error) else repr(error)
-        raise ShardFault("corrupt_parquet", f"{told}: no row of it is used") from error
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise ShardFault("corrupt_parquet", f"{reason}: no row of it is used") from error
 
 
 def _as_record(kind: Any) -> Any:

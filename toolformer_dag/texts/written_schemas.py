@@ -54,9 +54,9 @@ def unwritable(value: str) -> str | None:
     from llguidance import LLMatcher
 
     failed, messages = LLMatcher.validate_grammar_with_warnings(f"%llguidance {{}}\nstart: v\nv: %json {value}")
-    told = " ".join(messages).partition("compile JSON schema: ")[2]
-    told = told.partition("\n   1 |")[0].partition(" while processing json-schema:")[0]  # a listing is behind it
-    return (" ".join(told.split())[:200] or "it is too large") if failed else None
+    message = " ".join(messages).partition("compile JSON schema: ")[2]
+    message = message.partition("\n   1 |")[0].partition(" while processing json-schema:")[0]  # a listing follows it
+    return (" ".join(message.split())[:200] or "it is too large") if failed else None
 
 
 @cache

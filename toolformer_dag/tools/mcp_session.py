@@ -53,7 +53,7 @@ class McpOptions(ToolOptions):
       time, so it has no look-around and no backreferences.
     - env: names of environment variables passed to the command. token_env: the variable that holds a bearer token for
       the url. Values of variables never enter settings or fingerprints. Of `command` and `url`, records and messages
-      show the program and the plain address; the rest is told by its hash.
+      show the program and the plain address; the rest is replaced by its hash.
     - start_timeout_s: the limit for each request of the handshake after the first, to which the SDK gives 10 s. It
       includes the start of a command. Listing the tools counts as a single request. The section's timeout_s limits
       calls only.
@@ -84,7 +84,7 @@ class McpOptions(ToolOptions):
 
     @property
     def shown(self) -> str:
-        """The server for records and messages: arguments, which may be secrets, are told by their hash."""
+        """The server for records and messages: arguments, which may be secrets, are replaced by their hash."""
         if self.command is None:
             return shown_url(self.url or "")
         program, *arguments = self.command
@@ -94,7 +94,7 @@ class McpOptions(ToolOptions):
         """Return the message of an error in a line, without arguments of the command, parts of the url, variables."""
         variables = [os.environ.get(name, "") for name in (*self.env, *filter(None, [self.token_env]))]
         secrets = [*(self.command or ())[1:], *url_secrets(self.url or ""), *variables]
-        return " ".join(without(secrets, str(error)).split())[:300]  # a breach of the protocol is told at length
+        return " ".join(without(secrets, str(error)).split())[:300]  # a breach of the protocol is described at length
 
 
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
@@ -187,7 +187,7 @@ class _Sifted:
 
     def _kept(self, tool: Any) -> dict[str, Any] | None:
         found = tool if isinstance(tool, dict) else {}
-        name, told, schema = found.get("name"), found.get("description"), found.get("inputSchema")
+        name, description, schema = found.get("name"), found.get("description"), found.get("inputSchema")
         if not isinstance(name, str) or not isinstance(schema, dict):
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
@@ -195,7 +195,11 @@ class _Sifted:
             key: value for key, value in schema.items() if value is not None and (key, value) != ("properties", [])
         }
         self._schemas[name] = {"type": "object", **given}, found.get("outputSchema")  # PHP writes {} as []
-        return {"name": name, "description": told if isinstance(told, str) else "", "inputSchema": {"type": "object"}}
+        return {
+            "name": name,
+            "description": description if isinstance(description, str) else "",
+            "inputSchema": {"type": "object"},
+        }
 
 
 def _fits(content: Any, schema: Any) -> bool:
@@ -254,13 +258,13 @@ class Session:
         try:
             answer = self.portal.call(partial(_answered, self.client, self.options.tool, arguments))
         except MCPError as error:
-            told = f"MCP server: {self.options.public(error)}"
+            message = f"MCP server: {self.options.public(error)}"
             if TOO_LONG in str(error):
                 raise NoResult("malformed_response") from error
             if error.code in (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR):
-                raise SessionLost(told) from error  # a restarted server knows neither the session nor its requests
+                raise SessionLost(message) from error  # a restarted server knows neither the session nor its requests
             if error.code in (INTERNAL_ERROR, REQUEST_TIMEOUT):
-                raise RetryableError(told) from error
+                raise RetryableError(message) from error
             raise NoResult("refused") from error
         except RuntimeError as error:  # another call's timeout closed the session, or the server deferred too often
             raise RetryableError(f"MCP server: {self.options.public(error)}") from error
@@ -329,8 +333,8 @@ def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]
 def _without_traceback(record: logging.LogRecord) -> bool:
     """Let the SDK tell in a line what a server wrote that is no message."""
     if record.exc_info:
-        told = " ".join(str(record.exc_info[1]).split())
-        record.msg, record.args, record.exc_info = f"{record.msg} ({told:.200})", (), None
+        reason = " ".join(str(record.exc_info[1]).split())
+        record.msg, record.args, record.exc_info = f"{record.msg} ({reason:.200})", (), None
     return True
 
 

@@ -28,7 +28,7 @@ class ToolOptions(BaseModel):
 
     - prompt: a file that replaces the tool's own prompt, or `embedded` for the synthetic world's short prompt.
     - examples: two to five sentences with calls, from which a prompt is written, in place of a file.
-    - description: what the tool does, in a sentence, for that prompt and for models that are told their tools.
+    - description: what the tool does, in a sentence, for that prompt and for models that get a list of their tools.
 
     A secret is best read from an environment variable; as a key of its own it is a `pydantic.SecretStr`, which no
     record shows.
@@ -103,7 +103,7 @@ WebAddress = Annotated[str, AfterValidator(_address)]
 def shown_url(url: str) -> str:
     """Return a URL for records and messages: without user, password and query, and without path parts like keys.
 
-    What is left out is told by its hash, so that records of two URLs differ.
+    What is left out is replaced by its hash, so that records of two URLs differ.
     """
     parts = urlsplit(url)
     segments = [segment for segment in parts.path.split("/") if segment]
@@ -114,7 +114,7 @@ def shown_url(url: str) -> str:
 
 
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table for records: values whose name is that of a secret are told by their hash."""
+    """Return a table for records: values whose name is that of a secret are replaced by their hash."""
     return {
         name: f"(hidden, {fingerprint(value)})"
         if SECRET_NAME.search(name)

@@ -122,9 +122,9 @@ def _file_passages(file: Path) -> Iterator[Passage]:
             f"{file}: cannot be read after line {number}: {error}. Set `passages` to a file or `{EMBEDDED}`."
         ) from error
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        told = other_shape(line) or f"{type(error).__name__}: {error}"
+        reason = other_shape(line) or f"{type(error).__name__}: {error}"
         raise PassageError(
-            f"{file}, line {number}: {told}. A line holds `title` and `text` "
+            f"{file}, line {number}: {reason}. A line holds `title` and `text` "
             "(and `id`, `section`), or a page of KILT's knowledge source."
         ) from error
     if empty:

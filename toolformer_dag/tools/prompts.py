@@ -29,8 +29,8 @@ class ToolError(UserError):
 
 def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
     """Write the paper's prompt for a tool; each example is a text with calls, and its Input the text without them."""
-    told = tool.about.rstrip()
-    described = f" {told}{'' if told[-1:] in '.!?' else '.'}" if told else ""
+    about = tool.about.rstrip()
+    described = f" {about}{'' if about[-1:] in '.!?' else '.'}" if about else ""
     form = f"[{tool.name}({', '.join(argument_names(tool.schema or {})) if tool.schema is not None else 'input'})]"
     lines = [
         f"Your task is to add calls to a {tool.name} API to a piece of text.{described} The calls should help you get "
@@ -70,10 +70,10 @@ def _meanings(schema: Schema | None) -> str:
     parts = []
     for name in argument_names(schema or {}):
         described = (schema or {}).get("properties", {}).get(name)
-        told = _meaning(described) if isinstance(described, Mapping) else ""
-        parts.append(f'"{name}" is {told}' if told else "")
-    told = ", ".join(filter(None, parts))
-    return f" where {told}" if told else ""
+        meaning = _meaning(described) if isinstance(described, Mapping) else ""
+        parts.append(f'"{name}" is {meaning}' if meaning else "")
+    meanings = ", ".join(filter(None, parts))
+    return f" where {meanings}" if meanings else ""
 
 
 def _meaning(described: Mapping[str, Any]) -> str:

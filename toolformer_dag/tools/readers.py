@@ -292,9 +292,9 @@ class HttpReader:
         if status in BUSY or status >= 500:
             raise RetryableError(f"{shown}: status {status}")
         if status in REFUSED:
-            told = self._endpoint.public(content[:200].decode("utf-8", "replace"))
+            excerpt = self._endpoint.public(content[:200].decode("utf-8", "replace"))
             raise ToolDown(
-                f"{shown} answered with status {status}: {told}; correct url, "
+                f"{shown} answered with status {status}: {excerpt}; correct url, "
                 "model or api_key_variable of [tools.question_answering], or check the account"
             )
         if status != 200:

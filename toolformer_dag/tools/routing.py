@@ -22,7 +22,7 @@ Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> those of them that are offered after the text."""
 
 
-def told(tool: Tool) -> list[str]:
+def described_by(tool: Tool) -> list[str]:
     """Return what texts are compared with, one by one: a tool's name with its description, and its examples.
 
     Its schema is not: a change there would route the texts of all lanes anew.
@@ -32,7 +32,7 @@ def told(tool: Tool) -> list[str]:
 
 def ranking_identity(tools: Sequence[Tool]) -> str:
     """Return what determines how `tools` are ranked."""
-    return fingerprint({tool.key: list(map(spaced, told(tool))) for tool in tools})
+    return fingerprint({tool.key: list(map(spaced, described_by(tool))) for tool in tools})
 
 
 def _terms(text: str) -> list[str]:
@@ -48,7 +48,7 @@ class Router:
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("terms", tokenizer_name="whitespace")
         builder.add_unsigned_field("number", stored=True)
-        documents = [(tool.key, text) for tool in tools for text in told(tool)]
+        documents = [(tool.key, text) for tool in tools for text in described_by(tool)]
         self._keys = [key for key, _ in documents]
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
@@ -66,7 +66,7 @@ class Router:
     def top(self, text: str, most: int) -> dict[str, float]:
         """Return the scores of at most `most` tools that share words with the text, the best first, by key.
 
-        A tool's score is that of the best of what is `told` of it.
+        A tool's score is that of the best of the texts that it is `described_by`.
         """
         terms = [tantivy.Query.term_query(self._schema, "terms", term, "freq") for term in _terms(text)]
         query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])

@@ -36,9 +36,9 @@ def check_results(
     Raises ToolDown unless there is one entry per call.
     """
     if not isinstance(results, list | tuple) or len(results) != len(batch):
-        told = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
+        given = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
         raise ToolDown(
-            f"[tools.{tool.key}]: {type(tool).__name__}.run returned {told} for {len(batch)} calls; it must return a "
+            f"[tools.{tool.key}]: {type(tool).__name__}.run returned {given} for {len(batch)} calls; it must return a "
             "list of one ToolResult per call, in order"
         )
     return [plain_result(tool.key, result, max_characters, seconds / len(batch)) for result in results]

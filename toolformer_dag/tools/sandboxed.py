@@ -25,24 +25,24 @@ PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
 
 def main() -> None:
     """Load the tool that the first line names, under its limits; then answer each line until there is none."""
-    asked, told = _own_streams()
+    asked, answers = _own_streams()
     setup = json.loads(asked.readline())
     _limit(setup["sandbox"], setup["user"])
     loaded: list[Tool] = []
-    _tell(told, setup["number"], lambda: loaded.append(_loaded(setup)))
+    _tell(answers, setup["number"], lambda: loaded.append(_loaded(setup)))
     limits = ToolLimits.model_validate(setup["limits"])
     for line in asked:
         question = json.loads(line)
-        _tell(told, question["number"], partial(_answers, loaded[0], question["calls"], limits))
+        _tell(answers, question["number"], partial(_answers, loaded[0], question["calls"], limits))
 
 
 def _own_streams() -> tuple[IO[str], IO[str]]:
     """Return the streams of questions and answers; what the tool prints goes to the standard error."""
-    asked, told = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    asked, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    return asked, told
+    return asked, answers
 
 
 def _limit(sandbox: Mapping[str, Any], user: int) -> None:
@@ -78,7 +78,7 @@ def _answers(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
     return [(one.result, one.reason, one.seconds, one.cost) for one in checked]
 
 
-def _tell(told: IO[str], number: str, work: Callable[[], object]) -> None:
+def _tell(answers: IO[str], number: str, work: Callable[[], object]) -> None:
     """Answer by the results, or by the name of what was raised and its message. A process that `work` forked ends."""
     me = os.getpid()
     try:
@@ -90,5 +90,5 @@ def _tell(told: IO[str], number: str, work: Callable[[], object]) -> None:
         answer = {"raised": (known or type(error).__name__, message), "spent": spent}
     if os.getpid() != me:
         os._exit(0)
-    told.write(json.dumps({"number": number, **answer}) + "\n")
-    told.flush()
+    answers.write(json.dumps({"number": number, **answer}) + "\n")
+    answers.flush()

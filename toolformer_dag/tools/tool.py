@@ -19,7 +19,7 @@ from toolformer_dag.tools.options import ToolOptions
 
 LOST: Final = "lost:"
 LONGEST_ABOUT = 300
-"""Characters of a description that a model is told."""
+"""Characters of a description that a model gets."""
 MOST_DESCRIBED = 10_000
 """Characters of a description that are read."""
 
@@ -134,7 +134,7 @@ class Tool(ABC):
     prompt: str
     """Instruction and examples of P(x) (appendix A.2), without the last `Input: x / Output:`."""
     description: str = ""
-    """What the tool does, in a sentence, for models that are told their tools; see `about`."""
+    """What the tool does, in a sentence, for models that get a list of their tools; see `about`."""
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     """The keys that the tool's section may hold besides thresholds and limits."""
     Arguments: ClassVar[type[BaseModel] | None] = None
@@ -190,8 +190,8 @@ class Tool(ABC):
 
         That is the first one, or the one that writes a call.
         """
-        told = one_line((self.description or type(self).__doc__ or self.prompt)[:MOST_DESCRIBED])
-        sentences = re.split(r"(?<=[.!?]) ", told.partition(" Input: ")[0])
+        text = one_line((self.description or type(self).__doc__ or self.prompt)[:MOST_DESCRIBED])
+        sentences = re.split(r"(?<=[.!?]) ", text.partition(" Input: ")[0])
         return next((sentence for sentence in sentences if f"[{self.name}(" in sentence), sentences[0])[:LONGEST_ABOUT]
 
     def wants_document(self, document: Document) -> str | None:

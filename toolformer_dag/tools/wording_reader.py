@@ -49,8 +49,8 @@ def _known() -> tuple[RelationWords, ...]:
 
 
 def _words(relation: Relation) -> RelationWords:
-    told = (relation.question, relation.keyword, *relation.questions, *relation.statements, *relation.sentences)
-    texts = [re.sub(r"\{[ev]\}('s)?", "", text) for text in told]
+    wordings = (relation.question, relation.keyword, *relation.questions, *relation.statements, *relation.sentences)
+    texts = [re.sub(r"\{[ev]\}('s)?", "", text) for text in wordings]
     counts = Counter(stem for text in texts for stem in set(stems(text)))
     patterns = [
         re.compile(re.escape(text).replace(r"\{e\}", "(?P<e>.+?)", 1).replace(r"\{v\}", "(?P<v>.+?)"))

@@ -153,7 +153,7 @@ class McpTool(Tool):
             raise
         except NoResult as error:
             if cause := error.__cause__:
-                told = self.options.public(cause)
-                _log.warning("%s(%.80s): %s; MCP client: %s", self.name, call.input, error.reason, told)
+                message = self.options.public(cause)
+                _log.warning("%s(%.80s): %s; MCP client: %s", self.name, call.input, error.reason, message)
             return ToolResult(None, error.reason)
         return ToolResult(None, "no_text") if found is None else ToolResult(found)
