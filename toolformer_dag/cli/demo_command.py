@@ -100,7 +100,7 @@ def demo(config: Config = None, set: Set = None) -> None:
         if plan.settings.model.name == "embedded" and not corpus.named:
             typer.echo(SMALL.format(documents=corpus.small_web.documents), err=True)
         typer.echo(BEGIN.format(lanes=len(plan.lanes)), err=True)
-    report = completed(project, (), training=True, told=partial(best_call, plan))
+    report = completed(project, (), training=True, after_step=partial(best_call, plan))
     report.raise_for_failures()
     typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
     tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}

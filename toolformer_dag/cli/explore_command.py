@@ -42,7 +42,7 @@ def explore(
     reader = WarehouseReader(received(settings), _about(settings))
     traces = WarehouseReader(traces_database(settings))
     if export is not None or not traces.database.is_file():
-        reader.version()  # a missing file is told before anything is started
+        reader.version()  # a missing file is reported before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
             raise UserError(f"--export {export}: end the name with .html")

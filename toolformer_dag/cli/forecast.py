@@ -43,9 +43,9 @@ def forecast(plan: Plan) -> str:
     count = worker_count(plan.settings)
     time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
-    time_told = f"Time on {count} worker{'s' * (count > 1)}: {time}"
+    time_line = f"Time on {count} worker{'s' * (count > 1)}: {time}"
     engine = _engine(plan, total.tokens.value)
-    return "\n".join((head, *rows, time_told, engine, *_waiting(plan, lanes), spent, NOT_COVERED))
+    return "\n".join((head, *rows, time_line, engine, *_waiting(plan, lanes), spent, NOT_COVERED))
 
 
 def _engine(plan: Plan, tokens: float) -> str:

@@ -99,16 +99,16 @@ def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator
 
     Raises what the sink raised, when the block has ended.
     """
-    ended, seen, told_at = threading.Event(), dict[Path, bytes](), dict[Path, float]()
+    ended, seen, passed_at = threading.Event(), dict[Path, bytes](), dict[Path, float]()
 
     def look() -> None:
         with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
             for file in sorted(folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
-                told, now = file.read_bytes(), time.monotonic()
-                step = Step(**json.loads(told))
-                quiet = step.outcome is None and now - told_at.get(file, now) > REPEAT_EVERY_SECONDS
-                if told != seen.get(file) or quiet:
-                    seen[file], told_at[file] = told, now
+                content, now = file.read_bytes(), time.monotonic()
+                step = Step(**json.loads(content))
+                quiet = step.outcome is None and now - passed_at.get(file, now) > REPEAT_EVERY_SECONDS
+                if content != seen.get(file) or quiet:
+                    seen[file], passed_at[file] = content, now
                     sink(step)
 
     def watch() -> None:

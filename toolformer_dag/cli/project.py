@@ -115,7 +115,7 @@ class Project:
         """Run the job that brings everything up to date; with `training` also the one that finetunes and evaluates.
 
         Round by round. All end before this returns, and show in the UI. A failed asset stops what depends on it and
-        nothing else. `sink` is told how each step gets on. Raises TrainingError before anything runs where finetuning
+        nothing else. `sink` learns how each step gets on. Raises TrainingError before anything runs where finetuning
         cannot run or fit into memory.
         """
         if training and any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):

@@ -14,7 +14,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.markdown import table
 
 if TYPE_CHECKING:
-    import polars as pl  # imported where rows are, so that a mistake in the settings is told at once
+    import polars as pl  # imported where rows are, so that a mistake in the settings is reported at once
 
 
 @cache

@@ -60,7 +60,7 @@ def run(
         return
     report = completed(project, again or (), training=train or first is None)
     if not report.failed:
-        typer.echo(_told(report))
+        typer.echo(_summary(report))
     if first is not None and not report.failed:
         from toolformer_dag.cli.first_look import first_look
 
@@ -103,7 +103,7 @@ def stale(
         for name in report.ran:
             typer.echo(f"ran {name}")
         report.raise_for_failures()
-        typer.echo(_told(report))
+        typer.echo(_summary(report))
         return
     found = project.stale()
     for name, reasons in found.items():
@@ -114,7 +114,7 @@ def stale(
         typer.echo("Nothing is stale.")
 
 
-def _told(report: "RunReport") -> str:
+def _summary(report: "RunReport") -> str:
     return f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran."
 
 
@@ -136,11 +136,14 @@ def opened_project(
 
 
 def completed(
-    project: "Project", again: Sequence[str], training: bool, told: "Callable[[Step], str | None]" = lambda step: None
+    project: "Project",
+    again: Sequence[str],
+    training: bool,
+    after_step: "Callable[[Step], str | None]" = lambda step: None,
 ) -> "RunReport":
     """Run a project with its progress on the standard error, and say what was found damaged, chosen and kept.
 
-    `again`: shards that are made anew; `told`: what to print after a step that has ended.
+    `again`: shards that are made anew; `after_step`: what to print after a step that has ended.
     """
     from toolformer_dag.cli.run_display import shown
     from toolformer_dag.computing.spending import Spent
@@ -151,7 +154,7 @@ def completed(
     _warn_of_names(project.plan)
     if others := project.others():
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
-    with shown(told) as sink:
+    with shown(after_step) as sink:
         report = project.run(training, sink)
     for damaged in report.set_aside:
         typer.echo(f"damaged and made again: {damaged.path} {damaged.reason}", err=True)

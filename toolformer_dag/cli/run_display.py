@@ -23,14 +23,14 @@ class _Progress:
     """What is said of steps: `now` under way, by name, and when a line was last `said` of each, in its seconds."""
 
     console: Console
-    told: Callable[[Step], str | None]
+    after_step: Callable[[Step], str | None]
     now: dict[str, Step] = field(default_factory=dict)
     said: dict[str, float] = field(default_factory=dict)
 
     def lines(self) -> Text:
         """Return a line per step under way."""
-        told = [f"{step.name}  {step.under_way}".rstrip() for step in list(self.now.values())]
-        return Text("\n".join(told), no_wrap=True, overflow="ellipsis")
+        steps = [f"{step.name}  {step.under_way}".rstrip() for step in list(self.now.values())]
+        return Text("\n".join(steps), no_wrap=True, overflow="ellipsis")
 
     def watch(self, step: Step) -> None:
         """Show how a step gets on, or its end."""
@@ -42,7 +42,7 @@ class _Progress:
             self._say_that_it_goes_on(step)
             return
         self.now.pop(step.name, None)
-        for line in filter(None, (f"{step.name}: {step.outcome}", self.told(step))):
+        for line in filter(None, (f"{step.name}: {step.outcome}", self.after_step(step))):
             self._say(line)
 
     def _say_that_it_goes_on(self, step: Step) -> None:
@@ -55,18 +55,18 @@ class _Progress:
 
 
 @contextmanager
-def shown(told: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
+def shown(after_step: Callable[[Step], str | None] = lambda step: None) -> Iterator[Callable[[Step], None]]:
     """Yield what shows the progress of runs inside the block on the standard error.
 
-    `told`: what to print after a step that has ended.
+    `after_step`: what to print after a step that has ended.
     """
     with ExitStack() as stack:
         if not sys.stderr.isatty():
-            yield _Progress(Console(stderr=True), told).watch
+            yield _Progress(Console(stderr=True), after_step).watch
             return
         # under a descriptor of its own, since Dagster keeps what steps write to 2
         terminal = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding=sys.stderr.encoding)
-        progress = _Progress(Console(file=stack.enter_context(terminal)), told)
+        progress = _Progress(Console(file=stack.enter_context(terminal)), after_step)
         live = Live(
             get_renderable=progress.lines,
             console=progress.console,

@@ -73,7 +73,7 @@ def _say_once(line: str) -> None:
 def checked_settings(
     config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
 ) -> Settings:
-    """Return `settings_of` once its tools load, so that a mistake in an option of theirs is told before anything heavy.
+    """Return `settings_of` once its tools load, so that a mistake in an option of theirs shows before anything heavy.
 
     Raises ToolError.
     """
@@ -86,9 +86,9 @@ def checked_settings(
 
 def damaged_history(reason: object) -> str:
     """Say what to do where Dagster's databases cannot be used."""
-    told = " ".join(str(reason).split())[:200]
+    line = " ".join(str(reason).split())[:200]
     return (
-        f"Dagster's history cannot be used ({told}); free space or correct the rights; or, if damaged, move .dagster "
+        f"Dagster's history cannot be used ({line}); free space or correct the rights; or, if damaged, move .dagster "
         "or $DAGSTER_HOME away and run again: the lake keeps every row, the list of runs begins anew"
     )
 

@@ -28,9 +28,9 @@ DAGSTER, WEBSERVER = (str(Path(sys.executable).with_name(name)) for name in ("da
 HTTP = 80
 """The port that a browser leaves out of the header Host."""
 GRACE = 10
-"""Seconds that what was asked has to be answered when the command is told to end."""
+"""Seconds that what was asked has to be answered once the command is to end."""
 PATIENCE = 20.0
-"""Seconds that a process has to end when it is told to."""
+"""Seconds that a process has to end when it is asked to."""
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 

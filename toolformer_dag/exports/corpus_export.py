@@ -142,7 +142,7 @@ def corpus_record(plan: Plan, form: Form) -> dict[str, Any]:
     """Return settings and inputs as a record holds them, and what the card tells. Raises WarehouseError."""
     sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source").iter_rows()
     inputs = {source: version for source, version in sources if source.rpartition("/")[2] in READ}
-    return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _told(plan)}
+    return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _card_settings(plan)}
 
 
 def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
@@ -162,7 +162,7 @@ def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
 def tells_the_same(plan: Plan, folder: Path) -> bool:
     """Return whether the card of an exported folder shows the settings as they are: other ones may give equal rows."""
     exported = read_exported(folder)
-    return exported is not None and exported.made_from["told"] == _told(plan)
+    return exported is not None and exported.made_from["told"] == _card_settings(plan)
 
 
 def asset_folder(plan: Plan) -> Path:
@@ -184,7 +184,7 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
     return dict(query(database, "SELECT tool, coalesce(tau_f, 'infinity'::DOUBLE) FROM lanes").iter_rows())
 
 
-def _told(plan: Plan) -> dict[str, Any]:
+def _card_settings(plan: Plan) -> dict[str, Any]:
     """The settings that the card shows; a model folder by its name alone."""
     settings = plan.settings
     rules = {lane.key: lane.tau_f for lane in plan.all_lanes}
@@ -207,7 +207,7 @@ def _told(plan: Plan) -> dict[str, Any]:
 def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
     database, license = plan.settings.warehouse, plan.settings.export.license
     languages = [code for [code] in query(database, LANGUAGES).iter_rows() if re.fullmatch("[a-z]{2,3}", code)]
-    told = [(f"`{name}`", value) for name, value in _told(plan).items() if name != "tools"]
+    shown = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
     files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
     configs = [{"config_name": "default", "data_files": files}] if files else []
     top = header(folder, TITLE, license, languages, sum(splits.values()), configs, "text-generation")
@@ -219,7 +219,7 @@ def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], count
         columns=columns_table(form.schema),
         tools=_tools_table(plan, counts),
         join=form.join,
-        settings=table(("setting", "value"), told),
+        settings=table(("setting", "value"), shown),
         license=license,
         citation=CITATION.strip(),
     )
@@ -243,9 +243,9 @@ def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
     for lane in plan.all_lanes:
         tau_f, kept, by_chance = figures[lane.key]
         numbers = (counts["calls", lane.key], counts["texts", lane.key], kept or 0)
-        told = "too few swaps to tell" if by_chance is None else f"{by_chance:,}"
+        chance = "too few swaps to tell" if by_chance is None else f"{by_chance:,}"
         threshold = "none certified" if tau_f is None else tau_f
-        lines.append((*lane_cells(lane), threshold, *(f"{number:,}" for number in numbers), told))
+        lines.append((*lane_cells(lane), threshold, *(f"{number:,}" for number in numbers), chance))
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
 
 

@@ -109,12 +109,12 @@ CALL = pa.struct(
         ("sample", pa.int32()),
     ]
 )
-CALL_TOLD = (
+CALL_COMMENT = (
     "offset (character of `plain`, from 0, before which the call stands), tool, name in the text, input, result, "
     "delta, loss_empty, loss_call, loss_result; (tool, shard, segment, position, sample), with the row's digest, is "
     "its row in loss_deltas"
 )
-CALLS = column("calls", pa.list_(CALL), f"the calls in order: {CALL_TOLD}")
+CALLS = column("calls", pa.list_(CALL), f"the calls in order: {CALL_COMMENT}")
 ORIGIN = (
     column("digest", pa.string(), "digest of the document"),
     column(
@@ -145,11 +145,11 @@ def text_form() -> Form:
             *ORIGIN,
         ]
     )
-    told = (
+    about = (
         "Plain language modelling on `text` is what the paper trains; on `plain` it gives the paper's baseline.\n"
         "Results are predicted too, as in the paper; the form `masked` leaves them out of the loss."
     )
-    return Form("text", schema, rows, told)
+    return Form("text", schema, rows, about)
 
 
 def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> Form:
@@ -170,8 +170,8 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
         ids = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
         targets = windows([*encoding.bos, *labels.tolist(), *encoding.eos], sequence_length)
         for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
-            told = {"input_ids": window, "labels": target, "attention_mask": [1] * len(window), "window": number}
-            yield {**told, **own(text)}
+            fields = {"input_ids": window, "labels": target, "attention_mask": [1] * len(window), "window": number}
+            yield {**fields, **own(text)}
 
     schema = pa.schema(
         [
@@ -183,11 +183,11 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
             *ORIGIN,
         ]
     )
-    told = (
+    about = (
         f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
         "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
     )
-    return Form("masked", schema, rows, told, {"tokenizer": identity, "sequence_length": sequence_length})
+    return Form("masked", schema, rows, about, {"tokenizer": identity, "sequence_length": sequence_length})
 
 
 def result_spans(text: CorpusText, markers: CallMarkers = PAPER) -> list[tuple[int, int]]:
@@ -214,12 +214,12 @@ PREFERENCES = pa.schema(
         column("rejected", pa.string(), "the rejected call with its own result, and the rest of the text"),
         column("kind", pa.string(), "rejected_call: a kept call against it; no_call: no call against it"),
         column("margin", pa.float64(), "by how much lower the loss after `chosen` is, nats"),
-        column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_TOLD}"),
+        column("chosen_call", CALL, f"the call in `chosen`, null for no_call: {CALL_COMMENT}"),
         column("rejected_call", CALL, "the call in `rejected`, likewise"),
         *ORIGIN,
     ]
 )
-PREFERENCES_TOLD = (
+ABOUT_PREFERENCES = (
     "`kind` says what `rejected` is compared with.\n\n"
     "- `rejected_call`: the kept call against the scored call of the same tool at the same position that helps\n"
     "  least, with its own result.\n"
@@ -252,7 +252,7 @@ def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER) ->
                 yield _pair(text, rival, chosen, markers)
 
     join = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
-    return Form("preference", PREFERENCES, rows, PREFERENCES_TOLD, {"tau_f": dict(tau_f)}, join, preferences=True)
+    return Form("preference", PREFERENCES, rows, ABOUT_PREFERENCES, {"tau_f": dict(tau_f)}, join, preferences=True)
 
 
 def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> bool:

@@ -60,7 +60,7 @@ def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.D
     card = read_card(folder)
     if card is None:
         return
-    told = [
+    sections = [
         f"{title}\n\n{table(frame.columns, frame.iter_rows(), rounded)}"
         for title, frame in (
             ("Right answers in per cent, with 95 % intervals (Wilson).", accuracy),
@@ -69,7 +69,7 @@ def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.D
         if frame is not None
     ]
     kept = card.partition(EVALUATION)[0]
-    write_card(folder, kept + EVALUATION + "\n" + "\n".join(told) if told else kept)
+    write_card(folder, kept + EVALUATION + "\n" + "\n".join(sections) if sections else kept)
 
 
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:

@@ -54,12 +54,12 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
             *ORIGIN,
         ]
     )
-    told = (
+    about = (
         "**Re-shaped: not filtered in this form.** The user's message is made up, and each inline call became a\n"
         "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
         "about a conversation. The contents of the messages, without the instruction, are `plain`."
     )
-    return Form("chat", schema, rows, told, {"tools": tools}, length=length)
+    return Form("chat", schema, rows, about, {"tools": tools}, length=length)
 
 
 def functions_form(lanes: Sequence[Lane]) -> Form:
@@ -91,8 +91,8 @@ def functions_form(lanes: Sequence[Lane]) -> Form:
             *ORIGIN,
         ]
     )
-    told = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
-    return Form("functions", schema, rows, told, {"tools": tools})
+    about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
+    return Form("functions", schema, rows, about, {"tools": tools})
 
 
 def _schemas(lanes: Sequence[Lane]) -> dict[str, Schema]:

@@ -61,12 +61,12 @@ def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
 def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
     """Return a table's schema with its comments; without rows."""
     plain = connection.sql(f'FROM "{name}" LIMIT 0').to_arrow_table().schema
-    told = dict(
+    comments = dict(
         connection.execute(
             "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND NOT internal", [name]
         ).fetchall()
     )
-    fields = [field.with_metadata({"comment": told[field.name] or ""}) for field in plain]
+    fields = [field.with_metadata({"comment": comments[field.name] or ""}) for field in plain]
     return pa.schema(fields, {"comment": comment or ""})
 
 
@@ -97,9 +97,13 @@ def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
         "AND table_name IN (SELECT view_name FROM duckdb_views()) ORDER BY ALL"
     )
-    told = [f'COMMENT ON VIEW "{name}" IS {quoted(comment)};' for name, comment in connection.execute(views).fetchall()]
+    statements = [
+        f'COMMENT ON VIEW "{name}" IS {quoted(comment)};' for name, comment in connection.execute(views).fetchall()
+    ]
     found = connection.execute(columns).fetchall()
-    return told + [f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in found]
+    return statements + [
+        f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in found
+    ]
 
 
 def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
