@@ -12,7 +12,7 @@ from toolformer_dag.model.memory import batches
 
 BATCH_TOKENS = 16_384  # longest sequence times rows
 LISTED = 64
-"""Tokens whose log p a row is told where it keeps the likeliest; rules rarely bar as many before the one it writes."""
+"""Tokens whose log p a row gets where it keeps the likeliest; rules rarely bar as many before the one it writes."""
 
 
 def decode_rows(backend: Backend, rows: Sequence[DecodingRow]) -> None:

@@ -164,19 +164,19 @@ def benchmark(
 
 
 @contextmanager
-def expect_shape(where: str, told: str = "") -> Iterator[None]:
-    """Raise BenchmarkError with `where` and `told` when the block finds that a record has another shape."""
+def expect_shape(where: str, details: str = "") -> Iterator[None]:
+    """Raise BenchmarkError with `where` and `details` when the block finds that a record has another shape."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise BenchmarkError(
-            f"{where} has an unexpected shape ({type(error).__name__}: {error}){told}; give the benchmark's own file"
+            f"{where} has an unexpected shape ({type(error).__name__}: {error}){details}; give the benchmark's own file"
         ) from error
 
 
 def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], known: str) -> QuestionOrReason:
-    told = f": {_described(record)}; known: {known}"
-    with expect_shape(where, told if known else ""):
+    details = f": {_described(record)}; known: {known}"
+    with expect_shape(where, details if known else ""):
         result = convert(record)
         return _answerable(result) if isinstance(result, BenchmarkQuestion) else result
 
@@ -205,8 +205,8 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets
-        told = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
-        why = f"it is {told}" if told else f"{error}{', after a comma too many' * bool(COMMA.search(text))}"
+        kind = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
+        why = f"it is {kind}" if kind else f"{error}{', after a comma too many' * bool(COMMA.search(text))}"
         raise BenchmarkError(f"{where} is not readable JSON ({why}); give the benchmark's own file") from error
 
 

@@ -200,7 +200,7 @@ ALL_ENGLISH = ", all En)"
 def mlqa(folder: Path) -> list[Benchmark]:
     """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
 
-    With `...context-en-question-en.json`, each language has a second benchmark: the same questions, told by their ids,
+    With `...context-en-question-en.json`, each language has a second benchmark: the same questions, found by their ids,
     in English (Table 6, "All En").
     """
     found = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
@@ -275,8 +275,8 @@ def asdiv(file: Path) -> list[Benchmark]:
     try:
         problems = ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
-        told = file.is_file() and kind_in_words(file.read_bytes()[:HEAD_BYTES])
-        why = f"{error}, it is {told}" if told else error
+        kind = file.is_file() and kind_in_words(file.read_bytes()[:HEAD_BYTES])
+        why = f"{error}, it is {kind}" if kind else error
         raise BenchmarkError(f"{file} is not ASDiv.xml ({why}); give the benchmark's own file") from error
     return [benchmark("ASDiv", {file: problems}, _asdiv, number_is_right)]
 

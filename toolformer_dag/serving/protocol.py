@@ -74,16 +74,16 @@ def _joined(content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         text = part.get("text") if isinstance(part, dict) and kind == "text" else part
         if not isinstance(text, str):
-            told = "a part of type {kind} is not supported; send text alone"
-            raise PydanticCustomError("not_supported", told, {"kind": str(kind)[:40]})
+            message = "a part of type {kind} is not supported; send text alone"
+            raise PydanticCustomError("not_supported", message, {"kind": str(kind)[:40]})
         texts.append(text)
     return "".join(texts)
 
 
 def _choice(given: Any) -> Any:
     if given not in ("auto", "none"):
-        told = "the model decides where it calls; give 'auto' or 'none', and name in `tools` those that it may call"
-        raise PydanticCustomError("not_supported", told)
+        message = "the model decides where it calls; give 'auto' or 'none', and name in `tools` those that it may call"
+        raise PydanticCustomError("not_supported", message)
     return given
 
 
@@ -171,8 +171,8 @@ class Message(BaseModel):
     @classmethod
     def _known(cls, role: str) -> str:
         if role not in ROLES:
-            told = "{role} is not supported; tools run inside the answer, and roles are {roles}"
-            raise PydanticCustomError("not_supported", told, {"role": repr(role[:40]), "roles": ", ".join(ROLES)})
+            message = "{role} is not supported; tools run inside the answer, and roles are {roles}"
+            raise PydanticCustomError("not_supported", message, {"role": repr(role[:40]), "roles": ", ".join(ROLES)})
         return role
 
 
@@ -213,17 +213,17 @@ def parsed(kind: type[Asked], body: bytes) -> Asked:
     """Parse a request. Raises Refused, which names the field."""
     try:
         fields = orjson.loads(body)
-        return kind.model_validate(_told_anyway_left_out(fields) if isinstance(fields, dict) else fields)
+        return kind.model_validate(_without_neutral(fields) if isinstance(fields, dict) else fields)
     except orjson.JSONDecodeError as error:
         raise Refused(f"the body is no JSON: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
-        told = f"{where} is not supported; leave it out" if first["type"] == "extra_forbidden" else None
-        raise Refused(told or f"{where}: {first['msg']}", where.partition(".")[0], code=first["type"]) from error
+        message = f"{where} is not supported; leave it out" if first["type"] == "extra_forbidden" else None
+        raise Refused(message or f"{where}: {first['msg']}", where.partition(".")[0], code=first["type"]) from error
 
 
-def _told_anyway_left_out(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
     for param in NEUTRAL.keys() & fields:
         given, allowed = fields[param], NEUTRAL[param]
         if given is not None and (given != allowed or isinstance(given, bool) != isinstance(allowed, bool)):
@@ -255,8 +255,8 @@ def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[Text
 def require_model(asked: str, model: str) -> None:
     """Raise Refused where another model is asked for than this server has."""
     if asked != model:
-        told = f"there is no model {asked!r}; this server has {model!r}"
-        raise Refused(told, "model", status=404, code="model_not_found")
+        message = f"there is no model {asked!r}; this server has {model!r}"
+        raise Refused(message, "model", status=404, code="model_not_found")
 
 
 def _limited(param: str, given: int | None, usual: int, most: int) -> int:
@@ -302,8 +302,8 @@ class Answer(ABC):
     def end(self, writings: Sequence[Writing]) -> bytes:
         """Return what a stream ends with: the usage, where it is asked for, and the mark of the end."""
         asked = (self.asked.stream_options or {}).get("include_usage")
-        told = self.event(self.body([], ".chunk") | {"usage": usage(writings)}) if asked else b""
-        return told + b"data: [DONE]\n\n"
+        last = self.event(self.body([], ".chunk") | {"usage": usage(writings)}) if asked else b""
+        return last + b"data: [DONE]\n\n"
 
     @abstractmethod
     def kind(self, chunk: str) -> tuple[str, str]:
@@ -337,8 +337,8 @@ class Answer(ABC):
 
     def _call(self, made: MadeCall) -> dict[str, Any]:
         call, offset = made.call, made.text_offset if self.in_text else made.plain_offset
-        told = {"tool": call.tool, "input": call.input, "result": call.result, "reason": call.reason}
-        return {**told, "seconds": round(made.seconds, 6), "offset": offset}
+        fields = {"tool": call.tool, "input": call.input, "result": call.result, "reason": call.reason}
+        return {**fields, "seconds": round(made.seconds, 6), "offset": offset}
 
 
 class CompletionAnswer(Answer):
@@ -388,7 +388,7 @@ class ChatAnswer(Answer):
 
 @dataclass(eq=False)
 class TextStream:
-    """The chunks of one text. `shown`: characters of plain text so far; `tokens`, `calls`: how many were told."""
+    """The chunks of one text. `shown`: characters of plain text so far; `tokens`, `calls`: how many were sent."""
 
     answer: Answer
     index: int

@@ -57,12 +57,12 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
 
     async def models(request: Request) -> Response:
         known = {"id": model, "object": "model", "created": 0, "owned_by": "toolformer-dag"}
-        told = {**known, "tools": list(decoder.tools)}
+        entry = {**known, "tools": list(decoder.tools)}
         name = request.path_params.get("name")
         if name is None:
-            return _json({"object": "list", "data": [told]})
+            return _json({"object": "list", "data": [entry]})
         require_model(name, model)
-        return _json(told)
+        return _json(entry)
 
     def route(
         path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET", guarded: bool = True
@@ -75,7 +75,7 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
                 response = await answer(request)
             except ClientDisconnect:
                 response = Response(status_code=GONE)
-            except Exception as error:  # noqa: BLE001 - the client is told, the log has it
+            except Exception as error:  # noqa: BLE001 - the client gets it, the log has it
                 response = _refusal(error)
             decoder.figures.requests.labels(path, response.status_code).inc()
             return response
@@ -105,10 +105,10 @@ async def _no_route(request: Request, error: Exception) -> Response:
     """Refuse a path that is not there, or its method."""
     assert isinstance(error, HTTPException)
     allowed = (error.headers or {}).get("Allow")
-    told = f"{request.method} {request.url.path}: " + (
+    message = f"{request.method} {request.url.path}: " + (
         f"this path takes {allowed}" if allowed else "there is no such path; see /v1/models, /v1/completions"
     )
-    response = _refusal(Refused(told, status=error.status_code))
+    response = _refusal(Refused(message, status=error.status_code))
     response.headers.update(error.headers or {})
     return response
 
@@ -158,11 +158,11 @@ def _tell(
     writing: Writing,
     what: WrittenPiece | Future[Generation],
 ) -> None:
-    """Pass a piece of a text, or its end, to the thread that answers. Pieces of a call are told by its end alone."""
+    """Pass a piece of a text, or its end, to the thread that answers. Of a call, only its end is passed."""
     if isinstance(what, WrittenPiece) and what.in_call and what.call is None:
         return
-    told = isinstance(what, WrittenPiece) and writing.request.likeliest is not None
-    tokens = writing.row.generation().likelihoods if told else ()
+    listed = isinstance(what, WrittenPiece) and writing.request.likeliest is not None
+    tokens = writing.row.generation().likelihoods if listed else ()
     loop.call_soon_threadsafe(events.put_nowait, (writing, what, tokens))
 
 
@@ -225,9 +225,9 @@ def _error(error: BaseException) -> tuple[dict[str, Any], int]:
         param, status, code, kind = "prompt", 400, error.reason, "invalid_request_error"
     elif isinstance(error, Busy):
         status, code, kind = 429, "rate_limit_exceeded", "rate_limit_error"
-    told = f"{type(error).__name__}: {error}" if status == 500 else str(error)
-    told = told if len(told) <= LONGEST_ERROR else f"{told[:LONGEST_ERROR]}..."  # it may repeat the request
-    return {"error": {"message": told, "type": kind, "param": param, "code": code}}, status
+    message = f"{type(error).__name__}: {error}" if status == 500 else str(error)
+    message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."  # it may repeat the request
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}, status
 
 
 def _refusal(error: Exception) -> Response:

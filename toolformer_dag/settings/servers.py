@@ -90,8 +90,8 @@ def _lanes(name: str, server: Values, listed: list[dict[str, Any]], sections: Va
                 raise
             _leave_out(f"{error}. It has no lane.")
             continue
-        told = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
-        yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **told, **own}
+        described = {"description": tool.get("description", ""), "input_schema": tool.get("input_schema", {})}
+        yield key, {"use": "mcp", "server": name, **connection, "tool": tool["name"], **described, **own}
     _leave_out_silent(name, tuple(silent))
 
 

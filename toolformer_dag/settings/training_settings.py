@@ -7,7 +7,7 @@ from pydantic import Field
 from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, determining
 
 PASSES = 10
-"""How often training passes over a text at most, unless told: the paper's C* is passed over ten times or less."""
+"""How often training passes over a text at most, unless set: the paper's C* is passed over ten times or less."""
 
 
 class TrainingSettings(SettingsTable):
@@ -102,9 +102,9 @@ class TrainingSettings(SettingsTable):
 
         Checkpoints that passed over their texts less often stay what they were.
         """
-        told = (self.passes, self.epochs) != (None, None)
+        chosen = (self.passes, self.epochs) != (None, None)
         often = self.packing or self.max_steps * self.batch_size > PASSES * texts
-        return self if told or not often else self.model_copy(update={"passes": PASSES})
+        return self if chosen or not often else self.model_copy(update={"passes": PASSES})
 
     def determining(self) -> dict[str, Any]:
         """Return what trained weights depend on beside the texts; some keys only say which texts these are."""

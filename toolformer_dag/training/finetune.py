@@ -68,10 +68,10 @@ def finetune(
         report = _report(trainer, train, name, time.monotonic() - began)
         _finish(trainer, base, settings, folder / "final", out, report, {"fingerprint": name, **identity})
     except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        told = _of_the_disk(folder, checkpoint, error)
-        if told is None:
+        disk_error = _of_the_disk(folder, checkpoint, error)
+        if disk_error is None:
             raise
-        raise told from error
+        raise disk_error from error
     return report
 
 

@@ -160,8 +160,8 @@ def train(
 def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
     """Return `processes`, or as many of the GPUs as divide the batch, or 1. Raises ModelError.
 
-    What cannot be divided trains on one GPU unless told otherwise: moments of 8 bits, LoRA's frozen weights, and models
-    that are more than a language model.
+    What cannot be divided trains on one GPU unless `processes` says otherwise: moments of 8 bits, LoRA's frozen
+    weights, and models that are more than a language model.
     """
     if settings.processes is not None:
         return settings.processes
