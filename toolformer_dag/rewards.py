@@ -42,7 +42,7 @@ def gain(
 ) -> list[float | None]:
     """Return the sum of what the calls of each completion gain on its `answer`, nats per token; 0 without a call.
 
-    The signature is that of TRL's reward functions. None stands where nothing can be told: no answer, a call without a
+    The signature is that of TRL's reward functions. None stands where nothing can be said: no answer, a call without a
     result or with fewer than two results to swap, no conversation. Raises UserError without the column `answer`.
     """
     if answer is None:
@@ -73,7 +73,7 @@ def _asked(
     places = [(row, at, index) for row, talk in enumerate(talks) for at, index in calls_of(talk)]
     exchanged = exchange([(document_of(talks[row]), talks[row][at].calls[index]) for row, at, index in places], swaps)
     found = zip(places, exchanged, strict=True)
-    return [(row, Asked(talks[row], at, index, tuple(given[row] or told))) for (row, at, index), told in found]
+    return [(row, Asked(talks[row], at, index, tuple(given[row] or extra))) for (row, at, index), extra in found]
 
 
 def _sum(calls: Sequence[JudgedCall]) -> float | None:
@@ -95,8 +95,8 @@ def compute_score(
 
     `solution_str`: text with Hermes' `<tool_call>` and `<tool_response>`, and the marks of a chat template.
     """
-    told = extra_info or {}
+    extra = extra_info or {}
     parts = [MARKS.sub("", part).strip() for part in RESPONSES.split(solution_str)]
     roles = ("assistant", "tool")
     messages = [{"role": roles[at % 2], "content": part} for at, part in enumerate(parts) if part]
-    return gain([told.get("prompt", "")], [messages], [ground_truth], [told.get(SWAPPED)])[0] or 0.0
+    return gain([extra.get("prompt", "")], [messages], [ground_truth], [extra.get(SWAPPED)])[0] or 0.0

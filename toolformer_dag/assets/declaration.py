@@ -71,7 +71,7 @@ def asset_key(name: str) -> dg.AssetKey:
 
 
 def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
-    """Return the Dagster asset. Whoever watches its run is told how the step ended, also from a process of its own."""
+    """Return the Dagster asset. Whoever watches its run learns how the step ended, also from a process of its own."""
 
     needs = _needed(output, suffix)
 

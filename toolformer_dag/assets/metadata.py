@@ -48,7 +48,7 @@ def last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = N
 
 
 def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetMaterialization | None:
-    """Return what Dagster was told last of an asset."""
+    """Return what Dagster learned last of an asset."""
     event = instance.get_latest_materialization_event(key)
     return event.asset_materialization if event else None
 
@@ -58,8 +58,8 @@ def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[s
 
     `of`: the column that names what was measured, beside the column `condition`.
     """
-    told, measured = rows.select(of, "condition", measure).drop_nulls().rows(), f"{measure}{unit}"
-    return {f"{measured}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in told}
+    entries, measured = rows.select(of, "condition", measure).drop_nulls().rows(), f"{measure}{unit}"
+    return {f"{measured}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in entries}
 
 
 def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:

@@ -188,9 +188,9 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _text(x: int, told: object, y: int, color: str = "") -> str:
+def _text(x: int, text: object, y: int, color: str = "") -> str:
     fill = f" fill='{color}'" if color else ""
-    return f"<text x='{x}' y='{y}'{fill}>{told}</text>"
+    return f"<text x='{x}' y='{y}'{fill}>{text}</text>"
 
 
 def _line(path: str) -> str:
@@ -205,6 +205,6 @@ def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WID
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide}' height='{high}' viewBox='{-LEFT} {-ABOVE} {size}' "
         "style='font:12px sans-serif' fill='#888'>"
     )
-    named = (_text(at, told, -4, color) for at, (told, color) in zip((0, 140, 280), legend.items(), strict=False))
+    named = (_text(at, label, -4, color) for at, (label, color) in zip((0, 140, 280), legend.items(), strict=False))
     svg = "".join((frame, *named, *parts, "</svg>")).encode("ascii", "xmlcharrefreplace").decode()
     return f"![{name}](<data:image/svg+xml,{''.join(ESCAPED.get(char, char) for char in svg)}>)"

@@ -57,28 +57,28 @@ class Step:
 
         Before the first of them are done: `9,800 of some 25,000 tokens, 5,120 tokens/s, 0:00:03 left`.
         """
-        seconds, tokens, told = max(self.seconds, 1e-3), self.tokens, []
+        seconds, tokens, parts = max(self.seconds, 1e-3), self.tokens, []
         if not self.done and 0 < tokens < self.expected:
-            told.append(f"{tokens:,} of some {self.expected:,.0f} tokens")
+            parts.append(f"{tokens:,} of some {self.expected:,.0f} tokens")
         elif self.total:
-            told.append(f"{self.done:,} of {self.total:,} {self.unit}")
+            parts.append(f"{self.done:,} of {self.total:,} {self.unit}")
         elif self.done:
-            told.append(f"{self.done:,} {self.unit}")
+            parts.append(f"{self.done:,} {self.unit}")
         if tokens:
-            told.append(f"{tokens / seconds:,.0f} tokens/s")
+            parts.append(f"{tokens / seconds:,.0f} tokens/s")
         done, total = (tokens, self.expected) if self.expected > tokens else (self.done, self.total)
         if 0 < done < total:
             left = seconds / done * (total - done)
-            told.append(f"{timedelta(seconds=round(left))} left")
-        return ", ".join(told)
+            parts.append(f"{timedelta(seconds=round(left))} left")
+        return ", ".join(parts)
 
     def end(self, metadata: Mapping[str, Any]) -> None:
         """Say what came of it: `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`."""
         shown = {name: getattr(value, "value", value) for name, value in metadata.items()}
         rows, tokens, seconds = shown.get(ROWS), shown.get(TOKENS, 0), max(self.seconds, 1e-3)
-        told = f"{'done' if rows is None else f'{rows:,} rows'} in {seconds:,.1f} s"
+        summary = f"{'done' if rows is None else f'{rows:,} rows'} in {seconds:,.1f} s"
         rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-        self.outcome = f"{told}{rate}" if not shown.get(UNCHANGED) else "unchanged"
+        self.outcome = f"{summary}{rate}" if not shown.get(UNCHANGED) else "unchanged"
 
 
 class Running(Step):
@@ -195,7 +195,7 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
 
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
     """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
-    failed.write()  # what was spent since it told
+    failed.write()  # what was spent since it was last written
     with _warned(context, failed.name):
         note_cost(context, lake, StepCost(failed.seconds, failed.tokens, failed.calls, failed=True))
 
@@ -211,11 +211,11 @@ def _warned(context: dg.AssetExecutionContext, asset: str) -> Iterator[None]:
 def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> None:
     """Add settings that changed to the run's tag `toolformer/changed`."""
     group = context.asset_key.path[0]
-    told = [f"{group}.{change}" for change in changed]
-    if not told:
+    changes = [f"{group}.{change}" for change in changed]
+    if not changes:
         return
     with locked(Path(context.instance.root_directory) / "run_tags.lock"):  # steps at once add theirs too
         run = context.instance.get_run_by_id(context.run.run_id)
         if run is not None:
             before = run.tags[CHANGED].split("; ") if CHANGED in run.tags else []
-            context.instance.add_run_tags(run.run_id, {CHANGED: "; ".join(dict.fromkeys([*before, *told]))})
+            context.instance.add_run_tags(run.run_id, {CHANGED: "; ".join(dict.fromkeys([*before, *changes]))})

@@ -1,4 +1,4 @@
-"""What is out of date, by the records in the lake alone; what Dagster is told of the lake and of the shard files."""
+"""What is out of date, by the records in the lake alone; what Dagster learns of the lake and of the shard files."""
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> Non
 
 
 def is_known(instance: dg.DagsterInstance, key: dg.AssetKey, tags: Mapping[str, str]) -> bool:
-    """Return whether Dagster was told last that an asset is in the state of these tags."""
+    """Return whether Dagster learned last that an asset is in the state of these tags."""
     made = last_materialization(instance, key)
     return made is not None and tags.items() <= (made.tags or {}).items()
 
@@ -88,7 +88,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
-    """Tell Dagster which shard files there are, where they changed since it was told; return whether they did."""
+    """Tell Dagster which shard files there are, where they changed since it last learned; return whether they did."""
     now = {VERSION: fingerprint(plan.fresh().stamps)}
     if is_known(instance, SHARDS, now):
         return False

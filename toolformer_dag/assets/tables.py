@@ -37,15 +37,15 @@ CHECKS = {
 
 def refuse_unread(made: TableOutput) -> None:
     """Raise UnreadCorpus where the documents were read and there is none: nothing that follows would find more."""
-    if made.name == RAW_SHARDS and (told := nothing_read(made.plan)):
-        raise UnreadCorpus(told)
+    if made.name == RAW_SHARDS and (reason := nothing_read(made.plan)):
+        raise UnreadCorpus(reason)
 
 
 def table_reasons(made: TableOutput) -> Reasons:
     """Return why a table is out of date; the documents also where there is none, so that each run says so."""
     found = differences(made)
-    told = None if found or made.name != RAW_SHARDS else nothing_read(made.plan)
-    return Reasons({WHOLE: [told]}) if told else found
+    reason = None if found or made.name != RAW_SHARDS else nothing_read(made.plan)
+    return Reasons({WHOLE: [reason]}) if reason else found
 
 
 def tool_pool(lane: Lane) -> str:
@@ -200,10 +200,10 @@ def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
         pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
     )
     counts = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
-    told = statistics.filter(pl.col("swaps") > 0).select("tau_f", "by_chance", "fdr").rows()
+    measured = statistics.filter(pl.col("swaps") > 0).select("tau_f", "by_chance", "fdr").rows()
     return {
-        **{f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in told},
-        **{f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in told if fdr},
+        **{f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in measured},
+        **{f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in measured if fdr},
         "kept": dg.MetadataValue.md(frame_table(counts, counts.height)),
         **({} if rates.is_empty() else {"kept by chance": dg.MetadataValue.md(chance_curves(rates))}),
     }

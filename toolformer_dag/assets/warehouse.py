@@ -194,10 +194,10 @@ def _table(name: str) -> PaperTable:
 def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDBPyConnection") -> dg.MaterializeResult:
     """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
     key, table = asset_key(output.name), _table(output.name)
-    rows, told, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
+    rows, remarks, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
     started = over_min_probability(warehouse, table)
     content = [None if frame is None else frame.write_json() for frame in (called, started)]
-    version = fingerprint([output.code_version, [rows.write_json(), told, *content]])
+    version = fingerprint([output.code_version, [rows.write_json(), remarks, *content]])
     last = last_metadata(context, key)
     if getattr(last.get("content"), "value", None) == version:
         shown = {**last, UNCHANGED: True}
@@ -207,7 +207,7 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDB
             "table": dg.MetadataValue.md(frame_table(table.wide(rows), rows.height, EXAMPLE_CHARACTERS)),
             **({} if called is None else {"tools called": dg.MetadataValue.md(frame_table(called, called.height))}),
             **({} if started is None else {"over min_probability": dg.MetadataValue.md(start_curves(started))}),
-            "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in told)),
+            "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in remarks)),
             "content": version,
             UNCHANGED: False,
             "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),

@@ -30,7 +30,7 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
-        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be told.
+        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be recognized.
 
         With `steps_apart` this is the process of a single step, whose end is not the run's.
         """

@@ -129,9 +129,9 @@ def take_spent(folder: Path) -> Spent:
     mine = folder.with_name(f".{folder.name}.{uuid4().hex}")
     with suppress(FileNotFoundError):
         folder.rename(mine)
-    told = [json.loads(file.read_bytes()) for file in mine.glob("[!.]*.json")]
+    steps = [json.loads(file.read_bytes()) for file in mine.glob("[!.]*.json")]
     shutil.rmtree(mine, ignore_errors=True)
-    return sum((Spent(one["tokens"], one["calls"]) for one in told), Spent())
+    return sum((Spent(one["tokens"], one["calls"]) for one in steps), Spent())
 
 
 def take_unfinished(instance: dg.DagsterInstance) -> Spent:
