@@ -143,12 +143,12 @@ def _hashed(file: Path, stamp: tuple[int, ...]) -> Hashes:
 def remember(file: Path, hashes: Hashes, stamp: tuple[int, ...] | None = None) -> None:
     """Remember the hashes of a file with this stamp, or as it is now, across processes. Raises OSError."""
     stamp = stamp or _stamp(file.stat())
-    fields = {"file": str(file), "stamp": stamp, "hash": hashes.sha, "content": hashes.content}
+    entry = {"file": str(file), "stamp": stamp, "hash": hashes.sha, "content": hashes.content}
     remembered = _remembered(file.absolute())
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         remembered.parent.mkdir(parents=True, exist_ok=True)
         fresh = remembered.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({**fields, "seal": fingerprint([*stamp, *hashes])}), "utf-8")
+        fresh.write_text(json.dumps({**entry, "seal": fingerprint([*stamp, *hashes])}), "utf-8")
         fresh.replace(remembered)
 
 

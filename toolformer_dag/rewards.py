@@ -73,7 +73,7 @@ def _asked(
     places = [(row, at, index) for row, talk in enumerate(talks) for at, index in calls_of(talk)]
     exchanged = exchange([(document_of(talks[row]), talks[row][at].calls[index]) for row, at, index in places], swaps)
     found = zip(places, exchanged, strict=True)
-    return [(row, Asked(talks[row], at, index, tuple(given[row] or extra))) for (row, at, index), extra in found]
+    return [(row, Asked(talks[row], at, index, tuple(given[row] or swapped))) for (row, at, index), swapped in found]
 
 
 def _sum(calls: Sequence[JudgedCall]) -> float | None:
