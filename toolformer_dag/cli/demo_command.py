@@ -69,6 +69,7 @@ SMALL = "A synthetic web of {documents} pages and a model of 2.17 million parame
 """What is said of the profile's own corpus and model."""
 BEGIN = """The model proposes calls to {lanes} tools where it finds ` [` likely. The tools answer. A call stays if its
 result lowers the model's own loss on the words behind it."""
+SEEN = "(seen): new questions, in wordings that the embedded model was trained on"
 NEXT = """Where to go next
   {bin}/toolformer-dag explore      every call in its text, and thresholds to drag: http://127.0.0.1:3001
   make ui                           the asset graph, its plots and its runs: http://127.0.0.1:3000
@@ -104,7 +105,7 @@ def demo(config: Config = None, set: Set = None) -> None:
     report.raise_for_failures()
     typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
     tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}
-    tables["Held-out questions answered right, in per cent (95 % interval)"] = read_accuracy(plan.lake)
+    tables[f"Held-out questions answered right, in per cent (95 % interval)\n{SEEN}"] = read_accuracy(plan.lake)
     *before, last = [
         f"\n{title}\n{drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting='ASCII_MARKDOWN')}"
         for title, rows in tables.items()
