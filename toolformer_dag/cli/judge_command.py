@@ -43,7 +43,9 @@ def judge(
     if not sources:
         raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
     if settings.model.name == "embedded":
-        typer.echo("the embedded model knows the made world of the demo; name another judge with --model", err=True)
+        typer.echo(
+            "the embedded model knows the synthetic world of the demo alone; name another judge with --model", err=True
+        )
     judgement = judge_traces(settings, sources, traces_database(settings), _show)
     for name, lines in (write_cleaned(judgement, out, drop, force) if out else {}).items():
         typer.echo(f"{out}/{name}: {lines:,} lines", err=True)

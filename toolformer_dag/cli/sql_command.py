@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from toolformer_dag.cli.input_lines import valid_text
 from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
 from toolformer_dag.cli.terminal import Config, Force, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError, write_output
+
+if TYPE_CHECKING:
+    import polars as pl
 
 ALONE = ("describe", "summarize")
 """Words that DuckDB takes as a whole query, or says what it lacks."""
@@ -73,7 +76,11 @@ def sql(
         return
     text, ending = _query_text(query, file), ending_of(format, output)
     _refuse_terminal(format, output)
-    rows = answered(database, text, settings.execution.query_gib)
+    _put_out(answered(database, text, settings.execution.query_gib), format, ending, output, force)
+
+
+def _put_out(rows: "pl.DataFrame", format: Format | None, ending: str, output: Path | None, force: bool) -> None:
+    """Write rows to the file, or print them. Raises UserError where the file is there, WriteError."""
     if output is not None:
         write_output(output, encoded(rows, ending), "--output", force)
         typer.echo(f"{rows.height:,} rows in {output}", err=True)

@@ -319,7 +319,7 @@ class Plan:
 
     @property
     def suffix(self) -> str:
-        """What the names of its own lanes, jobs and files end with."""
+        """Return what the names of its own lanes, jobs and files end with."""
         return self.settings.rounds.suffix
 
     def named(self, name: str) -> str:

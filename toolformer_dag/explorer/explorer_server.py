@@ -99,7 +99,7 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
 
 
 def _overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
-    """What every view needs; without a warehouse, what the view of conversations needs."""
+    """Return what every view needs; without a warehouse, what the view of conversations needs."""
     judged = traces.database.is_file()
     without = judged and not reader.database.is_file()
     return {**({"about": reader.about, "tools": []} if without else overview(reader)), "traces": judged}

@@ -6,14 +6,11 @@ copies, so the file can be moved. Which tables there are is declared by the stag
 stand in views.sql.
 """
 
-import json
 import shutil
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +34,7 @@ from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.queries import OFFLINE, rows
-from toolformer_dag.lake.record import flat
+from toolformer_dag.lake.record_tables import filter_rule, record_rows
 from toolformer_dag.lake.scoring import reads_cost
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
@@ -45,27 +42,19 @@ from toolformer_dag.lake.warehouse_filling import (
     CURVES,
     DECISIONS,
     DOCUMENTS,
-    FILTER_RULES,
     JUDGED,
-    LANES,
-    MADE_WITH,
     OWN_TABLES,
-    REJECTIONS,
     RULE,
-    SOURCES,
     SWAPPED_PLACES,
     VERDICTS,
     WarehouseTable,
     fill,
     views_sql,
 )
-from toolformer_dag.settings.rounds import round_of
 from toolformer_dag.settings.sections import Settings
 
 CHOSEN = "chosen"
 """The field of the record of filter_rule that holds a threshold by chance, as a row of chance_thresholds."""
-THRESHOLD = "threshold"
-"""The field of the inputs of filtered_calls that holds a threshold by chance: tau_f, by_chance and verdict."""
 CLOSED: dict[str, str | bool | int | float | list[str]] = {"enable_external_access": False, "lock_configuration": True}
 """A query reads the warehouse and nothing else: no file, no address, no extension."""
 QUERIES = ("SELECT", "EXPLAIN", "MULTI")
@@ -140,7 +129,9 @@ def _built(
     last = _last_content(database)
     shards = last.changed_shards(content) if last else None
     files = _part_files(lake, tables, last if shards is not None else None, shards or ())
-    for name, frame in _own_rows(lake, tables, lanes, content).items():
+    # of the other tables no rows, for the file at the end that `fill` asks for
+    empty = {table.name: table.schema.to_frame() for table in tables}
+    for name, frame in {**empty, **record_rows(_records(lake, content), content.sources, lanes)}.items():
         files.setdefault(name, []).append(str(folder / f"{name}.parquet"))
         frame.write_parquet(files[name][-1])
     fresh = folder / "fresh.duckdb"
@@ -425,7 +416,7 @@ def _version(pointer: Pointer | None) -> list[object] | None:
     """Another one when rows, rejections or the applied tau_f change. A damaged part counts by its name alone."""
     if pointer is None:
         return None
-    return [pointer.data_version, pointer.record.get("rejections", []), _filter_rule(pointer.record)]
+    return [pointer.data_version, pointer.record.get("rejections", []), filter_rule(pointer.record)]
 
 
 def _shard_version(pointer: Pointer | None) -> list[object] | None:
@@ -462,56 +453,7 @@ def _part_files(
     return found
 
 
-def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """REJECTIONS; those of single calls and of chains together."""
-    found = Counter[tuple[str, str | None, str, str]]()
-    for record in records:
-        for one in record.get("rejections", []):
-            found[record["stage"], record["tool"], one["shard"], one["reason"]] += one["count"]
-    return pl.DataFrame([(*key, count) for key, count in found.items()], REJECTIONS, orient="row")
-
-
-def _own_rows(
-    lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], content: Content
-) -> dict[str, pl.DataFrame]:
-    """Return the rows of OWN_TABLES; of the other tables none, for the file at the end that `fill` asks for."""
-
-    def records_of(source: str) -> list[Mapping[str, Any]]:
-        return [pointer.record for pointer in _pointers(lake.table(source)).values() if pointer]
-
-    records = (record for source in content.sources if source != SETTINGS for record in records_of(source))
-    # what each lane's calls were filtered with, whatever the settings say by now
-    applied = [
-        {
-            "tool": lane,
-            "name": name,
-            "round": round_of(lane),
-            **next(map(_filter_rule, records_of(f"{lane}/filtered_calls")), {}),
-        }
-        for lane, name in lanes.items()
-    ]
-    return {
-        **{table.name: table.schema.to_frame() for table in tables},
-        "sources": pl.DataFrame(list(content.sources.items()), SOURCES, orient="row"),
-        "rejections": _rejections(records),
-        "lanes": pl.DataFrame(applied, LANES),
-        "filter_rules": pl.DataFrame(applied, FILTER_RULES),
-        "settings": pl.DataFrame(_made_with(map(lake.table, content.sources)), MADE_WITH, orient="row"),
-    }
-
-
-def _made_with(tables: Iterable[Table]) -> list[tuple[str, str | None, str, str]]:
-    """(stage, tool, setting, value) of the first part of each table, whose record the others share."""
-    firsts = [pointer.record for table in tables for pointer in islice(_pointers(table).values(), 1) if pointer]
-    return [
-        (record["stage"], record["tool"], setting, value if isinstance(value, str) else json.dumps(value))
-        for record in firsts
-        for setting, value in flat(record["settings"])
-        if setting != "columns"
-    ]
-
-
-def _filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the threshold of a record of filtered_calls: of the settings, or chosen by chance."""
-    by_chance: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
-    return by_chance or {"tau_f": record.get("settings", {}).get("tau_f")}
+def _records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the records of the whole parts of every source."""
+    named = [name for name in content.sources if name != SETTINGS]
+    return {name: [one.record for one in _pointers(lake.table(name)).values() if one] for name in named}

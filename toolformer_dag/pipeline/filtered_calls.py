@@ -32,8 +32,9 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
 from toolformer_dag.lake.queries import rows as answer
+from toolformer_dag.lake.record_tables import THRESHOLD
 from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.lake.warehouse import CHOSEN, THRESHOLD
+from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
 from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.chance import chance_threshold

@@ -196,7 +196,7 @@ class RoundSettings(SettingsTable):
 
     @property
     def suffix(self) -> str:
-        """What the names of a later round's lanes, tables, jobs and files end with."""
+        """Return what the names of a later round's lanes, tables, jobs and files end with."""
         return "" if self.count == 1 else f"_round_{self.count}"
 
 

@@ -15,7 +15,7 @@ from toolformer_dag.tools.tool import Tool
 
 LONGEST_MEANING = 100
 """Characters of what a prompt tells about an argument; a longer value is not shown."""
-PLACEHOLDERS: Mapping[str, object] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+SAMPLE_VALUES: Mapping[str, object] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
 """What stands in an example for a value of a type; a text is three dots."""
 SHOWN = 40
 """Characters of an example that a warning shows, from where Input and Output begin to differ."""
@@ -45,7 +45,7 @@ def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
 
 def missing_examples(tool: Tool) -> ToolError:
     """Return the error for a tool of a server that has no examples, with the lines that would give it some."""
-    example = f"... [{tool.name}({_placeholders(tool.schema or {})})] ..."
+    example = f"... [{tool.name}({_sample_arguments(tool.schema or {})})] ..."
     quoted = json.dumps(example, ensure_ascii=False) if "'" in example else f"'{example}'"
     return ToolError(
         f"[tools.{tool.key}] (server {tool.server}) has no examples: paste these lines (without the header where it "
@@ -54,12 +54,12 @@ def missing_examples(tool: Tool) -> ToolError:
     )
 
 
-def _placeholders(schema: Schema) -> str:
+def _sample_arguments(schema: Schema) -> str:
     """The arguments that a schema requires, with values of their types."""
     found = schema.get("properties") or {}
     required = {name: found.get(name) for name in argument_names(schema) if name in (schema.get("required") or ())}
     values = {
-        name: next(iter(one.get("enum") or [PLACEHOLDERS.get(str(one.get("type")), "...")]))
+        name: next(iter(one.get("enum") or [SAMPLE_VALUES.get(str(one.get("type")), "...")]))
         for name, one in ((name, one if isinstance(one, Mapping) else {}) for name, one in required.items())
     }
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
