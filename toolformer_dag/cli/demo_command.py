@@ -68,7 +68,7 @@ order by length(prompt) + length(written_with), benchmark, question limit 1
 SMALL = "A synthetic web of {documents} pages and a model of 2.17 million parameters: a few minutes on this machine."
 """What is said of the profile's own corpus and model."""
 BEGIN = """The model proposes calls to {lanes} tools where it finds ` [` likely. The tools answer. A call stays if its
-result lowers the model's own loss on the words behind it."""
+result lowers the model's own loss on the words after it."""
 SEEN = "(seen): new questions, in wordings that the embedded model was trained on"
 NEXT = """Where to go next
   {bin}/toolformer-dag explore      every call in its text, and thresholds to drag: http://127.0.0.1:3001
