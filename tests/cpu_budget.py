@@ -1,6 +1,6 @@
-"""What keeps the suite quick: a test above 8 CPU-seconds that is marked neither `long` nor `installs` fails.
+"""What keeps the suite quick: a test above 12 CPU-seconds that is marked neither `long` nor `installs` fails.
 
-On a quiet core that is 5: the same test takes half as much again where other programs share the core.
+On a quiet core that is 6: the same test takes twice as much where other programs share the core.
 
 Counted are this process and its children that were waited for; what fixtures spend is not, for the first test that
 asks for a shared world pays for all.
@@ -14,7 +14,7 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the setting `cpu_seconds`."""
-    parser.addini("cpu_seconds", "CPU-seconds that a test may take which is not marked `long`", default="8")
+    parser.addini("cpu_seconds", "CPU-seconds that a test may take which is not marked `long`", default="12")
 
 
 @pytest.hookimpl(wrapper=True)
