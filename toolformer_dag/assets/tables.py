@@ -20,6 +20,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches
 from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_line
+from toolformer_dag.pipeline.proposals import rarely_written
 from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
 from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
 from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
@@ -89,6 +90,7 @@ def table(made: TableOutput) -> Output:
 
     def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
+        _warn_of_name(context, made)
         advance = progress(context, stage.unit, lambda: compute.workers.spent, lambda: compute.worker.ahead)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
         refuse_unread(made)
@@ -117,6 +119,13 @@ def table(made: TableOutput) -> Output:
         checks=checks,
         group=_group(made),
     )
+
+
+def _warn_of_name(context: dg.AssetExecutionContext, made: TableOutput) -> None:
+    """Say before a token is spent where the model hardly writes calls of the lane's tool."""
+    if made.stage.name == "scored_candidates":
+        for line in rarely_written(made.plan, [made.lane]):
+            context.log.warning(line)
 
 
 def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableReport) -> None:

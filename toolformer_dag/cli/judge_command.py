@@ -36,13 +36,14 @@ def judge(
     given = {"model.name": model, "traces.share": share}
     pairs = [f"{key}={value}" for key, value in given.items() if value is not None]
     settings = settings_of(config, profile, [*(set or ()), *pairs])
+    from toolformer_dag.model.weights import is_packaged, model_identity, model_name
     from toolformer_dag.traces.cleaned import write_cleaned
     from toolformer_dag.traces.judgement import judge_traces, told, traces_database
 
     sources = source or list(settings.traces.source)
     if not sources:
         raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
-    if settings.model.name == "embedded":
+    if is_packaged(model_identity(model_name(settings.model), settings.model.revision)):
         typer.echo(
             "the embedded model knows the synthetic world of the demo alone; name another judge with --model", err=True
         )

@@ -173,7 +173,7 @@ def completed(
 def _warn_of_names(plan: "Plan") -> None:
     from toolformer_dag.pipeline.proposals import rarely_written
 
-    for line in rarely_written(plan):
+    for line in rarely_written(plan, plan.lanes):
         typer.echo(f"warning: {line}.", err=True)
 
 

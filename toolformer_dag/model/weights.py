@@ -18,7 +18,7 @@ from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
 from toolformer_dag.settings.model_settings import GGUF, ModelSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.synthetic import MODEL
+from toolformer_dag.synthetic import MODEL, SMALL_MODEL
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +129,11 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
             return dict(json.loads((folder / ORIGIN).read_bytes()))
         return {file.name: file_hash(file) for file in _files(folder)}
     return {"id": name, "revision": revision or "main"}
+
+
+def is_packaged(identity: Mapping[str, object]) -> bool:
+    """Return whether it holds the hashes of a model of this package, which knows the synthetic world alone."""
+    return any(model_identity(str(folder)).items() <= identity.items() for folder in (MODEL, SMALL_MODEL))
 
 
 SHA_256 = re.compile("[0-9a-f]{64}")

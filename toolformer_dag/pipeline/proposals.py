@@ -6,7 +6,7 @@ calls like others; `source` tells them apart.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
@@ -33,12 +33,11 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.model.weights import model_identity
+from toolformer_dag.model.weights import is_packaged
 from toolformer_dag.pipeline import raw_shards, scored_candidates, served_proposals
 from toolformer_dag.pipeline.placing import COLUMNS, UNPLACED, at_tokens, placing
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
-from toolformer_dag.synthetic import MODEL as PACKAGED
-from toolformer_dag.synthetic import SMALL_MODEL, WRITTEN
+from toolformer_dag.synthetic import WRITTEN
 from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
 from toolformer_dag.texts.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
@@ -70,17 +69,16 @@ def identity(lane: Lane) -> dict[str, str]:
     return {"files": fingerprint(found)} if found else {}
 
 
-def rarely_written(plan: Plan) -> list[str]:
+def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
     """Say of each lane that a model of the package samples for, and hardly writes calls of, what would propose some."""
-    asked = plan.identity_of("proposer").items()
-    if not any(model_identity(str(folder)).items() <= asked for folder in (PACKAGED, SMALL_MODEL)):
+    if not is_packaged(plan.identity_of("proposer")):
         return []
     return [
         f"{lane.key}: the embedded model writes calls of {', '.join(WRITTEN)}, and hardly any of {lane.tool.name}, so "
         f'that most samples are lost. Set proposals = ["rule"] under [tools.{lane.tool.key}], with a pattern under '
         f"[tools.{lane.tool.key}.rule] or `propose` in the tool's class, or name a file of calls there, or another "
         "model.name"
-        for lane in plan.lanes
+        for lane in lanes
         if MODEL in lane.proposals and lane.tool.name not in WRITTEN
     ]
 
