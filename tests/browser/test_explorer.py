@@ -32,9 +32,8 @@ VIEWS = (
     f"text&at={KEY}&every=1",
     f"pipeline&at={KEY}",
     "runs&benchmark=SVAMP&which=won",
+    f"traces&trace.at={HOSTILE_CALL}",
 )
-SERVED = (*VIEWS, f"traces&trace.at={HOSTILE_CALL}")
-"""Those that an exported page has, and the one that it leaves out."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def listed_questions(page: Page) -> Locator:
     return page.locator("[aria-live] tbody tr")
 
 
-@pytest.mark.parametrize("view", SERVED)
+@pytest.mark.parametrize("view", VIEWS)
 def test_hostile_rows_run_nothing_and_reorder_nothing(page: Page, address: str, view: str) -> None:
     told = opened(page, f"{address}/", view)
     assert [line for line in told if not line.startswith(address) and not line.startswith("data:")] == []
@@ -93,7 +92,7 @@ def test_axe_finds_no_serious_fault_and_nothing_overflows(
 ) -> None:
     with chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}) as context:  # type: ignore[arg-type]
         page = context.new_page()
-        for view in SERVED:
+        for view in VIEWS:
             opened(page, f"{address}/", view)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
             found = Axe().run(page).response["violations"]
@@ -128,9 +127,7 @@ def test_a_slider_moves_by_key_without_a_request_and_counts_as_kept_at(
     ]
 
 
-@pytest.mark.parametrize(
-    "view", [*SERVED, "thresholds&tau.calculator=0.91", "calls&tool=calculator&reason=looks_ahead"]
-)
+@pytest.mark.parametrize("view", [*VIEWS, "thresholds&tau.calculator=0.91", "calls&tool=calculator&reason=looks_ahead"])
 def test_a_link_restores_a_view(chromium: Browser, page: Page, address: str, view: str) -> None:
     opened(page, f"{address}/", view)
     with chromium.new_context() as context:
@@ -209,9 +206,11 @@ def test_other_hosts_are_refused_and_nothing_is_written(page: Page, address: str
     assert "default-src 'none'" in policy and "unsafe" not in policy
 
 
-def test_an_exported_page_works_offline(chromium: Browser, address: str, database: Path, tmp_path: Path) -> None:
+def test_an_exported_page_works_offline(
+    chromium: Browser, address: str, database: Path, traces: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "calls.html"
-    assert export_page(WarehouseReader(database, ABOUT), file) > 50
+    assert export_page(WarehouseReader(database, ABOUT), WarehouseReader(traces), file) > 50
     with chromium.new_context(offline=True) as context:
         page = context.new_page()
         for view in (*VIEWS, "text", "pipeline"):
@@ -225,6 +224,12 @@ def test_an_exported_page_works_offline(chromium: Browser, address: str, databas
                     assert f"; the first {MOST_EXPORTED} of " in page.locator("main").inner_text()
                 else:
                     assert page.locator("main").inner_text() == online.locator("main").inner_text()
+        for choice in ("trace.tool=weather", "trace.verdict=helps"):
+            opened(page, file.as_uri(), f"traces&{choice}")
+            with chromium.new_context() as other:
+                online = other.new_page()
+                opened(online, f"{address}/", f"traces&{choice}")
+                assert page.locator("main").inner_text() == online.locator("main").inner_text()
         assert page.evaluate("window.ran") is None
 
 

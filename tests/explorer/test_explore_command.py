@@ -1,5 +1,6 @@
 """The command `explore`: what it needs, and what it says where that is absent."""
 
+import json
 import os
 import shutil
 import signal
@@ -72,6 +73,20 @@ def test_an_exported_page_is_one_file_that_fetches_nothing(project: Path) -> Non
     assert "default-src 'none'" in html and "src=" not in html.split('id="exported"')[0]
     assert html.count("</script>") == 2  # rows that hold one are escaped
     assert cli("explore", "--export", "calls.txt").returncode == 1
+
+
+def test_an_exported_page_of_conversations_needs_no_warehouse(project: Path, traces: Path) -> None:
+    (project / "w.duckdb").unlink()
+    shutil.copy(traces, project / "traces.duckdb")
+    done = cli("explore", "--export", "recorded.html")
+    stored = json.loads((project / "recorded.html").read_text("utf-8").partition('id="exported">')[2].partition("<")[0])
+    rows = stored["recorded"]["rows"]
+    assert done.stdout == f"{len(rows)} calls in recorded.html\n" and stored["overview"]["tools"] == []
+    gains = [row["gain"] for row in rows if row["gain"] is not None]
+    assert gains == sorted(gains) and len(gains) > 10
+    assert sum(one["calls"] for one in stored["recorded"]["counts"]) == stored["recorded"]["fitting"]
+    for row, opened in zip(rows, stored["conversations"], strict=True):
+        assert opened["conversation"] == row["conversation"] and opened["shown"]["said"]
 
 
 def test_an_exported_page_replaces_a_file_only_by_force(project: Path) -> None:

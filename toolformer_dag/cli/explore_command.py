@@ -41,12 +41,12 @@ def explore(
 
     reader = WarehouseReader(received(settings), _about(settings))
     traces = WarehouseReader(traces_database(settings))
-    if export is not None or not traces.database.is_file():
+    if not traces.database.is_file():
         reader.version()  # a missing file is reported before anything is started
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
             raise UserError(f"--export {export}: end the name with .html")
-        typer.echo(f"{export_page(reader, export, force):,} calls in {export}")
+        typer.echo(f"{export_page(reader, traces, export, force):,} calls in {export}")
         return
     with bound(port, "explore") as listening:
         taken = listening.getsockname()[1]

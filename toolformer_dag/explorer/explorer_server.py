@@ -24,7 +24,7 @@ from toolformer_dag.explorer.call_queries import (
 )
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.outcome_queries import outcome_tables, pairs, questions
-from toolformer_dag.explorer.trace_queries import conversation, recorded_calls
+from toolformer_dag.explorer.trace_queries import TRACE_KEY, conversation, recorded_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 
@@ -55,7 +55,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 MOST_ROWS = 500
-TRACE_KEY = ("conversation", "turn", "call")
 NUMBERS = ("segment", "position", "sample", "turn", "call")
 Answer = Callable[[Mapping[str, str]], Any]
 
@@ -71,7 +70,7 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
     `traces`: reads the file of `judge`, which need not be there.
     """
     answers: dict[str, Answer] = {
-        "overview": lambda asked: {**_overview(reader, traces), "live": model is not None},
+        "overview": lambda asked: {**page_overview(reader, traces), "live": model is not None},
         "calls": partial(calls, reader),
         "excerpts": lambda asked: excerpts(
             reader, [int(number) for number in asked.get("rows", "").split(",") if number][:MOST_ROWS]
@@ -98,7 +97,7 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])
 
 
-def _overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
+def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
     """Return what every view needs; without a warehouse, what the view of conversations needs."""
     judged = traces.database.is_file()
     without = judged and not reader.database.is_file()

@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
-from toolformer_dag.explorer.call_queries import best_calls, calls, excerpts, overview, text_with_calls
-from toolformer_dag.explorer.explorer_server import SCRIPTS, page_file
+from toolformer_dag.explorer.call_queries import best_calls, calls, excerpts, text_with_calls
+from toolformer_dag.explorer.explorer_server import SCRIPTS, page_file, page_overview
 from toolformer_dag.explorer.outcome_queries import exported_outcomes, outcome_tables
+from toolformer_dag.explorer.trace_queries import exported_conversations
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 from toolformer_dag.files import write_output
 
@@ -18,29 +19,35 @@ MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export '
 TEXT_KEY = ("tool", "shard", "digest", "segment")
 
 
-def export_page(reader: WarehouseReader, file: Path, force: bool = False) -> int:
+def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
     """Write the page with the calls nearest each tool's threshold and their texts; return the number of calls.
 
-    Of the questions that tools won and lost it holds the first of each benchmark (`exported_outcomes`). Nothing is
-    fetched when it is opened, and no model can be asked. Raises WarehouseError; and as `write_output`.
+    Of the questions that tools won and lost it holds the first of each benchmark (`exported_outcomes`), of recorded
+    conversations those of the calls with the lowest gains (`exported_conversations`). Nothing is fetched when it is
+    opened, and no model can be asked. Raises WarehouseError; and as `write_output`.
     """
-    shown = overview(reader)
+    shown = page_overview(reader, traces)
+    proposed = _proposed_calls(reader, shown) if shown["tools"] else {"calls": []}
+    recorded = exported_conversations(traces) if shown["traces"] else {"conversations": []}
+    stored = {"overview": {**shown, "live": False}, **proposed, **recorded}
+    write_output(file, _html(stored).encode(), "--export", force)
+    return len(proposed["calls"]) + len(recorded["conversations"])
+
+
+def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str, Any]:
     chosen: list[Row] = []
     for tool in shown["tools"]:
         tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]
         chosen += calls(reader, {"tool": tool["tool"], "tau": str(tau)})["rows"]
     keys = {tuple(call[name] for name in TEXT_KEY) for call in (*chosen, *best_calls(shown))}
     texts = [(key, text_with_calls(reader, dict(zip(TEXT_KEY, key, strict=True)))) for key in sorted(keys)]
-    stored = {
-        "overview": {**shown, "live": False},
+    return {
         "calls": chosen,
         "excerpts": excerpts(reader, [call["row"] for call in chosen])["rows"],
         "texts": [{**dict(zip(TEXT_KEY, key, strict=True)), **text} for key, text in texts if text is not None],
         "outcomes": outcome_tables(reader),
         **exported_outcomes(reader),
     }
-    write_output(file, _html(stored).encode(), "--export", force)
-    return len(chosen)
 
 
 def _html(stored: dict[str, Any]) -> str:

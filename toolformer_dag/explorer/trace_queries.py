@@ -5,6 +5,9 @@ from typing import Any
 
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 
+TRACE_KEY = ("conversation", "turn", "call")
+MOST_EXPORTED = 100
+"""Calls of an exported page, each with its conversation."""
 MOST_CALLS = 200
 """Calls that the list shows, and those nearest the chosen one that a conversation shows."""
 MOST_MESSAGES = 100
@@ -22,6 +25,7 @@ WHERE $tool IN ('', tool) AND $verdict IN ('', verdict)
 ORDER BY gain NULLS LAST, conversation, turn, call LIMIT {MOST_CALLS}
 """
 NAMED = "SELECT DISTINCT {0} FROM trace_calls ORDER BY {0}"
+COUNTS = "SELECT tool, verdict, count(*) AS calls FROM trace_calls GROUP BY ALL ORDER BY ALL"
 CHANCE = "SELECT share, trace_threshold(share) AS threshold FROM trace_settings"
 FIRST = f"""
 SELECT count(*) AS messages, greatest(0, least($turn - {MOST_MESSAGES // 2}, count(*) - {MOST_MESSAGES})) AS first
@@ -70,4 +74,18 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
         "said": reader.rows(SAID, around),
         "calls": sorted(calls, key=lambda call: (call["turn"], call["call"])),
         "swapped": reader.rows(SWAPPED, dict(key)),
+    }
+
+
+def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
+    """Return the MOST_EXPORTED calls with the lowest gains as `recorded`, and as `conversations` what each opens.
+
+    `counts`: how many calls of all have a tool and a verdict.
+    """
+    listed = recorded_calls(reader, {})
+    rows = listed["rows"][:MOST_EXPORTED]
+    keys = [{name: row[name] for name in TRACE_KEY} for row in rows]
+    return {
+        "recorded": {**listed, "rows": rows, "counts": reader.rows(COUNTS)},
+        "conversations": [{**key, "shown": conversation(reader, key)} for key in keys],
     }

@@ -41,6 +41,14 @@ function storedCalls(asked) {
   return { rows: [...nearest, ...unscored].map(call => ({ ...call, verdict: verdictAt(call, tau) })) };
 }
 
+// The rows are those with the lowest gains of all, so also of those that fit.
+function storedRecorded(asked) {
+  const fits = one => (!asked.tool || one.tool === asked.tool) && (!asked.verdict || one.verdict === asked.verdict);
+  const { rows, counts, ...names } = stored.recorded;
+  const fitting = counts.filter(fits).reduce((sum, one) => sum + one.calls, 0);
+  return { ...names, rows: rows.filter(fits), fitting };
+}
+
 const online = {
   overview: () => ask("overview"),
   calls: asked => ask("calls", asked),
@@ -71,8 +79,8 @@ const inPage = {
   outcomes: async () => stored.outcomes,
   pairs: async asked => kept(stored.pairs, asked),
   questions: async asked => kept(stored.questions, asked),
-  recorded: missing,
-  conversation: missing,
+  recorded: async asked => storedRecorded(asked),
+  conversation: async key => stored.conversations.find(one => same(one, key, Object.keys(key)))?.shown ?? missing(),
 };
 
 export const data = offline ? inPage : online;
