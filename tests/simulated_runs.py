@@ -27,7 +27,7 @@ import polars as pl
 
 from tests.simulation import Crashed, Disk, Objects, Process, Simulation
 from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
-from toolformer_dag.computing.stage import Chunk, Column, PartRows, Planned, Stage, TableOutput, Work
+from toolformer_dag.computing.stage import ByChunk, ByPart, Chunk, Column, PartRows, Planned, Stage, TableOutput, Work
 from toolformer_dag.computing.stored_rows import claim
 from toolformer_dag.computing.update import TableReport, differences, update
 from toolformer_dag.computing.worker import Worker
@@ -90,7 +90,7 @@ STAGES = (
         lambda plan, lane: {},
         inputs=lambda output: lambda part: {"content": list(output.plan.shards[part].rows)},
         group="sim",
-        rows=numbers,
+        make=ByPart(numbers),
     ),
     Stage(
         "squares",
@@ -100,9 +100,7 @@ STAGES = (
         lambda plan, lane: {"k": plan.k},
         reads=("sim/numbers",),
         group="sim",
-        chunks=chunks,
-        compute=compute,
-        rows=squares,
+        make=ByChunk(chunks, compute, squares),
     ),
     Stage(
         "sums",
@@ -113,7 +111,7 @@ STAGES = (
         reads=("sim/squares",),
         group="sim",
         sharded=False,
-        rows=sums,
+        make=ByPart(sums),
     ),
 )
 
@@ -186,7 +184,7 @@ class Schedule:
         for output in (TableOutput(stage, plan) for stage in STAGES):
             if found := differences(output):
                 raise Wrong(f"after a run {output.name} is out of date: {found.lines}")
-            if output.stage.chunks and not cleaned:
+            if isinstance(output.stage.make, ByChunk) and not cleaned:
                 keys = pl.DataFrame({"key": [n for keys in self.shards.values() for n in keys]}, schema={"key": INT})
                 if lost := values(Worker(plan), output).missing(keys).rows():
                     raise Wrong(f"computed rows are lost: {lost}")

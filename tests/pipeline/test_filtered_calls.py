@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.conftest import TableOutput, TableReport, Worker, hand_made, publish, update_one, warehouse
+from toolformer_dag.computing.stage import ByParts
 from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.warehouse import query
 
@@ -178,8 +179,8 @@ def test_shards_that_are_filtered_together_fare_as_each_alone(tmp_path: Path) ->
     output = outputs[KEPT]
 
     def made(*parts: str) -> dict[str, tuple[list[Any], Any]]:
-        assert output.stage.rows_of_parts is not None
-        found = output.stage.rows_of_parts(Worker(output.plan), output, parts)
+        assert isinstance(output.stage.make, ByParts)
+        found = output.stage.make.rows(Worker(output.plan), output, parts)
         return {part: ([frame.rows() for frame in rows.frames], rows.rejected) for part, rows in found.items()}
 
     alone = made("a") | made("b") | made("c")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.spending import Spent
-from toolformer_dag.computing.stage import TableOutput, Work
+from toolformer_dag.computing.stage import ByChunk, ByShard, TableOutput, Work
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.session import Session, session
@@ -46,10 +46,11 @@ def perform(worker: Worker, tables: Tables, task: Task) -> Work:
     output = tables.get(task.table) or _inner(tables, task.table)
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
-    if output.stage.compute is not None:
-        return output.stage.compute(worker, output, task.payload)
-    assert output.stage.shard_rows is not None
-    output.publish(task.payload, output.stage.shard_rows(worker, output, task.payload))
+    make = output.stage.make
+    if isinstance(make, ByChunk):
+        return make.compute(worker, output, task.payload)
+    assert isinstance(make, ByShard)
+    output.publish(task.payload, make.rows(worker, output, task.payload))
     return Work()
 
 

@@ -123,24 +123,70 @@ class Planned:
     work: Work
 
 
+Claimed = dict[str, list[pl.DataFrame]]
+"""Keys that are being computed for shards of this run that are not published yet, in their order, by row store."""
+Rows = Callable[[Worker, "TableOutput", str], PartRows]
+"""Makes or reads the rows of a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByShard:
+    """A shard is a chunk: a worker makes its rows and publishes them."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class ByChunk:
+    """Workers compute the chunks of a part and store their rows; the part is read from these."""
+
+    chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned]"
+    compute: "Callable[[Worker, TableOutput, Any], Work]"
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class ByPart:
+    """The process of the run makes one part after the other."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class ByParts:
+    """The process of the run makes small parts together, since one by one they cost more than their rows."""
+
+    rows: "Callable[[Worker, TableOutput, Sequence[str]], Mapping[str, PartRows]]"
+
+
+@dataclass(frozen=True, slots=True)
+class InWarehouse:
+    """A stage's table in the warehouse, where it differs from the lake's.
+
+    `name`: empty for the stage's; `hidden`, `added`: columns that it lacks, and that it has beside them; `select`: its
+    rows where they are others.
+    """
+
+    name: str = ""
+    hidden: tuple[str, ...] = ()
+    added: Mapping[str, Column] = field(default_factory=dict)
+    select: str = ROWS
+
+
 @dataclass(frozen=True)
 class Stage:
     """A declaration. `group`: first part of the table's name, None for a lane's own.
 
+    settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
+    make: who makes a part, and how.
     reads: the tables that are read; a bare name is of the same lane, "*/name" of every lane.
     inputs: those of them whose versions count, all where nothing is said; or what tells the inputs in the record of a
     part, asked once for all parts of a table.
     inner: stages of the same lane whose tables are brought up to date with this one's, before it: for what the parts of
     a sharded table have to know of each other. They are no assets, and are not in the warehouse.
-    settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
     sharded: a part per shard, else one part. pool: what serialises its runs; each lane has its own of tools.
+    volatile: columns whose values are not part of the table's version.
     beside: tables that are published with it, part for part.
-    warehouse_name, hidden, added, select: its table in the warehouse, the columns that this lacks, those that it has
-    beside them, and its rows where they are others.
-
-    One of four ways to make a part: `shard_rows` (a shard is a chunk; workers publish it), `chunks` + `compute` +
-    `rows` (chunks are computed by workers and stored as rows, from which the part is read), `rows` alone, or
-    `rows_of_parts` (small parts are made together, since one by one they cost more than their rows).
     """
 
     name: str
@@ -148,6 +194,7 @@ class Stage:
     columns: Mapping[str, Column]
     key: tuple[str, ...]
     settings: Callable[[Plan, Any], Mapping[str, Any]]
+    make: ByShard | ByChunk | ByPart | ByParts
     reads: Callable[[Plan, Any], tuple[str, ...]] | tuple[str, ...] = ()
     inputs: "Callable[[TableOutput], InputsOf] | tuple[str, ...]" = ()
     inner: "tuple[Stage, ...]" = ()
@@ -158,20 +205,12 @@ class Stage:
     volatile: tuple[str, ...] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
-    warehouse_name: str = ""
-    hidden: tuple[str, ...] = ()
-    added: Mapping[str, Column] = field(default_factory=dict)
-    select: str = ROWS
-    shard_rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
-    chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned] | None" = None
-    compute: "Callable[[Worker, TableOutput, Any], Work] | None" = None
-    rows: "Callable[[Worker, TableOutput, str], PartRows] | None" = None
-    rows_of_parts: "Callable[[Worker, TableOutput, Sequence[str]], Mapping[str, PartRows]] | None" = None
+    in_warehouse: InWarehouse = InWarehouse()
 
     @property
     def unit(self) -> str:
         """Name what its progress counts."""
-        if self.chunks is None:
+        if not isinstance(self.make, ByChunk):
             return "shards"
         return "calls" if self.pool == "tools" else "texts"
 
@@ -194,8 +233,6 @@ class Stage:
 
 InputsOf = Callable[[str], Mapping[str, Any]]
 """Returns the inputs in the record of a part."""
-Claimed = dict[str, list[pl.DataFrame]]
-"""Keys that are being computed for shards of this run that are not published yet, in their order, by row store."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,16 +339,16 @@ class TableOutput:
 
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
         """Return the stage's table in the warehouse, over the lake tables `sources`; `scores`: those of its lanes."""
-        stage = self.stage
-        shown = {name: column for name, column in {**stage.columns, **stage.added}.items() if name not in stage.hidden}
-        added = "".join(f", {column.sql} AS {name}" for name, column in stage.added.items())
+        stage, there = self.stage, self.stage.in_warehouse
+        shown = {name: column for name, column in {**stage.columns, **there.added}.items() if name not in there.hidden}
+        added = "".join(f", {column.sql} AS {name}" for name, column in there.added.items())
         return WarehouseTable(
-            stage.warehouse_name or stage.name,
+            there.name or stage.name,
             stage.description,
             {name: column.description for name, column in shown.items()},
             stage.schema,
             tuple(sources),
-            f"SELECT * EXCLUDE ({', '.join(stage.hidden)}){added} FROM rows" if stage.hidden else stage.select,
+            f"SELECT * EXCLUDE ({', '.join(there.hidden)}){added} FROM rows" if there.hidden else there.select,
             by_shard=stage.sharded and "shard" in shown,
             scores=scores if "delta_is_bound" in stage.columns else {},
         )

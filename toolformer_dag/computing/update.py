@@ -15,6 +15,9 @@ from toolformer_dag.computing.stage import (
     REJECTIONS,
     RETRY,
     VIOLATIONS,
+    ByChunk,
+    ByParts,
+    ByShard,
     Chunk,
     Claimed,
     InputsOf,
@@ -255,10 +258,10 @@ class _Parts:
 
     def _planned(self, part: str) -> Planned:
         """The chunks of a part; a shard that a worker publishes is one."""
-        stage = self._output.stage
-        if stage.chunks is not None:
-            return stage.chunks(self._worker, self._output, part, self._claimed)
-        return Planned([] if stage.shard_rows is None else [Chunk(1, part)], Work())
+        make = self._output.stage.make
+        if isinstance(make, ByChunk):
+            return make.chunks(self._worker, self._output, part, self._claimed)
+        return Planned([Chunk(1, part)] if isinstance(make, ByShard) else [], Work())
 
     def _tell(self) -> None:
         self._worker.ahead = Ahead(self.total, self._tokens_done, self._tokens)
@@ -286,11 +289,13 @@ class _Parts:
             release(self._claimed)
 
     def _rows(self, part: str) -> PartRows | None:
-        stage = self._output.stage
-        if stage.rows_of_parts is None:
-            return stage.rows(self._worker, self._output, part) if stage.rows else None
+        make = self._output.stage.make
+        if isinstance(make, ByShard):
+            return None
+        if not isinstance(make, ByParts):
+            return make.rows(self._worker, self._output, part)
         if part not in self._made:
-            self._made = {**stage.rows_of_parts(self._worker, self._output, self._together(part))}
+            self._made = {**make.rows(self._worker, self._output, self._together(part))}
         return self._made.pop(part)
 
     def _together(self, part: str) -> list[str]:

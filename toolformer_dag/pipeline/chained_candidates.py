@@ -22,6 +22,7 @@ from toolformer_dag.computing.stage import (
     P_API,
     TEXT_KEY,
     TOOL,
+    ByChunk,
     Claimed,
     Column,
     PartRows,
@@ -271,9 +272,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
         reads=(*before, "heuristic_subset"),
         pool="gpu",
         kinds=frozenset({"pytorch", "parquet"}),
-        chunks=partial(chunks, level=level),
-        compute=compute,
-        rows=partial(rows, level=level),
+        make=ByChunk(partial(chunks, level=level), compute, partial(rows, level=level)),
     )
     running = Stage(
         name=results,
@@ -284,9 +283,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
         reads=(candidates, "heuristic_subset"),
         pool="tools",
         volatile=tool_results.MEASURED,
-        select=tool_results.STAGE.select,
-        chunks=partial(run_chunks, level=level),
-        compute=tool_results.compute,
-        rows=partial(run_rows, level=level),
+        make=ByChunk(partial(run_chunks, level=level), tool_results.compute, partial(run_rows, level=level)),
+        in_warehouse=tool_results.STAGE.in_warehouse,
     )
     return sampling, running

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import Claimed, PartRows, Planned, TableOutput
+from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import loss_deltas, swapped_results
 from toolformer_dag.pipeline.chained_candidates import ahead, stage_names
@@ -81,10 +81,8 @@ STAGE = replace(
     description="The losses and their delta for every chain with a result, kept or not.",
     settings=settings,
     reads=reads,
-    warehouse_name="loss_deltas",
-    chunks=chunks,
-    compute=compute_chains,
-    rows=rows,
+    make=ByChunk(chunks, compute_chains, rows),
+    in_warehouse=InWarehouse("loss_deltas"),
 )
 SWAPS = replace(
     swapped_results.STAGE,
@@ -92,8 +90,6 @@ SWAPS = replace(
     description="Control: a sample of the chains, scored again with last results of other documents.",
     reads=("heuristic_subset", STAGE.name),
     inputs=("heuristic_subset", STAGE.name),
-    warehouse_name="swapped_results",
-    chunks=swap_chunks,
-    compute=compute_chains,
-    rows=swap_rows,
+    make=ByChunk(swap_chunks, compute_chains, swap_rows),
+    in_warehouse=InWarehouse("swapped_results"),
 )

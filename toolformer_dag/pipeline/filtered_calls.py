@@ -20,6 +20,8 @@ from toolformer_dag.computing.stage import (
     SEGMENT,
     SHARD,
     TEXT_KEY,
+    ByPart,
+    ByParts,
     Column,
     InputsOf,
     PartRows,
@@ -213,7 +215,7 @@ TEXTS = Stage(
     settings=lambda plan, lane: {"sql": fingerprint(TEXTS_SQL), **scores.settings(lane)},
     reads=reads_of_texts,
     inputs=inputs_of_texts,
-    rows_of_parts=text_rows,
+    make=ByParts(text_rows),
 )
 RULES = Stage(
     name=FILTER_RULE,
@@ -224,7 +226,7 @@ RULES = Stage(
     reads=rule_reads,
     inputs=rule_inputs,
     sharded=False,
-    rows=rule_rows,
+    make=ByPart(rule_rows),
 )
 COPIED = (
     *("tool", "shard", "digest", "segment", "position", "sample", "source", "char_offset", "input", "result", "p_api"),
@@ -245,5 +247,5 @@ STAGE = Stage(
     kinds=frozenset({"duckdb", "sql"}),
     volatile=("tau_f",),
     checks={"kept_at_tau_f": below_tau_f},
-    rows_of_parts=rows,
+    make=ByParts(rows),
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import TEXT_KEY, InputsOf, PartRows, Rejected, TableOutput, versions
+from toolformer_dag.computing.stage import TEXT_KEY, ByShard, InputsOf, PartRows, Rejected, TableOutput, versions
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import heuristic_subset
 
@@ -36,5 +36,5 @@ STAGE = replace(
     reads=reads,
     inputs=inputs,
     kinds=frozenset({"polars", "parquet"}),
-    shard_rows=rows,
+    make=ByShard(rows),
 )

@@ -10,6 +10,7 @@ from toolformer_dag.computing.stage import (
     CALL_KEY,
     SCORED,
     TEXT_KEY,
+    ByChunk,
     Claimed,
     Column,
     PartRows,
@@ -134,7 +135,5 @@ STAGE = Stage(
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
     checks={"losses_finite": losses_finite},
-    chunks=chunks,
-    compute=compute_losses,
-    rows=rows,
+    make=ByChunk(chunks, compute_losses, rows),
 )

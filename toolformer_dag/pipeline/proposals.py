@@ -22,6 +22,9 @@ from toolformer_dag.computing.stage import (
     CALL_KEY,
     REJECTIONS,
     TEXT_KEY,
+    ByChunk,
+    ByPart,
+    ByShard,
     InputsOf,
     PartRows,
     Rejected,
@@ -287,7 +290,7 @@ PLACED = Stage(
     },
     reads=("heuristic_subset",),
     sharded=False,
-    rows=of_files,
+    make=ByPart(of_files),
 )
 RULED = Stage(
     name=FROM_RULE,
@@ -296,7 +299,7 @@ RULED = Stage(
     key=CALL_KEY,
     settings=lambda plan, lane: {**placing(plan, lane), **_rule(lane)},
     reads=("heuristic_subset",),
-    shard_rows=of_rule,
+    make=ByShard(of_rule),
 )
 
 
@@ -316,6 +319,7 @@ def stage(lane: Lane) -> Stage:
 def _stage(files: bool, rule: bool, served: bool, sampled: bool) -> Stage:
     there = ((PLACED, files), (RULED, rule), (served_proposals.STAGE, served))
     inner = tuple(one for one, used in there if used)
-    found = replace(scored_candidates.STAGE, settings=settings, inputs=inputs, inner=inner, rows=rows)
-    alone = replace(found, pool="lake", kinds=frozenset({"polars", "parquet"}), chunks=None, compute=None)
-    return found if sampled else alone
+    found = replace(scored_candidates.STAGE, settings=settings, inputs=inputs, inner=inner)
+    if sampled:
+        return replace(found, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
+    return replace(found, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))

@@ -22,6 +22,8 @@ from toolformer_dag.computing.stage import (
     BY_SHARD,
     DIGEST,
     SHARD,
+    ByPart,
+    ByShard,
     Column,
     InputsOf,
     PartRows,
@@ -146,7 +148,7 @@ SCREENED = Stage(
     settings=screening,
     reads=(raw_shards.NAME,),
     group="ccnet",
-    shard_rows=screened_rows,
+    make=ByShard(screened_rows),
 )
 
 
@@ -212,5 +214,5 @@ STAGE = Stage(
     group="ccnet",
     sharded=False,
     kinds=frozenset({"duckdb", "sql"}),
-    rows=rows,
+    make=ByPart(rows),
 )

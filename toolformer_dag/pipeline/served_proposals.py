@@ -9,6 +9,7 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     CALL_KEY,
     TEXT_KEY,
+    ByChunk,
     Chunk,
     Claimed,
     PartRows,
@@ -108,7 +109,5 @@ STAGE = Stage(
     settings=lambda plan, lane: {**placing(plan, lane), **identity(plan, lane), "m": lane.m},
     reads=("heuristic_subset",),
     pool="tools",
-    chunks=chunks,
-    compute=compute,
-    rows=rows,
+    make=ByChunk(chunks, compute, rows),
 )

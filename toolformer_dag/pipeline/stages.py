@@ -71,6 +71,6 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     """Return the warehouse's tables: one per stage, over the tables of all lanes."""
     by_stage: dict[str, list[TableOutput]] = {}
     for output in outputs:
-        by_stage.setdefault(output.stage.warehouse_name or output.stage.name, []).append(output)
+        by_stage.setdefault(output.stage.in_warehouse.name or output.stage.name, []).append(output)
     scores = {key: score for one in outputs if one.lane_or_none for key, score in one.lane.scores.items()}
     return [some[0].warehouse_table([one.name for one in some], scores) for some in by_stage.values()]

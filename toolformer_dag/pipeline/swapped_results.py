@@ -17,6 +17,7 @@ from toolformer_dag.computing.stage import (
     CALL_KEY,
     SCORED,
     TEXT_KEY,
+    ByChunk,
     Claimed,
     Column,
     PartRows,
@@ -183,7 +184,5 @@ STAGE = Stage(
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
     checks={"losses_finite": losses_finite},
-    chunks=chunks,
-    compute=compute_losses,
-    rows=rows,
+    make=ByChunk(chunks, compute_losses, rows),
 )

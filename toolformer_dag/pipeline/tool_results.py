@@ -13,9 +13,11 @@ from toolformer_dag.computing.stage import (
     RETRY,
     TEXT_KEY,
     TOOL,
+    ByChunk,
     Chunk,
     Claimed,
     Column,
+    InWarehouse,
     PartRows,
     Planned,
     Stage,
@@ -161,8 +163,8 @@ STAGE = Stage(
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
     volatile=MEASURED,
-    select=("SELECT DISTINCT ON (tool, input, context) * FROM rows ORDER BY tool, input, context, reason NULLS FIRST"),
-    chunks=chunks,
-    compute=compute,
-    rows=rows,
+    make=ByChunk(chunks, compute, rows),
+    in_warehouse=InWarehouse(
+        select="SELECT DISTINCT ON (tool, input, context) * FROM rows ORDER BY tool, input, context, reason NULLS FIRST"
+    ),
 )
