@@ -13,13 +13,13 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from tests.worlds import BASE, PROMPT, write_shard
-from toolformer_dag.computing import workers as crews_of_settings
-from toolformer_dag.computing.chunks import Here, OneProcess, Task, WorkerError
+from toolformer_dag.computing import workers as workers_of_settings
+from toolformer_dag.computing.chunks import OneProcess, Task, ThisProcess, WorkerError
 from toolformer_dag.computing.plan import Lane, Plan, Role, lanes
 from toolformer_dag.computing.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
 from toolformer_dag.computing.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Crew, Crews, Tables, Workers, in_process, worker_count
+from toolformer_dag.computing.workers import Executor, ExecutorOf, Tables, Workers, in_process, worker_count
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import build
 from toolformer_dag.pipeline import removed_documents
@@ -36,7 +36,6 @@ __all__ = [
     "TEXT_KEY",
     "Claimed",
     "Column",
-    "Here",
     "Lane",
     "OneProcess",
     "Stage",
@@ -44,11 +43,12 @@ __all__ = [
     "TableOutput",
     "TableReport",
     "Task",
+    "ThisProcess",
     "Worker",
     "WorkerError",
     "Workers",
-    "crew_of",
     "differences",
+    "executor_of",
     "in_process",
     "local_processes",
     "warehouse_tables",
@@ -78,14 +78,14 @@ MEASURED = ("seconds", "cost")
 RAW_SHARDS, SCREENED, REMOVED = "raw_shards", "screened_documents", "removed_documents"
 
 
-def crew_of(worker: Worker, tables: Tables) -> Crew:
-    """Return the crew that the settings name."""
-    return crews_of_settings.crew_of(table_outputs, worker, tables)
+def executor_of(worker: Worker, tables: Tables) -> Executor:
+    """Return the executor that the settings name."""
+    return workers_of_settings.executor_of(table_outputs, worker, tables)
 
 
-def local_processes(count: int, worker: Worker, tables: Tables) -> Crew:
+def local_processes(count: int, worker: Worker, tables: Tables) -> Executor:
     """Return processes of this machine."""
-    return crews_of_settings.local_processes(count, table_outputs, worker, tables)
+    return workers_of_settings.local_processes(count, table_outputs, worker, tables)
 
 
 LANE = ("tau_s", "k", "m", "tau_f", "look_ahead")
@@ -171,24 +171,24 @@ class Line:
     def update(
         self,
         *stages: str,
-        crews: Crews = in_process,
+        executor_of: ExecutorOf = in_process,
         progress: Progress = silent,
     ) -> Reports:
         """Bring the tables of these stages up to date, in this order, or all; return the reports by stage."""
         outputs, names = self.outputs(), list(stages or self.outputs())
         if RAW_SHARDS in stages and SCREENED not in stages:  # all others read which documents are removed
             names[names.index(RAW_SHARDS) + 1 : 0] = [SCREENED, REMOVED]
-        with self.lent(outputs, crews) as (worker, workers):
+        with self.lent(outputs, executor_of) as (worker, workers):
             shown = {name: progress if name in (stages or names) else silent for name in names}
             return {name: update(worker, workers, outputs[name], shown[name]) for name in names}
 
     @contextmanager
     def lent(
-        self, outputs: Mapping[str, TableOutput], crews: Crews = in_process
+        self, outputs: Mapping[str, TableOutput], executor_of: ExecutorOf = in_process
     ) -> Iterator[tuple[CountingWorker, Workers]]:
         """Lend a worker and the workers of a run over these tables, and end them."""
         self.worker = CountingWorker(next(iter(outputs.values())).plan)
-        workers = Workers(self.worker, {output.name: output for output in outputs.values()}, crews)
+        workers = Workers(self.worker, {output.name: output for output in outputs.values()}, executor_of)
         try:
             yield self.worker, workers
         finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.pipeline.conftest import Line, Worker, Workers, crew_of
+from tests.pipeline.conftest import Line, Worker, Workers, executor_of
 from tests.processes import processes_with
 from tests.ray_cluster import HEAD, Machine, actors, cluster, kill
 from toolformer_dag.computing.update import Progress
@@ -58,7 +58,7 @@ def lose_machines(line: Line, start: Callable[[], Machine]) -> dict[str, object]
             line.update(stage)
             continue
         lost = start()
-        line.update(stage, crews=crew_of, progress=once_stopped([lost], partial(kill, lost)))
+        line.update(stage, executor_of=executor_of, progress=once_stopped([lost], partial(kill, lost)))
         kill(lost)
     return {"engine": line.plan().settings.execution.engine, "actors": until_none()}
 
@@ -68,9 +68,9 @@ def hang(line: Line, start: Callable[[], Machine]) -> dict[str, object]:
     machines = [start(), start()]
     line.update("raw_shards", "heuristic_subset")
     line.set(execution__chunk_hours=30 / 3600)
-    line.update("scored_candidates", crews=crew_of, progress=once_stopped(machines, lambda: None))
+    line.update("scored_candidates", executor_of=executor_of, progress=once_stopped(machines, lambda: None))
     line.set(execution__chunk_hours=6)
-    line.update(crews=crew_of)
+    line.update(executor_of=executor_of)
     return {"actors": until_none()}
 
 
@@ -83,7 +83,7 @@ def cancel(line: Line) -> dict[str, object]:
 
     line.update("raw_shards", "heuristic_subset")
     try:
-        line.update("scored_candidates", crews=crew_of, progress=interrupt)
+        line.update("scored_candidates", executor_of=executor_of, progress=interrupt)
     except KeyboardInterrupt:
         return {"cancelled": True, "actors": until_none()}
     return {"cancelled": False}
@@ -104,8 +104,8 @@ def spread(line: Line, start: Callable[..., Machine]) -> dict[str, object]:
     """Start the actors of a machine that says it has 8 GPUs, of which a model takes 4."""
     start(cores=2, gpus=8)
     line.set(model__device='"auto"', model__engine='"vllm"', model__vllm__tensor_parallel_size=4, execution__workers=9)
-    crew = crew_of(Worker(line.plan()), {})
-    places = [crew.start() for _ in range(crew.count())]
+    executor = executor_of(Worker(line.plan()), {})
+    places = [executor.start() for _ in range(executor.count())]
     told = [place.handle.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for place in places]
     return {"count": len(places), "gpus": sorted(one.future().result(120) for one in told)}
 
@@ -114,7 +114,7 @@ def main(what: str, line: Line) -> dict[str, object]:
     """Return what was found, and what the workers of the run said."""
     line.set(execution__engine='"ray"', execution__address=f'"{HEAD}"')
     if what == "run":
-        line.update("scored_candidates", crews=crew_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
+        line.update("scored_candidates", executor_of=executor_of, progress=lambda done, total: print(done, flush=True))  # noqa: T201
         return {}
     said: list[str] = []
     logging.getLogger(Workers.__module__).addFilter(lambda record: said.append(record.getMessage()) is None)

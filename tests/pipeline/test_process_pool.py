@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.conftest import (
-    Here,
     NewLine,
     OneProcess,
     TableOutput,
     Task,
+    ThisProcess,
     Worker,
     WorkerError,
     Workers,
-    crew_of,
+    executor_of,
     local_processes,
     worker_count,
 )
 from tests.processes import at_work, wait_until_ended
-from toolformer_dag.computing.chunks import STARTED, Answer, Crew
+from toolformer_dag.computing.chunks import STARTED, Answer, Executor
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import Work
 from toolformer_dag.files import UserError
@@ -122,18 +122,18 @@ class ByHand:
         self._given = given
 
     def submit(self, task: Task) -> Future[Answer]:
-        """See Place."""
+        """See ChunkWorker."""
         self._given.append((task.payload, Future()))
         return self._given[-1][1]
 
     def kill(self) -> None:
-        """See Place."""
+        """See ChunkWorker."""
 
 
 def test_a_worker_that_is_done_gets_its_next_chunk_before_the_caller_hears_of_the_last(new_line: NewLine) -> None:
     given: list[tuple[object, Future[Answer]]] = []
     worker = Worker(new_line().plan())
-    workers = Workers(worker, {}, lambda *_: Crew(lambda: 2, lambda: ByHand(given)))
+    workers = Workers(worker, {}, lambda *_: Executor(lambda: 2, lambda: ByHand(given)))
     run = workers.map_chunks(Task("t", "", number) for number in range(6))
     assert next(run) is None and [payload for payload, _ in given] == [0, 1]
     for _, answer in given[:2]:
@@ -210,12 +210,12 @@ def test_workers_end_when_their_parent_is_killed(new_line: NewLine) -> None:
     wait_until_ended(workers)
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(1, Here), (3, OneProcess)])
+@pytest.mark.parametrize(("workers", "kind"), [(1, ThisProcess), (3, OneProcess)])
 def test_the_settings_say_how_many_workers(new_line: NewLine, workers: int, kind: type) -> None:
     line = new_line("one")
     line.set(execution__workers=workers)
     plan = line.plan()
     assert worker_count(plan.settings) == workers
-    crew = crew_of(Worker(plan), {})
-    assert crew.count() == workers and isinstance(crew.start(), kind)
+    executor = executor_of(Worker(plan), {})
+    assert executor.count() == workers and isinstance(executor.start(), kind)
     assert multiprocessing.active_children() == []  # started with the first chunk

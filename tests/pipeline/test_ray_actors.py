@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.conftest import Line, NewLine, Worker, assert_same, crew_of
+from tests.pipeline.conftest import Line, NewLine, Worker, assert_same, executor_of
 from tests.ray_cluster import SPACE, why_no_namespace
 from toolformer_dag.computing.cluster_shares import ClusterError, Share, share_of
 from toolformer_dag.files import UserError
@@ -78,7 +78,7 @@ def test_no_cluster_is_named_with_the_remedy(new_line: NewLine) -> None:
     with pytest.raises(
         ClusterError, match=r"execution.address: no Ray cluster answers at '127.0.0.1:1'.*ray start --head"
     ):
-        crew_of(Worker(line.plan()), {})
+        executor_of(Worker(line.plan()), {})
 
 
 @pytest.mark.parametrize(

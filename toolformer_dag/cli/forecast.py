@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stored_rows import chunk_size
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, crew_of, worker_count
+from toolformer_dag.computing.workers import Workers, executor_of, worker_count
 from toolformer_dag.pipeline.estimate import LaneForecast, Range, estimate
 from toolformer_dag.pipeline.stages import table_outputs
 
@@ -27,7 +27,7 @@ def forecast(plan: Plan) -> str:
     """Annotate a sample of every lane and return the forecast for people. Raises what the stages raise."""
     outputs = table_outputs(plan)
     worker = Worker(plan)
-    workers = Workers(worker, {output.name: output for output in outputs}, partial(crew_of, table_outputs))
+    workers = Workers(worker, {output.name: output for output in outputs}, partial(executor_of, table_outputs))
     try:
         lanes = estimate(worker, workers, outputs, lambda done, total: None)
     finally:

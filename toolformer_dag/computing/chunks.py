@@ -1,4 +1,4 @@
-"""A chunk of a table's work, and the places where one is computed at a time: this process, or a process of its own."""
+"""A chunk of a table's work, and the workers that compute one at a time: this process, or a process of its own."""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ Answer = tuple[Work | UserError, Spent]
 """What a chunk cost or why it failed, and what the worker spent in another process since its last answer."""
 
 
-class Place(Protocol):
+class ChunkWorker(Protocol):
     """Computes a chunk at a time, once it has started. As text: its name for people.
 
     `started`: the machine that it has found, and its name there; or how it died before.
@@ -73,32 +73,32 @@ class Place(Protocol):
     def started(self) -> Future[Any]: ...
 
     def submit(self, task: Task) -> "Future[Answer]":
-        """Give a task; a place that has died says so here, or in the future."""
+        """Give a task; a worker that has died says so here, or in the future."""
 
     def kill(self) -> None:
-        """End the place at once."""
+        """End the worker at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """Where chunks are computed: at most `count()` places, a number that may change; `start` begins one.
+class Executor:
+    """Where chunks are computed: at most `count()` workers, a number that may change; `start` begins one.
 
-    `deaths`: the exceptions by which a place tells that it died. `lost`: whether it died with its machine.
+    `deaths`: the exceptions by which a worker tells that it died. `lost`: whether it died with its machine.
     """
 
     count: Callable[[], int]
-    start: Callable[[], Place]
+    start: Callable[[], ChunkWorker]
     deaths: tuple[type[Exception], ...] = ()
-    lost: Callable[[Place, Exception], bool] = lambda place, died: False
+    lost: Callable[[ChunkWorker, Exception], bool] = lambda worker, died: False
 
 
 STARTED: Future[Any] = Future()
-"""That of places of this machine, which take work from the beginning."""
+"""That of workers of this machine, which take work from the beginning."""
 STARTED.set_result(("", "this machine"))
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class ThisProcess:
     """This process: a chunk is computed when it is given, and an exception is raised as it is."""
 
     worker: Worker
@@ -106,13 +106,13 @@ class Here:
     started = STARTED
 
     def submit(self, task: Task) -> "Future[Answer]":
-        """See Place."""
+        """See ChunkWorker."""
         done: Future[Answer] = Future()
         done.set_result((perform(self.worker, self.tables, task), Spent()))
         return done
 
     def kill(self) -> None:
-        """See Place."""
+        """See ChunkWorker."""
 
 
 class ChunkServer:
@@ -145,7 +145,7 @@ class ChunkServer:
 
 
 class OneProcess:
-    """A process of this machine with a model of its own: an executor of one place that can be killed."""
+    """A process of this machine with a model of its own, which can be killed."""
 
     started = STARTED
 
@@ -157,12 +157,12 @@ class OneProcess:
         return f"worker {self._context.process}"  # with its process id and, when it has ended, its exit code
 
     def submit(self, task: Task) -> "Future[Answer]":
-        """See Place. Raises BrokenProcessPool where the process has died."""
+        """See ChunkWorker. Raises BrokenProcessPool where the process has died."""
         with _interrupts_held():
             return self._executor.submit(_answer, task)
 
     def kill(self) -> None:
-        """See Place."""
+        """See ChunkWorker."""
         if (process := self._context.process) is not None:
             process.kill()
             process.join()

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster: actors with warm models on the machines of the cluster, each a place of chunks.py.
+"""Workers of a Ray cluster: actors with warm models on the machines of the cluster, as chunks.py has workers.
 
 The cluster is the user's (`ray start`); every machine has this package and sees the lake, the shards and the model
 under the same paths. Ray is an extra, `ray`, and is imported when the first chunk is computed.
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from toolformer_dag.computing.chunks import Answer, ChunkServer, Crew, Place, TablesOf, Task
+from toolformer_dag.computing.chunks import Answer, ChunkServer, ChunkWorker, Executor, TablesOf, Task
 from toolformer_dag.computing.cluster_shares import ClusterError, Share, share_of
 from toolformer_dag.settings.sections import Settings
 
 
-def ray_crew(settings: Settings, tables_of: TablesOf) -> Crew:
+def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
     """Return the actors of the cluster at `execution.address`, as many as its machines of the moment have room for.
 
     Ray does not restart them: while it may, it tells the death of a process as it tells the loss of a machine.
-    Raises ClusterError, `count` of the crew too where no machine is left.
+    Raises ClusterError, `count` of the executor too where no machine is left.
     """
     ray = _connected(settings.execution.address)
 
@@ -32,16 +32,16 @@ def ray_crew(settings: Settings, tables_of: TablesOf) -> Crew:
     options = {"num_cpus": first.cpus, "num_gpus": first.gpus, "max_restarts": 0}
     actor = ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
 
-    def start() -> Place:
+    def start() -> ChunkWorker:
         handle = actor.remote(settings, tables_of)
         return Actor(ray, handle, handle.__ray_call__.remote(_whereabouts).future())
 
-    def lost(place: Place, died: Exception) -> bool:
+    def lost(worker: ChunkWorker, died: Exception) -> bool:
         """Ray has no word of the process's end, as its machine is gone, or knows that the machine is."""
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        return isinstance(died, ray.exceptions.ActorUnavailableError) or place.started.result()[0] not in alive
+        return isinstance(died, ray.exceptions.ActorUnavailableError) or worker.started.result()[0] not in alive
 
-    return Crew(lambda: share().count, start, (ray.exceptions.RayActorError,), lost)
+    return Executor(lambda: share().count, start, (ray.exceptions.RayActorError,), lost)
 
 
 def _whereabouts(server: ChunkServer) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def _whereabouts(server: ChunkServer) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A place on a machine of the cluster."""
+    """A worker on a machine of the cluster."""
 
     ray: Any
     handle: Any
@@ -63,12 +63,12 @@ class Actor:
         return f"actor {self.started.result()[1]}"
 
     def submit(self, task: Task) -> "Future[Answer]":
-        """See Place."""
+        """See ChunkWorker."""
         future: Future[Answer] = self.handle.answer.remote(task).future()
         return future
 
     def kill(self) -> None:
-        """See Place."""
+        """See ChunkWorker."""
         self.ray.kill(self.handle)
 
 

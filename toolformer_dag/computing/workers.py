@@ -11,8 +11,18 @@ from datetime import timedelta
 from functools import cached_property
 from itertools import islice
 
-from toolformer_dag.computing.chunks import Answer, Crew, Here, OneProcess, Place, Tables, TablesOf, Task, WorkerError
-from toolformer_dag.computing.ray_actors import ray_crew
+from toolformer_dag.computing.chunks import (
+    Answer,
+    ChunkWorker,
+    Executor,
+    OneProcess,
+    Tables,
+    TablesOf,
+    Task,
+    ThisProcess,
+    WorkerError,
+)
+from toolformer_dag.computing.ray_actors import ray_executor
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import Work
 from toolformer_dag.computing.worker import Worker
@@ -28,34 +38,34 @@ STARTS = 10
 """How many workers in a row may die before they start, for each that there may be."""
 
 
-Crews = Callable[[Worker, Tables], Crew]
+ExecutorOf = Callable[[Worker, Tables], Executor]
 
 
-def in_process(worker: Worker, tables: Tables) -> Crew:
-    """Return the crew that computes here, one chunk after the other."""
-    return Crew(lambda: 1, lambda: Here(worker, tables))
+def in_process(worker: Worker, tables: Tables) -> Executor:
+    """Return the executor that computes here, one chunk after the other."""
+    return Executor(lambda: 1, lambda: ThisProcess(worker, tables))
 
 
-def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
+def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
     """Return processes of this machine, each with a model of its own: where one dies, the others go on."""
-    return Crew(lambda: count, lambda: OneProcess(worker.plan.settings, tables_of), (BrokenProcessPool,))
+    return Executor(lambda: count, lambda: OneProcess(worker.plan.settings, tables_of), (BrokenProcessPool,))
 
 
-def this_machine(tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
+def this_machine(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
     """Return as many processes of this machine as the settings name; none but this one where that is one."""
     count = worker_count(worker.plan.settings)
     return in_process(worker, tables) if count == 1 else local_processes(count, tables_of, worker, tables)
 
 
-EXECUTORS: Mapping[str, Callable[[TablesOf, Worker, Tables], Crew]] = {
+EXECUTORS: Mapping[str, Callable[[TablesOf, Worker, Tables], Executor]] = {
     "local": this_machine,
-    "ray": lambda tables_of, worker, tables: ray_crew(worker.plan.settings, tables_of),
+    "ray": lambda tables_of, worker, tables: ray_executor(worker.plan.settings, tables_of),
 }
 """Where chunks are computed, by `execution.engine`."""
 
 
-def crew_of(tables_of: TablesOf, worker: Worker, tables: Tables) -> Crew:
-    """Return the crew that the settings name. Raises ClusterError where the cluster cannot be reached."""
+def executor_of(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
+    """Return the executor that the settings name. Raises ClusterError where the cluster cannot be reached."""
     return EXECUTORS[worker.plan.settings.execution.engine](tables_of, worker, tables)
 
 
@@ -82,7 +92,7 @@ LOST = _Failure(5, "machines were lost over one chunk", "run again when the clus
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Assignment:
     """`late`: it was given to another worker as well."""
 
     number: int
@@ -115,13 +125,13 @@ class Workers:
     The first chunk decides how many there may be: a run that has nothing to compute starts none.
     """
 
-    def __init__(self, worker: Worker, tables: Tables, crews: Crews) -> None:
-        self._here, self._tables, self._crews = worker, tables, crews
-        self._starting: list[Place] = []
+    def __init__(self, worker: Worker, tables: Tables, executor_of: ExecutorOf) -> None:
+        self._here, self._tables, self._executor_of = worker, tables, executor_of
+        self._starting: list[ChunkWorker] = []
         self._failed_starts = 0
-        self._idle: list[Place] = []
-        self._busy: dict[Future[Answer], tuple[Place, _Given]] = {}
-        self._next = deque[_Given]()
+        self._idle: list[ChunkWorker] = []
+        self._busy: dict[Future[Answer], tuple[ChunkWorker, _Assignment]] = {}
+        self._next = deque[_Assignment]()
         self._elsewhere = Spent()
 
     @property
@@ -137,7 +147,7 @@ class Workers:
         has not answered for `execution.chunk_hours`, and whichever ends first counts. Raises WorkerError where that
         happened too often, and UserError as the task raised it.
         """
-        waiting = (_Given(*one) for one in enumerate(tasks))
+        waiting = (_Assignment(*one) for one in enumerate(tasks))
         answers = deque[_Answered]()
         try:
             while self._employ(waiting) or answers:
@@ -151,76 +161,76 @@ class Workers:
     def close(self) -> None:
         """End the workers, and let go of the model of this process: what was committed is kept."""
         self._kill_busy()
-        for place in (*self._starting, *self._idle):
-            place.kill()
+        for worker in (*self._starting, *self._idle):
+            worker.kill()
         self._starting, self._idle = [], []
-        vars(self).pop("_crew", None)  # the next chunk decides anew
+        vars(self).pop("_executor", None)  # the next chunk decides anew
         self._here.release()
 
     @cached_property
-    def _crew(self) -> Crew:
-        return self._crews(self._here, self._tables)
+    def _executor(self) -> Executor:
+        return self._executor_of(self._here, self._tables)
 
     @cached_property
     def _most(self) -> int:
-        """How many places there may be: asked once in a round, because a cluster is asked for its machines."""
-        return self._crew.count()
+        """How many workers there may be: asked once in a round, because a cluster is asked for its machines."""
+        return self._executor.count()
 
     def _kill_busy(self) -> None:
         while self._busy:
             self._busy.popitem()[1][0].kill()
 
-    def _employ(self, waiting: Iterator[_Given]) -> bool:
-        """Begin a round: give chunks while there are some and places for them; return whether any is not done."""
+    def _employ(self, waiting: Iterator[_Assignment]) -> bool:
+        """Begin a round: give chunks while there are some and workers for them; return whether any is not done."""
         vars(self).pop("_most", None)
         while self._has_room() and (self._next or self._taken(waiting)):
-            place = self._idle.pop() if self._idle else self._crew.start()
-            if place.started.done():
-                self._give(place, self._next.popleft())
+            worker = self._idle.pop() if self._idle else self._executor.start()
+            if worker.started.done():
+                self._give(worker, self._next.popleft())
             else:
-                self._starting.append(place)
+                self._starting.append(worker)
         return bool(self._busy or self._next or self._taken(waiting))
 
     def _has_room(self) -> bool:
-        if self._idle or "_crew" not in vars(self):
+        if self._idle or "_executor" not in vars(self):
             return True
         return len(self._busy) + len(self._starting) < self._most
 
-    def _taken(self, waiting: Iterator[_Given]) -> bool:
+    def _taken(self, waiting: Iterator[_Assignment]) -> bool:
         """Take a chunk, to be given next; return whether there was one."""
         taken = list(islice(waiting, 1))
         self._next += taken
         return bool(taken)
 
     def _welcome(self) -> None:
-        """Take in the places that have started. Raises WorkerError where one after the other dies before it has."""
-        for place in [one for one in self._starting if one.started.done()]:
-            self._starting.remove(place)
-            if (died := place.started.exception()) is None:
+        """Take in the workers that have started. Raises WorkerError where one after the other dies before it has."""
+        for worker in [one for one in self._starting if one.started.done()]:
+            self._starting.remove(worker)
+            if (died := worker.started.exception()) is None:
                 self._failed_starts = 0
-                self._idle.append(place)
+                self._idle.append(worker)
             elif self._failed_starts >= STARTS * self._most:
                 raise WorkerError(f"no worker can be started: {died}") from died
             else:  # it was to run on a machine that was lost, which Ray notices after a while
                 self._failed_starts += 1
 
-    def _plan_ahead(self, waiting: Iterator[_Given]) -> None:
+    def _plan_ahead(self, waiting: Iterator[_Assignment]) -> None:
         """Take tasks while no worker is free: what is planned now need not be waited for."""
         while len(self._next) < self._most and not any(future.done() for future in self._busy):
             if not self._taken(waiting):
                 break
 
-    def _give(self, place: Place, given: _Given) -> None:
+    def _give(self, worker: ChunkWorker, given: _Assignment) -> None:
         try:
-            self._busy[place.submit(given.task)] = place, replace(given, since=time.monotonic())
-        except self._crew.deaths:  # it died while it had nothing to do
-            place.kill()
+            self._busy[worker.submit(given.task)] = worker, replace(given, since=time.monotonic())
+        except self._executor.deaths:  # it died while it had nothing to do
+            worker.kill()
             self._next.appendleft(given)
 
-    def _ended(self, waiting: Iterator[_Given], seconds: float) -> list[_Answered]:
+    def _ended(self, waiting: Iterator[_Assignment], seconds: float) -> list[_Answered]:
         """Wait at most so long for workers that are done; return what they answered."""
         self._plan_ahead(waiting)
-        wait([*self._busy, *(place.started for place in self._starting)], seconds, FIRST_COMPLETED)
+        wait([*self._busy, *(worker.started for worker in self._starting)], seconds, FIRST_COMPLETED)
         self._welcome()
         answered = [one for future in list(self._busy) if future.done() for one in self._received(future)]
         self._pass_on_late()
@@ -230,16 +240,16 @@ class Workers:
         """Take the answer and give the worker its next chunk, if one is planned."""
         if future not in self._busy:  # another has given the same answer
             return
-        place, given = self._busy.pop(future)
+        worker, given = self._busy.pop(future)
         try:
             answer, spent = future.result()
-        except self._crew.deaths as died:
+        except self._executor.deaths as died:
             try:
-                self._died(place, given, died)
+                self._died(worker, given, died)
             except WorkerError as failed:  # raised after the answers of the same round
                 yield given.number, failed
             return
-        self._idle.append(place)
+        self._idle.append(worker)
         self._elsewhere += spent
         for other, (slower, same) in list(self._busy.items()):
             if same.number == given.number:
@@ -250,16 +260,16 @@ class Workers:
             self._give(self._idle.pop(), self._next.popleft())
         yield given.number, answer
 
-    def _died(self, place: Place, given: _Given, died: Exception) -> None:
-        lost = self._crew.lost(place, died)
-        place.kill()
+    def _died(self, worker: ChunkWorker, given: _Assignment, died: Exception) -> None:
+        lost = self._executor.lost(worker, died)
+        worker.kill()
         if lost:  # those that idle there are lost too, and would each cost a chunk
-            self._idle = [one for one in self._idle if one.started.result()[0] != place.started.result()[0]]
+            self._idle = [one for one in self._idle if one.started.result()[0] != worker.started.result()[0]]
         if not given.late:
             how = "was lost with its machine" if lost else f"died: {' '.join(str(died).split())}"
-            self._again(given, LOST if lost else DIED, f"{place} {how}")
+            self._again(given, LOST if lost else DIED, f"{worker} {how}")
 
-    def _again(self, given: _Given, failure: _Failure, how: str) -> None:
+    def _again(self, given: _Assignment, failure: _Failure, how: str) -> None:
         """Give a chunk to another worker, before all others. Raises WorkerError where that was done too often."""
         failures = (*given.failures, failure)
         if failures.count(failure) == failure.most:
@@ -275,10 +285,10 @@ class Workers:
         The late ones go on, unless nothing else does: then they are ended for new ones.
         """
         limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
-        for future, (place, given) in list(self._busy.items()):
+        for future, (worker, given) in list(self._busy.items()):
             if not (given.late or future.done()) and time.monotonic() - given.since > limit.total_seconds():
-                self._again(given, LATE, f"{place} has not answered for {limit} (execution.chunk_hours)")
-                self._busy[future] = place, replace(given, late=True)
+                self._again(given, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
+                self._busy[future] = worker, replace(given, late=True)
         if not self._has_room() and all(given.late for _, given in self._busy.values()):
             self._kill_busy()
 

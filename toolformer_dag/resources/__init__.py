@@ -11,7 +11,7 @@ import dagster as dg
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.computing.workers import Workers, crew_of
+from toolformer_dag.computing.workers import Workers, executor_of
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
@@ -61,7 +61,7 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
         worker, tables = Worker(plan), {output.name: output for output in table_outputs(plan)}
-        workers = Workers(worker, tables, partial(crew_of, table_outputs))
+        workers = Workers(worker, tables, partial(executor_of, table_outputs))
         try:
             yield Compute(worker, workers, tables)
         finally:
