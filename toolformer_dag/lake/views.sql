@@ -64,38 +64,30 @@ WHERE CASE WHEN NOT best OR why_not(NULL, best, delta, tau) IS NOT NULL THEN fal
 COMMENT ON MACRO TABLE kept_at IS 'The calls that would stay at another threshold: SELECT tool, count(*) FROM kept_at(0.8) GROUP BY tool.';
 
 CREATE VIEW funnel AS
-WITH counts AS (
-    SELECT tool, 1 AS step, 'raw_shards' AS stage, 'documents' AS what,
-           (SELECT count(*) FROM documents) AS count
-    FROM lanes
+WITH steps(step, stage, what) AS (
+    VALUES (1, 'raw_shards', 'documents'), (2, 'heuristic_subset', 'texts'), (3, 'scored_candidates', 'samples'),
+           (4, 'scored_candidates', 'calls'), (5, 'tool_results', 'calls with a result'),
+           (6, 'loss_deltas', 'calls that do not look ahead'), (7, 'loss_deltas', 'calls that help'),
+           (8, 'filtered_calls', 'calls'), (9, 'filtered_calls', 'texts'), (10, 'augmented_corpus', 'texts')
+), counts(tool, step, count) AS (
+    SELECT tool, 1, (SELECT count(*) FROM documents) FROM lanes
     UNION ALL
-    SELECT tool, 2, 'heuristic_subset', 'texts', count(*) FROM texts GROUP BY tool
+    SELECT tool, 2, count(*) FROM texts GROUP BY tool
     UNION ALL
-    SELECT tool, 3, 'scored_candidates', 'samples', count(*) FROM sampled GROUP BY tool
+    SELECT tool, unnest([3, 4]), unnest([count(*), count(input)]) FROM sampled GROUP BY tool
     UNION ALL
-    SELECT tool, 4, 'scored_candidates', 'calls', count(input) FROM sampled GROUP BY tool
-    UNION ALL
-    SELECT tool, 5, 'tool_results', 'calls with a result', count(*) FROM loss_deltas GROUP BY tool
-    UNION ALL
-    SELECT tool, 6, 'loss_deltas', 'calls that do not look ahead', count(*) FILTER (reason IS DISTINCT FROM 'looks_ahead')
+    SELECT tool, unnest([5, 6]), unnest([count(*), count(*) FILTER (reason IS DISTINCT FROM 'looks_ahead')])
     FROM loss_deltas GROUP BY tool
     UNION ALL
-    SELECT tool, 7, 'loss_deltas', 'calls that help', count(*) FILTER (delta > 0) FROM eligible GROUP BY tool
+    SELECT tool, 7, count(*) FILTER (delta > 0) FROM eligible GROUP BY tool
     UNION ALL
-    SELECT tool, 8, 'filtered_calls', 'calls', count(*) FROM filtered_calls GROUP BY tool
+    SELECT tool, unnest([8, 9]), unnest([count(*), count(DISTINCT (digest, segment))]) FROM filtered_calls GROUP BY tool
     UNION ALL
-    SELECT tool, 9, 'filtered_calls', 'texts', count(DISTINCT (digest, segment)) FROM filtered_calls GROUP BY tool
-    UNION ALL
-    SELECT tool, 10, 'augmented_corpus', 'texts', count(*)
-    FROM (SELECT unnest(tools) AS tool FROM augmented_corpus) GROUP BY tool  -- DuckDB 1 takes no unnest beside GROUP BY
+    SELECT tool, 10, count(*)
+    FROM (SELECT unnest(tools) AS tool FROM augmented_corpus) GROUP BY tool  -- DuckDB 1 takes no unnest of what it groups by
 )
 SELECT tool, step, stage, what, coalesce(count, 0) AS count
-FROM (SELECT lanes.tool, steps.* FROM lanes CROSS JOIN (
-          VALUES (1, 'raw_shards', 'documents'), (2, 'heuristic_subset', 'texts'), (3, 'scored_candidates', 'samples'),
-                 (4, 'scored_candidates', 'calls'), (5, 'tool_results', 'calls with a result'),
-                 (6, 'loss_deltas', 'calls that do not look ahead'), (7, 'loss_deltas', 'calls that help'),
-                 (8, 'filtered_calls', 'calls'), (9, 'filtered_calls', 'texts'), (10, 'augmented_corpus', 'texts')) AS steps(step, stage, what))
-LEFT JOIN counts USING (tool, step, stage, what)
+FROM lanes CROSS JOIN steps LEFT JOIN counts USING (tool, step)
 WHERE NOT (what = 'calls that help' AND tool IN (SELECT tool FROM loss_deltas WHERE delta_is_bound AND delta > 0))
 ORDER BY tool, step;
 COMMENT ON VIEW funnel IS 'What is left after every stage, per tool; without the calls that help where filtering.loss_floor leaves that open.';
