@@ -25,6 +25,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import memory_need
+from toolformer_dag.training.objective import TrainingData
 
 CHECKPOINTING = {"gradient_checkpointing": True}
 HALF = {"precision": "bfloat16"}
@@ -69,7 +70,7 @@ def train(config: Any, batch: int, length: int, keys: dict[str, Any]) -> tuple[f
         weights = sum(tensor.numel() for tensor in load_file(f"{folder}/base/model.safetensors").values())
         base = ModelSettings(name=f"{folder}/base", device=device.type)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=device.type == "cpu") as profiled:
-            finetune(base, [long], [long[:8000]], settings, Path(folder, "model"))
+            finetune(base, TrainingData([long], [long[:8000]]), settings, Path(folder, "model"))
         profiled.export_chrome_trace(f"{folder}/trace.json")
         recorded = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
     held = max((each["args"]["Total Allocated"] for each in recorded if each.get("name") == "[memory]"), default=0)

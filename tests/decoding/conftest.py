@@ -11,6 +11,7 @@ from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.objective import TrainingData
 
 TAUGHT = {
     "Ada had 3 and 4, so": " [Calculator(3 + 4) -> 7] 7 in all. [Calendar() -> Today is Monday] It is Monday.",
@@ -28,7 +29,9 @@ def teach(model: LanguageModel, scripts: Mapping[str, str], steps: int, folder: 
     settings = TrainingSettings(
         batch_size=len(texts), device_batch_size=len(texts), learning_rate=1e-2, max_steps=steps, eval_steps=steps
     )
-    finetune(ModelSettings(name=str(folder / "base"), device="cpu"), texts, texts, settings, folder / "out")
+    finetune(
+        ModelSettings(name=str(folder / "base"), device="cpu"), TrainingData(texts, texts), settings, folder / "out"
+    )
     return load_model(ModelSettings(name=str(folder / "out"), device="cpu", dtype="float32"))
 
 

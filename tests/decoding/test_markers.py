@@ -21,6 +21,7 @@ from toolformer_dag.texts.calls import call_grammar, in_markers
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.objective import TrainingData
 
 FORMS = {
     "special": CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>"),
@@ -54,7 +55,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     texts = [prompt + in_markers(script, markers) for prompt, script in TAUGHT.items()]
     assert all("->" not in text for text in texts[:2])
     settings = TrainingSettings(batch_size=5, device_batch_size=5, learning_rate=1e-2, max_steps=80, eval_steps=80)
-    finetune(base, texts, texts, settings, folder / "out")
+    finetune(base, TrainingData(texts, texts), settings, folder / "out")
     return load_model(ModelSettings(name="embedded", device="cpu"), str(folder / "out"))
 
 

@@ -42,7 +42,7 @@ def test_a_card_has_the_hub_s_header_and_says_what_the_checkpoint_was_made_of(tr
     assert card.data.pipeline_tag == "text-generation" and "toolformer" in card.data.tags
     report, record = read_report(folder(trained, name)), unsealed((folder(trained, name) / RECORD).read_bytes())
     assert report is not None
-    for told in (record["texts"], record["heldout"], report.fingerprint, f"{report.perplexity:.3f}", "`calculator`"):
+    for told in (record["texts"], record["heldout"], report.fingerprint, f"{report.best.value:.3f}", "`calculator`"):
         assert told in card.text
     assert "`training.max_steps` | 1" in card.text and "fewer than 100" in card.text
     assert str(trained.folder) not in card.content and "$" not in card.text

@@ -15,6 +15,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.objective import TrainingData
 
 WAYS = {
     "Llama 4": sharing.SHARED,
@@ -70,7 +71,7 @@ def test_the_whole_line_runs_with_every_kind_of_tokenizer(name: str, kind: str, 
     check(model)
     save(model, tmp_path / "base")
     base = ModelSettings(name=str(tmp_path / "base"), device="cpu")
-    assert finetune(base, TEXTS, TEXTS[:2], SETTINGS, tmp_path / "out").steps == 4
+    assert finetune(base, TrainingData(TEXTS, TEXTS[:2]), SETTINGS, tmp_path / "out").steps == 4
     tools = {"Calculator": load_tool("calculator", {})}
     for trained in (model, load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu"))):
         options = {"k": 20, "max_new_tokens": 12, "max_call_tokens": 8}

@@ -19,6 +19,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.objective import TrainingData
 
 
 def learned(behind_bos: bool) -> LanguageModel:
@@ -79,7 +80,7 @@ def test_a_saved_tokenizer_and_a_checkpoint_begin_as_their_base_does(
     recipe = TrainingSettings(batch_size=8, device_batch_size=8, learning_rate=1e-3, max_steps=2, eval_steps=2)
     for bos, first in ((True, [0]), (None, [])):
         base = settings(folder, bos=bos)
-        finetune(base, TEXTS, HELDOUT, recipe, tmp_path / f"out {bos}")
+        finetune(base, TrainingData(TEXTS, HELDOUT), recipe, tmp_path / f"out {bos}")
         caplog.clear()
         assert load_model(base, str(tmp_path / f"out {bos}")).encoding.bos == first
         assert not caplog.records  # a checkpoint goes on as it was trained

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -26,7 +25,8 @@ from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import token_perplexity
+from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.recipe import objective_of
 from toolformer_dag.training.trainer import prepare
 from toolformer_dag.training.training_report import (
     TrainingError,
@@ -36,19 +36,20 @@ from toolformer_dag.training.training_report import (
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
 HELDOUT = [f"Ada had {a} apples and {a + 1} more." for a in range(4)]
+DATA = TrainingData(TEXTS, HELDOUT)
 SETTINGS = TrainingSettings(batch_size=8, device_batch_size=8, learning_rate=1e-2, max_steps=12, eval_steps=4)
 
 ONE_THREAD = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.training.test_finetune import HELDOUT, SETTINGS, TEXTS
+from tests.training.test_finetune import DATA, SETTINGS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.finetune import finetune
 def dies(done, total):
     if done == 8:
         os.kill(os.getpid(), signal.SIGKILL)
-finetune(ModelSettings(name=sys.argv[1]), TEXTS, HELDOUT, SETTINGS, Path(sys.argv[2]), dies)
+finetune(ModelSettings(name=sys.argv[1]), DATA, SETTINGS, Path(sys.argv[2]), dies)
 """
 OWN_CODE = """
 from transformers import GPTJConfig, GPTJForCausalLM
@@ -90,14 +91,14 @@ def perplexity_by_hand(folder: Path, texts: list[str]) -> float:
 
 def test_best_checkpoint_is_published(base: ModelSettings, tmp_path: Path) -> None:
     steps = []
-    report = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out", lambda done, total: steps.append((done, total)))
+    report = finetune(base, DATA, SETTINGS, tmp_path / "out", lambda done, total: steps.append((done, total)))
     assert steps == [(step, 12) for step in range(1, 13)]
     assert [point.step for point in report.heldout] == [0, 4, 8, 12]
-    assert report.losses[-1].loss < 0.7 * report.losses[0].loss
-    best = min(report.heldout[1:], key=lambda point: point.perplexity)
-    assert (report.best_step, report.perplexity) == (best.step, best.perplexity)
-    assert perplexity_by_hand(Path(base.name), HELDOUT) == pytest.approx(report.heldout[0].perplexity, rel=1e-4)
-    assert perplexity_by_hand(tmp_path / "out", HELDOUT) == pytest.approx(best.perplexity, rel=1e-4)
+    assert report.losses[-1].value < 0.7 * report.losses[0].value
+    best = min(report.heldout[1:], key=lambda point: point.value)
+    assert (report.best_step, report.best) == (best.step, best)
+    assert perplexity_by_hand(Path(base.name), HELDOUT) == pytest.approx(report.heldout[0].value, rel=1e-4)
+    assert perplexity_by_hand(tmp_path / "out", HELDOUT) == pytest.approx(best.value, rel=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     os.umask(umask := os.umask(0))
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o666 & ~umask}
@@ -108,20 +109,20 @@ def test_best_checkpoint_is_published(base: ModelSettings, tmp_path: Path) -> No
 def test_held_out_texts_decide_which_checkpoint_wins(base: ModelSettings, tmp_path: Path) -> None:
     """Held-out texts unlike the training texts grow less likely while training goes on."""
     unlike = ["zzz qqq xxx " * 5]
-    report = finetune(base, TEXTS, unlike, SETTINGS, tmp_path / "out")
+    report = finetune(base, TrainingData(TEXTS, unlike), SETTINGS, tmp_path / "out")
     assert 0 < report.best_step < report.steps
-    assert report.perplexity < report.heldout[-1].perplexity
-    assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.perplexity, rel=1e-4)
+    assert report.best.value < report.heldout[-1].value
+    assert perplexity_by_hand(tmp_path / "out", unlike) == pytest.approx(report.best.value, rel=1e-4)
 
 
 def test_a_finished_run_is_not_repeated_and_another_one_replaces_it(base: ModelSettings, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = finetune(base, TEXTS, HELDOUT, SETTINGS, out)
+    first = finetune(base, DATA, SETTINGS, out)
     written = (out / "model.safetensors").stat().st_mtime_ns
-    again = finetune(base, TEXTS, HELDOUT, TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 2}), out)
+    again = finetune(base, DATA, TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 2}), out)
     assert again.reused and again.fingerprint == first.fingerprint and again.heldout == first.heldout
     assert (out / "model.safetensors").stat().st_mtime_ns == written
-    other = finetune(base, TEXTS[1:], HELDOUT, SETTINGS, out)
+    other = finetune(base, TrainingData(TEXTS[1:], HELDOUT), SETTINGS, out)
     assert not other.reused and other.fingerprint != first.fingerprint
     assert read_report(out) == other
 
@@ -131,9 +132,9 @@ def fields(settings: TrainingSettings) -> dict[str, object]:
 
 
 def test_accumulated_batches_train_the_same_model(base: ModelSettings, tmp_path: Path) -> None:
-    finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "whole")
+    finetune(base, DATA, SETTINGS, tmp_path / "whole")
     small = TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 3})  # 2 at a time: the largest that divides 8
-    finetune(base, TEXTS, HELDOUT, small, tmp_path / "accumulated")
+    finetune(base, DATA, small, tmp_path / "accumulated")
     first, second = weights(tmp_path / "whole"), weights(tmp_path / "accumulated")
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3
 
@@ -147,9 +148,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_weights(base: ModelSettings, tm
     [partial] = tmp_path.glob("killed.partial-*")
     (partial / "checkpoint-9").mkdir()  # as if it had died while saving: no state was written yet
     seen = []
-    resumed = finetune(base, TEXTS, HELDOUT, SETTINGS, out, lambda done, _: seen.append(done))
+    resumed = finetune(base, DATA, SETTINGS, out, lambda done, _: seen.append(done))
     assert seen == list(range(5, 13))
-    whole = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "whole")
+    whole = finetune(base, DATA, SETTINGS, tmp_path / "whole")
     assert same_weights(out, tmp_path / "whole")
     assert resumed.heldout == whole.heldout
     assert not list(tmp_path.glob("*.partial-*"))
@@ -162,10 +163,10 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(base: ModelSettings, tmp
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * weights.stat().st_size), limits[1]))
     try:
         with pytest.raises(TrainingError, match=r"weights in .*partial-.* cannot be written .*; free disk space"):
-            finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
+            finetune(base, DATA, SETTINGS, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "out").steps == 12
+    assert finetune(base, DATA, SETTINGS, tmp_path / "out").steps == 12
 
 
 def test_a_damaged_checkpoint_is_named_with_the_remedy(
@@ -177,7 +178,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(
 
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        finetune(base, TEXTS, HELDOUT, SETTINGS, out, stop)
+        finetune(base, DATA, SETTINGS, out, stop)
     [partial] = tmp_path.glob("out.partial-*")
     newest = last_complete_checkpoint(partial)
     assert newest is not None
@@ -186,7 +187,7 @@ def test_a_damaged_checkpoint_is_named_with_the_remedy(
     for damaged in (b"", whole[: len(whole) // 2], b"garbage " * 1000):
         (newest / "optimizer.pt").write_bytes(damaged)
         with pytest.raises(TrainingError, match=rf"checkpoint {newest} is damaged .*; remove it and run again"):
-            finetune(base, TEXTS, HELDOUT, SETTINGS, out)
+            finetune(base, DATA, SETTINGS, out)
 
 
 def test_the_window_of_the_attention_shortens_no_sequence(
@@ -197,7 +198,7 @@ def test_the_window_of_the_attention_shortens_no_sequence(
     config = tmp_path / "base" / "config.json"
     windowed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
-    _, train, _ = prepare(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, SETTINGS, tmp_path / "run")
+    _, train, _ = prepare(ModelSettings(name=str(tmp_path / "base")), DATA, SETTINGS, tmp_path / "run")
     assert train.split == 0 and max(len(ids) for [ids] in train.sequences) > 8
 
 
@@ -205,7 +206,7 @@ def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path
     nested = tiny("gemma3")
     save(nested, tmp_path / "base")
     settings = SETTINGS.model_copy(update={"max_steps": 2, "eval_steps": 1})
-    report = finetune(ModelSettings(name=str(tmp_path / "base")), TEXTS, HELDOUT, settings, tmp_path / "out")
+    report = finetune(ModelSettings(name=str(tmp_path / "base")), DATA, settings, tmp_path / "out")
     assert report.steps == 2
     [written] = generate(
         load_model(ModelSettings(name=str(tmp_path / "out"), device="cpu")), ["Ada had"], {}, max_new_tokens=2
@@ -215,7 +216,7 @@ def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path
 
 def test_nothing_to_train_on_is_an_error(base: ModelSettings, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lower tau_f"):
-        finetune(base, [], HELDOUT, SETTINGS, tmp_path / "out")
+        finetune(base, TrainingData([], HELDOUT), SETTINGS, tmp_path / "out")
 
 
 def hub_cache(folder: Path, revisions: Mapping[str, Path]) -> None:
@@ -246,7 +247,7 @@ def test_a_run_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(
     pinned = ModelSettings(name="made/model", revision="pinned", trust_remote_code=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    finetune(pinned, TEXTS, HELDOUT, once, tmp_path / "out")
+    finetune(pinned, DATA, once, tmp_path / "out")
     record = json.loads((tmp_path / "out" / "training.json").read_text())
     assert record["base"] == {"id": "made/model", "revision": "pinned"}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "own"
@@ -256,7 +257,7 @@ def test_a_run_starts_from_the_pinned_revision_with_the_code_that_comes_with_it(
 def test_a_base_that_cannot_be_loaded_is_named_with_the_remedy(base: ModelSettings, tmp_path: Path) -> None:
     coded = ModelSettings(name=str(with_code(Path(base.name), tmp_path / "coded")))
     with pytest.raises(ModelError, match=r"coded.*trust_remote_code"):
-        finetune(coded, TEXTS, HELDOUT, SETTINGS, tmp_path / "out")
+        finetune(coded, DATA, SETTINGS, tmp_path / "out")
 
 
 def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_no_checkpoint_back(
@@ -270,12 +271,12 @@ def test_a_temperature_without_sampling_and_a_padding_beyond_the_embedding_keep_
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.save_pretrained(folder)
     once = TrainingSettings(batch_size=8, device_batch_size=8, max_steps=1, eval_steps=1)
-    finetune(ModelSettings(name=str(folder)), TEXTS, HELDOUT, once, tmp_path / "out")
+    finetune(ModelSettings(name=str(folder)), DATA, once, tmp_path / "out")
     reloaded = load_model(ModelSettings(name=str(tmp_path / "out"), dtype="float32", device="cpu"))
     assert len(reloaded.tokenizer) > reloaded.model.get_input_embeddings().num_embeddings
 
 
 def test_a_loss_that_no_number_holds_is_never_the_best() -> None:
-    evaluated = SimpleNamespace(predictions=numpy.array([[8000.0, 10.0], [1.0, 1.0]]))
-    assert token_perplexity(evaluated) == {"perplexity": float("inf")}
-    assert token_perplexity(SimpleNamespace(predictions=numpy.ones((1, 2)))) == {"perplexity": pytest.approx(math.e)}
+    objective = objective_of(SETTINGS)(tiny("gptj").encoding, SETTINGS)
+    assert objective.compared(numpy.array([[8000.0, 10.0], [1.0, 1.0]])) == math.inf
+    assert objective.compared(numpy.ones((1, 2))) == pytest.approx(math.e)

@@ -13,7 +13,8 @@ from toolformer_dag.model.loading import load_identified
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import LEARNED_AFTER, KeptBase, collate, in_or_after_calls
+from toolformer_dag.training.language_modeling import LEARNED_AFTER, KeepingBase, collate, in_or_after_calls
+from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.sequences import IGNORED
 from toolformer_dag.training.training_report import run_identity
 
@@ -49,7 +50,7 @@ def test_checkpoints_of_named_calls_alone_are_trained_anew(base: ModelSettings) 
     """Since the rule for the end of a call changed no other weights."""
     named = [*TEXTS, 'So [Add(note="x]") -> 3] three.']
     for texts, settings, expected in ((TEXTS, KEPT, False), (named, SETTINGS, False), (named, KEPT, True)):
-        assert ("calls_end" in run_identity(base, texts, HELDOUT, settings)) is expected
+        assert ("calls_end" in run_identity(base, TrainingData(texts, HELDOUT), settings)) is expected
 
 
 def divergence(base: ModelSettings, folder: Path) -> float:
@@ -65,10 +66,10 @@ def divergence(base: ModelSettings, folder: Path) -> float:
 
 
 def test_the_base_model_stays_where_there_are_no_calls(base: ModelSettings, tmp_path: Path) -> None:
-    report = finetune(base, PAGES, HELDOUT, KEPT, tmp_path / "kept")
-    finetune(base, PAGES, HELDOUT, SETTINGS, tmp_path / "plain")
+    report = finetune(base, TrainingData(PAGES, HELDOUT), KEPT, tmp_path / "kept")
+    finetune(base, TrainingData(PAGES, HELDOUT), SETTINGS, tmp_path / "plain")
     assert divergence(base, tmp_path / "kept") < 0.5 * divergence(base, tmp_path / "plain")
-    assert report.losses[-1].loss < report.losses[0].loss
+    assert report.losses[-1].value < report.losses[0].value
     before, after = (perplexity_by_hand(Path(folder), PAGES[:8]) for folder in (base.name, tmp_path / "kept"))
     assert after < before
 
@@ -79,10 +80,11 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
         for weight in trained.model.parameters():
             weight.mul_(1.1)
     encoding = base_model.encoding
-    rows = collate([{"input_ids": [encoding.bos + encoding.texts([text])[0].ids]} for text in (TEXTS[0], HELDOUT[0])])
-    labels = rows.pop("labels")
+    rows = collate([[encoding.bos + encoding.texts([text])[0].ids] for text in (TEXTS[0], HELDOUT[0])])
+    objective = KeepingBase(encoding, KEPT.model_copy(update={"keep_base": 0.75}))
+    objective.base = base_model.model
+    loss, items, labels = objective.loss(trained.model, rows), objective.items(rows), rows.pop("labels")
     outputs = trained.model(**rows)
-    loss = KeptBase(base_model.model, encoding, 0.75).loss(outputs, rows, labels, None)
     by_hand, count = 0.0, 0
     for ids, targets, ours, theirs in zip(
         rows["input_ids"].tolist(), labels.tolist(), outputs.logits, base_model.model(**rows).logits, strict=True
@@ -96,4 +98,4 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
             share = 0.0 if learned[at] else 0.75
             by_hand -= float((1 - share) * scores[targets[at]] + share * (base_scores * scores).sum())
             count += 1
-    assert float(loss) == pytest.approx(by_hand / count, rel=1e-4)
+    assert (float(loss), items) == (pytest.approx(by_hand, rel=1e-4), count)

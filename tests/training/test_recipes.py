@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 from tests.language_model.conftest import tiny
 from tests.processes import processes_with, wait_until_ended
 from tests.tiny_models import save
-from tests.training.test_finetune import HELDOUT, TEXTS
+from tests.training.test_finetune import DATA
 from toolformer_dag.model.loading import fast_dtype
 from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
+from toolformer_dag.training.language_modeling import collate, row_losses
 from toolformer_dag.training.launch import train
-from toolformer_dag.training.objective import collate, row_losses
 from toolformer_dag.training.recipe import check_apart, check_recipe
 from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report
 
@@ -53,7 +53,7 @@ def difference(one: Path, other: Path) -> float:
 
 
 def perplexities(report: TrainingReport) -> list[float]:
-    return [point.perplexity for point in report.heldout]
+    return [point.value for point in report.heldout]
 
 
 @pytest.mark.parametrize("architecture", ["gptj", "gpt2", "llama", "gemma2", "gemma3"])
@@ -69,7 +69,7 @@ def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
 
 
 def losses(model: torch.nn.Module, rows: list[list[list[int]]]) -> torch.Tensor:
-    batch = collate([{"input_ids": parts} for parts in rows])
+    batch = collate(rows)
     labels = batch.pop("labels")
     with torch.no_grad():
         return row_losses(model(**batch, use_cache=False).logits, labels).sum(0)
@@ -83,19 +83,19 @@ def test_a_model_without_attention_is_not_packed() -> None:
 
 
 def test_packing_checkpointing_and_plain_training_learn_alike(base: ModelSettings, tmp_path: Path) -> None:
-    whole = finetune(base, TEXTS, HELDOUT, SETTINGS, tmp_path / "plain")
-    again = finetune(base, TEXTS, HELDOUT, changed(gradient_checkpointing=True, seed=0), tmp_path / "checkpointed")
+    whole = finetune(base, DATA, SETTINGS, tmp_path / "plain")
+    again = finetune(base, DATA, changed(gradient_checkpointing=True, seed=0), tmp_path / "checkpointed")
     assert again.fingerprint == whole.fingerprint and difference(tmp_path / "plain", tmp_path / "checkpointed") < 1e-4
-    packed = finetune(base, TEXTS, HELDOUT, changed(packing=True, sequence_length=128), tmp_path / "packed")
+    packed = finetune(base, DATA, changed(packing=True, sequence_length=128), tmp_path / "packed")
     assert packed.examples < whole.examples and packed.tokens == whole.tokens
-    assert packed.perplexity < 0.7 * packed.heldout[0].perplexity
+    assert packed.best.value < 0.7 * packed.heldout[0].value
 
 
 def test_passes_in_bfloat16_over_float32_weights_learn_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
     """Where the processor has no AVX-512, passes stay in float32."""
     on_cpu = base.model_copy(update={"device": "cpu"})
-    exact = perplexities(finetune(on_cpu, TEXTS, HELDOUT, SETTINGS, tmp_path / "float32"))
-    mixed = perplexities(finetune(on_cpu, TEXTS, HELDOUT, changed(precision="mixed"), tmp_path / "mixed"))
+    exact = perplexities(finetune(on_cpu, DATA, SETTINGS, tmp_path / "float32"))
+    mixed = perplexities(finetune(on_cpu, DATA, changed(precision="mixed"), tmp_path / "mixed"))
     assert exact[0] - exact[-1] > 0.1 * exact[0]
     assert exact[0] - exact[-1] == pytest.approx(mixed[0] - mixed[-1], rel=0.1)
     weights = load_file(tmp_path / "mixed" / "model.safetensors")
@@ -107,8 +107,8 @@ def test_passes_in_bfloat16_over_float32_weights_learn_what_float32_learns(base:
 def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path) -> None:
     """At this learning rate half a unit in the last place of a bfloat16 weight is more than a step."""
     slow = {"max_steps": 50, "eval_steps": 50, "learning_rate": 1e-4}
-    exact = perplexities(finetune(base, TEXTS, HELDOUT, changed(**slow), tmp_path / "float32"))
-    short = perplexities(finetune(base, TEXTS, HELDOUT, changed(**slow, precision="bfloat16"), tmp_path / "bfloat16"))
+    exact = perplexities(finetune(base, DATA, changed(**slow), tmp_path / "float32"))
+    short = perplexities(finetune(base, DATA, changed(**slow, precision="bfloat16"), tmp_path / "bfloat16"))
     assert exact[0] - exact[-1] > 0.1 * exact[0]
     assert short[0] - short[-1] == pytest.approx(exact[0] - exact[-1], rel=0.1)
     weights = load_file(tmp_path / "bfloat16" / "model.safetensors")
@@ -116,8 +116,8 @@ def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path
 
 
 def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: Path) -> None:
-    report = finetune(base, TEXTS, HELDOUT, changed(lora_rank=4), tmp_path / "out")
-    assert report.perplexity < 0.9 * report.heldout[0].perplexity
+    report = finetune(base, DATA, changed(lora_rank=4), tmp_path / "out")
+    assert report.best.value < 0.9 * report.heldout[0].value
     before, after = load_file(Path(base.name) / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
     assert before.keys() == after.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -140,10 +140,10 @@ def test_an_interrupted_run_goes_on_under_each_recipe(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finetune(base, TEXTS, HELDOUT, recipe, tmp_path / "out", interrupt)
-    finetune(base, TEXTS, HELDOUT, recipe, tmp_path / "out", lambda done, _: seen.append(done))
+        finetune(base, DATA, recipe, tmp_path / "out", interrupt)
+    finetune(base, DATA, recipe, tmp_path / "out", lambda done, _: seen.append(done))
     assert seen[0] == 5
-    finetune(base, TEXTS, HELDOUT, recipe, tmp_path / "whole")
+    finetune(base, DATA, recipe, tmp_path / "whole")
     assert difference(tmp_path / "out", tmp_path / "whole") < 1e-6
 
 
@@ -166,12 +166,11 @@ def test_what_processes_or_adapters_cannot_share_is_refused(
 @pytest.mark.parametrize("architecture", ["gptj", "tied llama"])
 def test_two_processes_that_hold_half_the_weights_train_what_one_does(architecture: str, tmp_path: Path) -> None:
     model, curve = saved(architecture, tmp_path / "base"), list[tuple[int, dict[str, float]]]()
-    one = finetune(model, TEXTS, HELDOUT, SETTINGS, tmp_path / "one")
+    one = finetune(model, DATA, SETTINGS, tmp_path / "one")
     steps: list[tuple[int, int]] = []
     two = train(
         model,
-        TEXTS,
-        HELDOUT,
+        DATA,
         changed(processes=2),
         tmp_path / "two",
         lambda *step: steps.append(step),
@@ -183,7 +182,7 @@ def test_two_processes_that_hold_half_the_weights_train_what_one_does(architectu
     assert steps[-1] == (12, 12)
     assert [step for step, values in curve if "perplexity" in values] == [0, 4, 8, 12]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "one", "two"]
-    assert train(model, TEXTS, HELDOUT, changed(processes=2), tmp_path / "two").reused
+    assert train(model, DATA, changed(processes=2), tmp_path / "two").reused
 
 
 @pytest.mark.long
@@ -193,12 +192,12 @@ def test_two_processes_that_were_ended_go_on(base: ModelSettings, tmp_path: Path
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "out", interrupt)
+        train(base, DATA, changed(processes=2), tmp_path / "out", interrupt)
     assert not processes_with(str(tmp_path))
     seen: list[int] = []
-    train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "out", lambda done, _: seen.append(done))
+    train(base, DATA, changed(processes=2), tmp_path / "out", lambda done, _: seen.append(done))
     assert min(done for done in seen if done) > 4
-    train(base, TEXTS, HELDOUT, changed(processes=2), tmp_path / "whole")
+    train(base, DATA, changed(processes=2), tmp_path / "whole")
     assert difference(tmp_path / "out", tmp_path / "whole") < 1e-4
 
 
@@ -206,11 +205,11 @@ def test_two_processes_that_were_ended_go_on(base: ModelSettings, tmp_path: Path
 def test_processes_end_with_the_one_that_started_them(base: ModelSettings, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from tests.training.test_recipes import HELDOUT, TEXTS, changed\n"
+        "from tests.training.test_recipes import DATA, changed\n"
         "from toolformer_dag.training.launch import train\n"
         "from toolformer_dag.settings.sections import ModelSettings\n"
         "dies = lambda done, total: done and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "train(ModelSettings(name=sys.argv[1]), TEXTS, HELDOUT, changed(processes=2), Path(sys.argv[2]), dies)\n"
+        "train(ModelSettings(name=sys.argv[1]), DATA, changed(processes=2), Path(sys.argv[2]), dies)\n"
     )
     command = [sys.executable, "-c", code, base.name, str(tmp_path / "out")]
     ended = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -221,5 +220,5 @@ def test_processes_end_with_the_one_that_started_them(base: ModelSettings, tmp_p
 @pytest.mark.long
 def test_what_ends_a_process_is_told(base: ModelSettings, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"batch of 7 cannot be shared by 2 processes.*multiple of 2"):
-        train(base, TEXTS, HELDOUT, changed(processes=2, batch_size=7), tmp_path / "out")
+        train(base, DATA, changed(processes=2, batch_size=7), tmp_path / "out")
     assert read_report(tmp_path / "out") is None

@@ -41,7 +41,7 @@ from toolformer_dag.training.checkpoint_outputs import (
     checkpoint_settings,
     publish_curve,
     too_few_to_train,
-    training_texts,
+    training_data,
 )
 from toolformer_dag.training.training_report import (
     TrainingError,
@@ -74,24 +74,25 @@ def checkpoint(plan: Plan, name: str) -> Output:
             context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
 
         compute.workers.close()  # finetuning and evaluation load models of their own
-        texts, choosing = training_texts(plan, name)
-        if warning := too_few(len(choosing), "choose the checkpoint"):
+        data = training_data(plan, name)
+        choosing = len(data.heldout)
+        if warning := too_few(choosing, "choose the checkpoint"):
             context.log.warning(warning)
         with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
             files.receive()  # that of another machine too
             if checkpoint_reasons(plan, name) and (few := too_few_to_train(plan)):
                 raise TrainingError(few)
-            chosen, advance = settings.training.over(len(texts)), progress(context, "steps")
-            report = train(settings.model, texts, choosing, chosen, out, advance, measured)
+            chosen, advance = settings.training.over(len(data.train)), progress(context, "steps")
+            report = train(settings.model, data, chosen, out, advance, measured)
             if not report.reused or card_is_lost(out):
-                write_model_card(plan, name, report, len(choosing))
+                write_model_card(plan, name, report, choosing)
                 add_evaluation(out, *measured_on(plan, name))
             curve = publish_curve(plan, name, report)
             files.send()
         if not report.reused:
             epochs = report.steps * settings.training.batch_size / max(1, report.examples)
             note_cost(context, lake, StepCost(report.seconds, round(report.tokens * epochs)))
-        return _checkpoint_result(str(out), report, curve, len(choosing))
+        return _checkpoint_result(str(out), report, curve, choosing)
 
     return Output(
         name=plan.named(f"training/{name}"),
@@ -117,7 +118,7 @@ def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame,
             "steps": report.steps,
             "best step": report.best_step,
             "processes": report.processes,
-            "held-out perplexity": report.perplexity,
+            f"held-out {report.best.measure}": report.best.value,
             "texts that choose the checkpoint": choosing,
             **({"warning": warning} if (warning := too_few(choosing, "choose the checkpoint")) else {}),
             "texts longer than a sequence": report.split_texts,

@@ -94,7 +94,7 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
         figures=table(("figure", "value"), _figures(record, report)),
         choosing=choosing,
         curve=table(
-            ("step", "held-out perplexity"), [(point.step, f"{point.perplexity:.3f}") for point in report.heldout]
+            ("step", f"held-out {report.best.measure}"), [(at.step, f"{at.value:.3f}") for at in report.heldout]
         ),
         limits="\n".join((*LIMITS[name], *([f"- {warning}."] if warning else []))),
         license=license,
@@ -151,9 +151,9 @@ def _threshold(plan: Plan, lane: Lane) -> object:
 
 
 def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[str, object]]:
-    base = next((point.perplexity for point in report.heldout if point.step == 0), None)
+    base = next((point.value for point in report.heldout if point.step == 0), None)
     return [
-        ("held-out perplexity", f"{report.perplexity:.3f}"),
+        (f"held-out {report.best.measure}", f"{report.best.value:.3f}"),
         ("of the base model", "not measured" if base is None else f"{base:.3f}"),
         ("step, of all steps", f"{report.best_step:,} of {report.steps:,}"),
         ("sequences", f"{report.examples:,}"),

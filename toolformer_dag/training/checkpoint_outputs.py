@@ -15,6 +15,7 @@ from toolformer_dag.pipeline import raw_shards
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.training_report import (
     CARD,
     RECORD,
@@ -44,11 +45,11 @@ def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
-def training_texts(plan: Plan, name: str) -> tuple[list[str], list[str]]:
+def training_data(plan: Plan, name: str) -> TrainingData:
     """Return the training texts, and the texts of C that choose the best checkpoint. Raises MissingPart."""
     column = CHECKPOINTS[name][0]
     train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
-    return train.collect()[column].to_list(), heldout_texts(plan).choosing
+    return TrainingData(train.collect()[column].to_list(), heldout_texts(plan).choosing)
 
 
 def too_few_to_train(plan: Plan) -> str | None:
@@ -82,12 +83,12 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     if card_is_lost(folder):
         return [f"{folder / CARD} is gone or not what was written; the weights are whole"]
     try:
-        texts = training_texts(plan, name)
+        data = training_data(plan, name)
     except StorageError:  # C* or the held-out texts are missing, which their own reasons report
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
-    now = run_identity(plan.settings.model, *texts, plan.settings.training.over(len(texts[0])))
+    now = run_identity(plan.settings.model, data, plan.settings.training.over(len(data.train)))
     stored = unsealed((folder / RECORD).read_bytes())
     return [str(change) for change in changes(_record(stored), _record(json.loads(json.dumps(now))))]
 
@@ -107,8 +108,8 @@ CURVE_COLUMNS = {
 
 def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame:
     """Publish the training curve of a checkpoint and return it. Raises WriteError."""
-    points = [(point.step, "training loss", point.loss) for point in report.losses]
-    points += [(point.step, "held-out perplexity", point.perplexity) for point in report.heldout]
+    points = [(point.step, f"training {point.measure}", point.value) for point in report.losses]
+    points += [(point.step, f"held-out {point.measure}", point.value) for point in report.heldout]
     rows = [(name, *point, point[0] == report.best_step) for point in points]
     schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
     curve = pl.DataFrame(rows, schema=schema, orient="row")

@@ -1,8 +1,8 @@
-"""Finetune with plain language modelling on C* (paper, section 2 "Model Finetuning", section 4.1, appendix B)."""
+"""Finetune on C* or on other rows (paper, section 2 "Model Finetuning", section 4.1, appendix B)."""
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -16,6 +16,7 @@ from toolformer_dag.lake.record import installed_version
 from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
+from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
 from toolformer_dag.training.sequences import Examples
 from toolformer_dag.training.trainer import Measured, StepProgress, prepare, world_size
@@ -23,7 +24,7 @@ from toolformer_dag.training.training_report import (
     NOT_WEIGHTS,
     TrainingError,
     TrainingReport,
-    curves,
+    curve,
     publish,
     read_report,
     run_identity,
@@ -33,14 +34,13 @@ from toolformer_dag.training.training_report import (
 
 def finetune(
     base: ModelSettings,
-    texts: Sequence[str],
-    heldout: Sequence[str],
+    data: TrainingData,
     settings: TrainingSettings,
     out: Path,
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Train `base` on `texts` in this process and publish the checkpoint with the lowest perplexity on `heldout`.
+    """Train `base` in this process and publish the checkpoint that the objective finds best on the held-out rows.
 
     - `out` gets safetensors, tokenizer and training.json.
     - A run that `out` already holds is not repeated. A killed run resumes from its last checkpoint.
@@ -51,18 +51,17 @@ def finetune(
 
     Raises TrainingError, and ModelError where `base` cannot be loaded.
     """
-    if not texts or not heldout:
-        raise TrainingError(
-            f"nothing to finetune on: {len(texts)} texts, {len(heldout)} held-out texts; lower tau_f or add shards"
-        )
+    if not data.train or not data.heldout:
+        counts = f"{len(data.train)} texts, {len(data.heldout)} held-out texts"
+        raise TrainingError(f"nothing to finetune on: {counts}; lower tau_f or add shards")
     check_recipe(base, settings, world_size())
-    identity = run_identity(base, texts, heldout, settings)
+    identity = run_identity(base, data, settings)
     name = fingerprint(identity)
     if finished := finished_run(name, out):
         return finished
     folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
     began = time.monotonic()
-    trainer, train, checkpoint = prepare(base, texts, heldout, settings, folder, progress, measured)
+    trainer, train, checkpoint = prepare(base, data, settings, folder, progress, measured)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         report = _report(trainer, train, name, time.monotonic() - began)
@@ -99,11 +98,10 @@ def _of_the_disk(folder: Path, checkpoint: Path | None, error: Exception) -> Tra
 
 
 def _report(trainer: Any, train: Examples, name: str, seconds: float) -> TrainingReport:
-    state = trainer.state
-    losses, heldout = curves(state.log_history)
+    state, metric = trainer.state, trainer.objective.metric
     if state.best_global_step is None:
         raise TrainingError(
-            f"held-out perplexity was never finite in {state.global_step} steps; lower training.learning_rate"
+            f"held-out {metric} was never finite in {state.global_step} steps; lower training.learning_rate"
         )
     return TrainingReport(
         fingerprint=name,
@@ -118,8 +116,8 @@ def _report(trainer: Any, train: Examples, name: str, seconds: float) -> Trainin
         device=str(trainer.args.device),
         processes=world_size(),
         divided=is_divided(list(trainer.model.parameters())),
-        losses=losses,
-        heldout=heldout,
+        losses=curve(state.log_history, "loss"),
+        heldout=curve(state.log_history, metric, "eval_"),
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,8 +25,8 @@ from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune, finished_run
-from toolformer_dag.training.objective import objective_of
-from toolformer_dag.training.recipe import check_recipe, has_short_moments, is_composite, with_adapters
+from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.recipe import check_recipe, has_short_moments, is_composite, objective_of, with_adapters
 from toolformer_dag.training.trainer import Measured, StepProgress, device_batch
 from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report, run_identity
 
@@ -66,7 +67,7 @@ def memory_need(
         each += AUTOCAST
     states = each * trained // processes + (parameters - trained) * dtype.itemsize
     logit_bytes = LOGIT_BYTES
-    if objective_of(settings).beside_base:
+    if objective_of(settings).without_base:
         states += parameters * dtype.itemsize
         logit_bytes += 4
     tokens = device_batch(settings, processes) * length
@@ -119,8 +120,7 @@ LOOK_SECONDS, PATIENCE_SECONDS = 0.5, 10.0
 
 def train(
     base: ModelSettings,
-    texts: Sequence[str],
-    heldout: Sequence[str],
+    data: TrainingData,
     settings: TrainingSettings,
     out: Path,
     progress: StepProgress | None = None,
@@ -134,11 +134,11 @@ def train(
     """
     count, gpus = process_count(base, settings), _gpus(base)
     if count == 1 and gpus <= 1:
-        return finetune(base, texts, heldout, settings, out, progress, measured)
+        return finetune(base, data, settings, out, progress, measured)
     check_recipe(base, settings, count)
     if count > gpus > 0:
         raise TrainingError(f"{count} processes need as many GPUs, and there are {gpus}; lower training.processes")
-    if finished := finished_run(fingerprint(run_identity(base, texts, heldout, settings)), out):
+    if finished := finished_run(fingerprint(run_identity(base, data, settings)), out):
         return finished
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.job")
@@ -146,7 +146,7 @@ def train(
     folder.mkdir(mode=0o700)
     try:
         job = {"base": base.model_dump(), "settings": settings.model_dump(), "out": str(out), "parent": os.getpid()}
-        job |= {"texts": list(texts), "heldout": list(heldout)}
+        job |= {"data": asdict(data)}
         (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
         _follow(folder, count, progress or _nothing, measured or _nothing)
     finally:
@@ -251,8 +251,7 @@ def run_job(file: Path) -> None:
         try:
             finetune(
                 base,
-                job["texts"],
-                job["heldout"],
+                TrainingData(**job["data"]),
                 settings,
                 Path(job["out"]),
                 lambda done, total: tell(step=done, of=total),

@@ -1,4 +1,4 @@
-"""The model as a recipe trains it: float32 or bfloat16, LoRA adapters, or a share of weights and moments (FSDP)."""
+"""A recipe: the objective; the model in float32 or bfloat16, LoRA adapters, a share of weights and moments (FSDP)."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -18,8 +18,14 @@ from toolformer_dag.model.trials import TRIAL, TRIAL_ENDS, trial_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.objective import objective_of
+from toolformer_dag.training.language_modeling import KeepingBase, LanguageModeling
+from toolformer_dag.training.objective import Objective
 from toolformer_dag.training.training_report import SHARES, TrainingError
+
+
+def objective_of(settings: TrainingSettings) -> type[Objective]:
+    """Return the objective that the settings name."""
+    return KeepingBase if settings.keep_base else LanguageModeling
 
 
 def is_composite(base: ModelSettings) -> bool:
@@ -43,10 +49,11 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
         _require("torchao", "gpu", 'training.precision = "float32"')
     if settings.lora_rank is not None:
         _require("peft", "lora", "no training.lora_rank")
-    if objective_of(settings).beside_base and (processes > 1 or settings.lora_rank is not None):
+    without_base = objective_of(settings).without_base
+    if without_base and (processes > 1 or settings.lora_rank is not None):
         raise TrainingError(
-            "training.keep_base needs the whole base model beside the trained weights in one process; set "
-            "training.processes = 1 and no training.lora_rank, or training.keep_base = 0"
+            f"{without_base.partition(' ')[0]} needs the whole base model beside the trained weights in one process; "
+            f"set training.processes = 1 and no training.lora_rank, or {without_base}"
         )
     if processes > 1 and settings.lora_rank is None:
         _check_divisible(base, settings, processes)

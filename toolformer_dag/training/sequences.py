@@ -30,7 +30,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
 
     The paper only gives the sequence length. A longer text becomes several sequences that each begin with the last
     token of the sequence before, so that every token is predicted exactly once. `packing` puts several of these into
-    a sequence; `objective.collate` keeps them apart.
+    a sequence; `collate` of language_modeling.py keeps them apart.
     """
     whole = [encoding.bos + tokens.ids + encoding.eos for tokens in encoding.with_calls(texts) if tokens.ids]
     parts = [window for ids in whole for window in windows(ids, sequence_length)]
@@ -41,6 +41,11 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
         empty=len(texts) - sum(len(ids) > 1 for ids in whole),
         tokens=sum(map(len, parts)),
     )
+
+
+def tokens_of(sequence: Sequence[list[int]]) -> int:
+    """Return the number of tokens of a sequence, over all its lists."""
+    return sum(map(len, sequence))
 
 
 def windows(ids: list[int], length: int) -> Iterator[list[int]]:

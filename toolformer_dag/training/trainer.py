@@ -1,27 +1,20 @@
 """Build the Trainer of a run: its arguments, the model under a recipe that fits, what it reports and saves."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.utils.logging import disable_progress_bar
 
 from toolformer_dag.model.loading import context_length, fast_dtype, load_config, load_encoding
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.objective import (
-    GREATER_IS_BETTER,
-    METRIC,
-    StepLoss,
-    mean_loss,
-    objective_of,
-)
-from toolformer_dag.training.recipe import RestoredShares, optimizer, save_shares, trained_model
-from toolformer_dag.training.sequences import Examples, batch_order, training_steps
+from toolformer_dag.training.objective import Objective, TrainingData
+from toolformer_dag.training.recipe import RestoredShares, objective_of, optimizer, save_shares, trained_model
+from toolformer_dag.training.sequences import Examples, batch_order, tokens_of, training_steps
 from toolformer_dag.training.training_report import TrainingError, last_complete_checkpoint
 
 POINTS = 200  # points of the loss curve
@@ -30,7 +23,7 @@ POINTS = 200  # points of the loss curve
 def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, on_cpu: bool, resumed: bool) -> Any:
     """Return the Trainer's arguments; passes run in bfloat16 where `short_passes` says so. Raises TrainingError."""
     world = world_size()
-    each = device_batch(settings, world)
+    each, objective = device_batch(settings, world), objective_of(settings)
     every = min(settings.eval_steps, steps)
     checkpointing = settings.gradient_checkpointing
     return TrainingArguments(
@@ -58,8 +51,8 @@ def training_arguments(settings: TrainingSettings, folder: Path, steps: int, *, 
         save_steps=every,
         save_total_limit=2,  # the last and the best
         save_only_model=sharded(settings),  # save_shares writes the rest: the Trainer would save one process's share
-        metric_for_best_model=METRIC,
-        greater_is_better=GREATER_IS_BETTER,
+        metric_for_best_model=objective.metric,
+        greater_is_better=objective.greater_is_better,
         logging_steps=max(1, steps // POINTS),
         logging_nan_inf_filter=False,
         report_to="none",
@@ -102,14 +95,14 @@ def device_batch(settings: TrainingSettings, world: int) -> int:
 StepProgress = Callable[[int, int], None]
 """(steps done, total steps) -> None."""
 Measured = Callable[[int, Mapping[str, float]], None]
-"""(step, {"loss": ...} or {"perplexity": ...}) -> None: a point of a curve as soon as it is known."""
+"""(step, {"loss": ...} or {the objective's metric: ...}) -> None: a point of a curve as soon as it is known."""
 
 
 class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
     """Reports steps and curves, and evaluates and saves the last step even if it is not a multiple of `eval_steps`."""
 
-    def __init__(self, progress: StepProgress | None, measured: Measured | None) -> None:
-        self.progress, self.measured = progress, measured
+    def __init__(self, metric: str, progress: StepProgress | None, measured: Measured | None) -> None:
+        self.metric, self.progress, self.measured = metric, progress, measured
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Report an optimizer step; request evaluation and saving at the last step."""
@@ -120,28 +113,43 @@ class ProgressCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not 
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
-        """Report the training loss or the held-out perplexity."""
-        for key, name in (("loss", "loss"), (f"eval_{METRIC}", METRIC)):
+        """Report the training loss or the held-out metric."""
+        for key, name in (("loss", "loss"), (f"eval_{self.metric}", self.metric)):
             if self.measured and logs and key in logs and state.is_world_process_zero:
                 self.measured(state.global_step, {name: float(logs[key])})
 
 
 class _Trainer(Trainer):  # type: ignore[misc]
-    """Trains by the objective's own loss where it has one.
+    """Trains by an objective's loss and compares by its metric.
 
     Saves shares beside divided weights, which are loaded from their checkpoint before a run goes on.
     """
 
-    step_loss: StepLoss | None = None
+    loss_is_scaled_for_ga = True  # `compute_loss` divides by the items of all passes of a step
+
+    def __init__(self, objective: Objective, **options: Any) -> None:
+        self.objective = objective
+        super().__init__(
+            **options,
+            data_collator=objective.collate,
+            compute_metrics=lambda found: {objective.metric: objective.compared(found.predictions)},
+        )
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        """Count the items of a step over all its passes and processes."""
+        return self.accelerator.gather(torch.tensor(sum(map(self.objective.items, batch_samples)), device=device)).sum()
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Return the loss; held-out texts are always measured as they are."""
-        if self.step_loss is None or not model.training:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        given = {name: value for name, value in inputs.items() if name != "labels"}
-        return self.step_loss(model(**given), given, inputs["labels"], num_items_in_batch)
+        """Return a pass's share of the mean loss of a step; gradients are averaged over the processes."""
+        return self.objective.loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
+        """Return the figures of held-out sequences, as labels too: without labels the Trainer compares nothing."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            figures = self.objective.figures(model, self._prepare_inputs(inputs))
+        return None, figures, figures
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the weights, and the shares before the Trainer's state, which makes a checkpoint count."""
@@ -157,8 +165,7 @@ class _Trainer(Trainer):  # type: ignore[misc]
 
 def prepare(
     base: ModelSettings,
-    texts: Sequence[str],
-    heldout: Sequence[str],
+    data: TrainingData,
     settings: TrainingSettings,
     folder: Path,
     progress: StepProgress | None = None,
@@ -172,13 +179,13 @@ def prepare(
     disable_progress_bar()
     encoding = load_encoding(base)
     length = min(settings.sequence_length, context_length(load_config(base)))
-    objective = objective_of(settings)
-    train = objective.examples(encoding, texts, length, settings.packing)
-    held = objective.examples(encoding, heldout, length, False)
+    objective = objective_of(settings)(encoding, settings)
+    train = objective.examples(data.train, length, settings.packing)
+    held = objective.examples(data.heldout, length, False)
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
     steps = training_steps(len(train.sequences), settings)
-    lengths = [sum(map(len, parts)) for parts in train.sequences]
+    lengths = list(map(tokens_of, train.sequences))
     order = batch_order(lengths, settings.batch_size, steps, settings.seed)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
     divided = sharded(settings)
@@ -189,20 +196,17 @@ def prepare(
     if (encoding.tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
         encoding.tokenizer.pad_token = None  # beyond the embedding it would make the checkpoint unloadable
     trainer = _Trainer(
+        objective,
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict({"input_ids": train.sequences}).select(order),
-        eval_dataset=Dataset.from_dict({"input_ids": sorted(held.sequences, key=lambda parts: len(parts[0]))}),
-        data_collator=objective.collate,
+        train_dataset=[train.sequences[at] for at in order],
+        eval_dataset=sorted(held.sequences, key=tokens_of),
         processing_class=encoding.tokenizer,
-        compute_loss_func=mean_loss,
-        preprocess_logits_for_metrics=objective.reduced,
-        compute_metrics=objective.compared,
-        callbacks=[ProgressCallback(progress, measured), *([RestoredShares()] if divided else [])],
+        callbacks=[ProgressCallback(objective.metric, progress, measured), *([RestoredShares()] if divided else [])],
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
-    if objective.beside_base is not None:
+    if objective.without_base:
         frozen = trained_model(base, settings, 1, None).to(arguments.device)
-        trainer.step_loss = objective.beside_base(frozen, encoding, settings)
+        objective.base = frozen.eval().requires_grad_(False)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return trainer, train, checkpoint

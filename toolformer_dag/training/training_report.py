@@ -28,26 +28,25 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.texts.calls import NAMED
+from toolformer_dag.training.objective import TrainingData
 
 
 class TrainingError(UserError):
     """A finetuning run that cannot start or continue. The message names the problem and the remedy."""
 
 
-def run_identity(
-    base: ModelSettings, texts: Sequence[str], heldout: Sequence[str], settings: TrainingSettings
-) -> Mapping[str, object]:
-    """Return what determines the weights: base model, settings, fingerprints of texts. Raises ModelError.
+def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
+    """Return what determines the weights: base model, settings, fingerprints of the rows. Raises ModelError.
 
     The markers of calls and BOS are written into the checkpoint's tokenizer.
     """
-    named = settings.keep_base and any(map(NAMED.search, texts))
+    named = settings.keep_base and any(map(NAMED.search, data.train))
     return {
         **determining(base, "markers", "bos"),
         "base": dict(model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
-        "texts": fingerprint(list(texts)),
-        "heldout": fingerprint(list(heldout)),
+        "texts": fingerprint(list(data.train)),
+        "heldout": fingerprint(list(data.heldout)),
         **({"calls_end": "by quotes"} if named else {}),  # once they ended at the first bracket
     }
 
@@ -97,19 +96,15 @@ CARD_TAGS, CARD_SEAL = b"\n- toolformer\n- tool-use\n", re.compile(rb"\n<!-- [0-
 
 
 @dataclass(frozen=True, slots=True)
-class LossPoint:
-    """The mean training loss (nats per token) of the steps up to `step`."""
+class Point:
+    """The value of `measure` after `step` steps; step 0 is the base model.
+
+    `loss` is the mean of the training steps since the point before; the objective's metric is that of held-out rows.
+    """
 
     step: int
-    loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class HeldoutPoint:
-    """Held-out perplexity after `step` steps; step 0 is the base model."""
-
-    step: int
-    perplexity: float
+    measure: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +112,8 @@ class TrainingReport:
     """The result of a finetuning run.
 
     - `best_step`: the step of the published checkpoint.
-    - `texts`: all training texts; `split_texts`: texts longer than a sequence; `empty_texts`: texts left out.
+    - `texts`: all training texts, or other rows; `split_texts`: those longer than a sequence; `empty_texts`: those left
+      out.
     - `examples`: the number of sequences; `tokens`: their total tokens.
     - `seconds`: the duration since the last start.
     - `processes`: how many trained together. `divided`: whether each held only a share of the weights.
@@ -136,29 +132,30 @@ class TrainingReport:
     device: str
     processes: int
     divided: bool
-    losses: tuple[LossPoint, ...]
-    heldout: tuple[HeldoutPoint, ...]
+    losses: tuple[Point, ...]
+    heldout: tuple[Point, ...]
     reused: bool = False
 
     @property
-    def perplexity(self) -> float:
-        """Return the held-out perplexity of the published checkpoint."""
-        return next(point.perplexity for point in self.heldout if point.step == self.best_step)
+    def best(self) -> Point:
+        """Return the held-out metric of the published checkpoint."""
+        return next(point for point in self.heldout if point.step == self.best_step)
 
 
-def curves(log: Sequence[Mapping[str, Any]]) -> tuple[tuple[LossPoint, ...], tuple[HeldoutPoint, ...]]:
-    """Return the loss and held-out curves of the Trainer's log history; repeated steps count once."""
-    losses = {entry["step"]: entry["loss"] for entry in log if "loss" in entry}
-    heldout = {entry["step"]: entry["eval_perplexity"] for entry in log if "eval_perplexity" in entry}
-    return (
-        tuple(LossPoint(step, loss) for step, loss in sorted(losses.items())),
-        tuple(HeldoutPoint(step, perplexity) for step, perplexity in sorted(heldout.items())),
-    )
+def curve(log: Sequence[Mapping[str, Any]], measure: str, prefix: str = "") -> tuple[Point, ...]:
+    """Return the curve of a measure in the Trainer's log history; repeated steps count once."""
+    values = {entry["step"]: entry[prefix + measure] for entry in log if prefix + measure in entry}
+    return tuple(Point(step, measure, value) for step, value in sorted(values.items()))
+
+
+CURVES = ("losses", "heldout")
+"""Fields of the report whose points stand in its record as {"step": 4, "perplexity": 2.5}."""
 
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
     """Write training.json: the report and the identity of the run (settings, base, texts, versions)."""
-    record = {"report": asdict(report), **identity, FILES: hashes_beside(folder / RECORD)}
+    curves = {name: [{"step": one.step, one.measure: one.value} for one in getattr(report, name)] for name in CURVES}
+    record = {"report": {**asdict(report), **curves}, **identity, FILES: hashes_beside(folder / RECORD)}
     (folder / RECORD).write_bytes(sealed(str(folder), record))
 
 
@@ -168,12 +165,15 @@ def read_report(folder: Path) -> TrainingReport | None:
     if record is None:
         return None
     try:
-        values = dict(record["report"])
-        losses = tuple(LossPoint(**point) for point in values.pop("losses"))
-        heldout = tuple(HeldoutPoint(**point) for point in values.pop("heldout"))
-        return TrainingReport(**values, losses=losses, heldout=heldout)
-    except (TypeError, KeyError):  # the record of another release
+        report = record["report"]
+        return TrainingReport(**{**report, **{name: tuple(map(_point, report[name])) for name in CURVES}})
+    except (TypeError, KeyError, ValueError):  # the record of another release
         return None
+
+
+def _point(written: Mapping[str, Any]) -> Point:
+    [(measure, value)] = [(key, value) for key, value in written.items() if key != "step"]
+    return Point(written["step"], measure, value)
 
 
 def _whole_record(folder: Path) -> dict[str, Any] | None:
