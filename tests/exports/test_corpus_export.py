@@ -14,12 +14,13 @@ from tests.command_line import cli
 from tests.runs.conftest import World, by_machine
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, corpus_texts, export_corpus
+from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.forms import preference_form, text_form
 from toolformer_dag.exports.verify_project import verified_folder
 from toolformer_dag.files import StorageError, UserError
-from toolformer_dag.lake.warehouse import WarehouseError
+from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.pipeline.corpus_texts import corpus_texts
 from toolformer_dag.texts.calls import take_out
 
 
@@ -193,14 +194,12 @@ def test_another_form_or_a_lost_file_is_out_of_date(plan: Plan, tmp_path: Path) 
 def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None:
     plan = Plan.of(own_world.settings())
     database = plan.settings.paths.warehouse
-    with pytest.raises(StorageError, match="run `toolformer-dag run`"):
-        list(corpus_texts(database, {"calculator": "Calculator"}))  # calls to a tool that is in no setting
-    with duckdb.connect(str(database)) as connection:
-        connection.execute("DELETE FROM filtered_calls WHERE tool = 'calculator'")
-    with pytest.raises(StorageError, match="has other calls than filtered_calls"):
-        list(corpus_texts(database, {"calculator": "Calculator", "sums": "Search"}))
-    with pytest.raises(WarehouseError, match="no warehouse"):
-        list(corpus_texts(own_world.folder / "none.duckdb", {}))
+    with pytest.raises(StorageError, match="run `toolformer-dag run`"), opened(database) as connection:
+        list(corpus_texts(connection, {"calculator": "Calculator"}))  # calls to a tool that is in no setting
+    with duckdb.connect(str(database)) as written:
+        written.execute("DELETE FROM filtered_calls WHERE tool = 'calculator'")
+    with pytest.raises(StorageError, match="has other calls than filtered_calls"), opened(database) as connection:
+        list(corpus_texts(connection, {"calculator": "Calculator", "sums": "Search"}))
 
 
 def test_load_dataset_gives_the_rows_of_the_last_export_in_whatever_folder_of_a_name(

@@ -13,17 +13,17 @@ from tests.conftest import make_llama_tokenizer, make_tiny_tokenizer
 from tests.runs.conftest import World
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.exports.corpus_export import corpus_texts, export_corpus
+from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.forms import (
-    CorpusText,
-    ScoredCall,
     masked_form,
     preference_form,
     result_spans,
     text_form,
 )
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
+from toolformer_dag.lake.warehouse import opened
 from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.pipeline.corpus_texts import CorpusText, ScoredCall, corpus_texts
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
 from toolformer_dag.training.sequences import IGNORED, examples
 
@@ -166,7 +166,8 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
     made = export_corpus(plan, tmp_path / "chat", chat_form(plan.lanes, ENCODINGS[0]))
     assert "not filtered in this form" in (tmp_path / "chat" / "README.md").read_text("utf-8")
     names = {"calculator": "Calculator", "sums": "Search"}
-    texts = {(text.digest, text.segment): text for text in corpus_texts(plan.settings.paths.warehouse, names)}
+    with opened(plan.settings.warehouse) as connection:
+        texts = {(text.digest, text.segment): text for text in corpus_texts(connection, names)}
     longest = 0
     for row in (row for split in load_dataset(str(tmp_path / "chat")).values() for row in split):
         messages = list(conversation(texts[row["digest"], row["segment"]]))
@@ -184,9 +185,9 @@ def test_chats_keep_objects_as_objects(plan: Plan, tmp_path: Path) -> None:
 def test_functions_have_a_row_per_call_with_the_tools_beside(plan: Plan, tmp_path: Path) -> None:
     export_corpus(plan, tmp_path / "functions", functions_form(plan.lanes))
     rows = [row for split in load_dataset(str(tmp_path / "functions")).values() for row in split]
-    assert (
-        len(rows) == sum(len(text.calls) for text in corpus_texts(plan.settings.paths.warehouse, plan.lane_names)) > 0
-    )
+    with opened(plan.settings.warehouse) as connection:
+        calls = sum(len(text.calls) for text in corpus_texts(connection, plan.lane_names))
+    assert len(rows) == calls > 0
     for row in rows:
         [call], [answer] = row["calls"], json.loads(row["answers"])
         assert answer == {"name": call["name"], "arguments": {"input": call["input"]}}

@@ -42,6 +42,7 @@ from toolformer_dag.training.checkpoint_outputs import (
     publish_curve,
     too_few_to_train,
     training_data,
+    training_reads,
 )
 from toolformer_dag.training.training_report import (
     TrainingError,
@@ -97,7 +98,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
     return Output(
         name=plan.named(f"training/{name}"),
         settings=checkpoint_settings(plan, name),
-        depends_on=(plan.named(CORPUS), HELDOUT_TEXTS),
+        depends_on=training_reads(plan),
         description=CHECKPOINTS[name][1],
         kinds={"pytorch", "huggingface"},
         pool="gpu",

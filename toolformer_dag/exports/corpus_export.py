@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from toolformer_dag.exports.dataset_folder import (
     CARD,
     CITATION,
     DATA,
-    GROUP_ROWS,
     LAYOUT,
     RECORD,
     TOOL_TITLES,
@@ -28,20 +27,18 @@ from toolformer_dag.exports.dataset_folder import (
     write_record,
     write_splits,
 )
-from toolformer_dag.exports.forms import CorpusText, Form, ScoredCall, masked_form, preference_form, text_form
+from toolformer_dag.exports.forms import Form, masked_form, preference_form, text_form
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
-from toolformer_dag.files import StorageError, damaged_beside
+from toolformer_dag.files import damaged_beside
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput
-from toolformer_dag.lake.queries import run_sql, sql_text
+from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.pipeline.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.texts.calls import Call, PlacedCall, placed_calls, take_out
-from toolformer_dag.texts.chains import Link, read_chain
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
@@ -51,15 +48,6 @@ READ = (
     "augmented_corpus",
 )
 """What the data set depends on, of the tables that the warehouse copied."""
-SQL = sql_text(__package__, "corpus_texts.sql")
-TEXTS = """
-SELECT c.digest, c.segment, c.shard, c."offset", c.text, c.text_with_calls, c.calls, c.split, d.url, kept, least_helpful
-FROM augmented_corpus AS c
-LEFT JOIN (SELECT shard, digest, url FROM documents) AS d USING (shard, digest)
-LEFT JOIN kept_in_text USING (digest, segment)
-LEFT JOIN least_helpful_in_text USING (digest, segment)
-ORDER BY c.digest, c.segment
-"""
 FIGURES = """
 SELECT lanes.tool, lanes.tau_f, kept.calls AS kept, CASE WHEN NOT too_few_swaps THEN by_chance END AS by_chance
 FROM lanes
@@ -109,13 +97,14 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
 
     def rows() -> Iterator[Mapping[str, Any]]:
         markers = plan.settings.model.markers
-        for text in corpus_texts(plan.settings.warehouse, names, form.preferences, markers):
-            counts.update(("calls", call.tool) for call in text.calls)
-            counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
-            for row in form.rows(text):
-                counts["kind", row.get("kind", "")] += 1
-                counts[LONGEST] = max(counts[LONGEST], form.length(row))
-                yield row
+        with opened(plan.settings.warehouse) as connection:
+            for text in corpus_texts(connection, names, form.preferences, markers):
+                counts.update(("calls", call.tool) for call in text.calls)
+                counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
+                for row in form.rows(text):
+                    counts["kind", row.get("kind", "")] += 1
+                    counts[LONGEST] = max(counts[LONGEST], form.length(row))
+                    yield row
 
     if not of_the_lake:
         refuse_foreign(folder)
@@ -247,45 +236,3 @@ def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
         threshold = "none certified" if tau_f is None else tau_f
         lines.append((*lane_cells(lane), threshold, *(f"{number:,}" for number in numbers), chance))
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
-
-
-def corpus_texts(
-    database: Path, names: Mapping[str, str], preferences: bool = False, markers: CallMarkers = PAPER
-) -> Iterator[CorpusText]:
-    """Yield the texts of C* by digest and segment; memory holds a batch, and DuckDB what its sorting takes.
-
-    `names`: lane -> the tool's name in the text; `markers`: those of C*. `preferences`: also read what preference pairs
-    need. Raises WarehouseError, and StorageError where the texts and the kept calls do not belong together.
-    """
-    with opened(database) as connection:
-        run_sql(connection, SQL, {"preferences": preferences})
-        for batch in connection.sql(TEXTS).to_arrow_reader(GROUP_ROWS):
-            yield from (_text(row, names, markers) for row in batch.to_pylist())
-
-
-def _text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    scored = _calls(row["kept"], row["offset"], names)
-    kept = {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in scored}
-    text = row["text_with_calls"]
-    try:
-        calls = tuple(kept[placed] for placed in placed_calls(text, names.values(), markers))
-        if len(calls) != row["calls"] or take_out(text, names.values(), markers) != row["text"]:
-            raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
-    except (KeyError, ValueError) as error:
-        raise StorageError(
-            f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
-            f"filtered_calls ({error}); run `toolformer-dag run`, then export again"
-        ) from error
-    origin = (row["digest"], row["segment"], row["shard"], row["url"], row["split"])
-    rivals = tuple(_calls(row["least_helpful"], row["offset"], names))
-    return CorpusText(*origin, text, row["text"], calls, rivals)
-
-
-def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mapping[str, str]) -> Iterator[ScoredCall]:
-    for row in rows or ():
-        if row["tool"] in names:
-            fields = {name: value for name, value in row.items() if name not in ("char_offset", "chain")}
-            at, alone = row["char_offset"] - offset, Link(names[row["tool"]], row["input"], row["result"])
-            for link in read_chain(row["chain"]) or [alone]:
-                fields |= {"input": link.input, "result": link.result}
-                yield ScoredCall(name=link.tool, offset=at, **fields)

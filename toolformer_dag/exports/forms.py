@@ -1,6 +1,5 @@
 """The forms of C* as training data: a form is a schema and a function of one text."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,56 +9,11 @@ import pyarrow as pa
 
 from toolformer_dag.exports import FormName
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.pipeline.corpus_texts import CorpusText, preference_pairs
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.texts.calls import Call, format_call
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredCall:
-    """A scored call in a text. `tool`, `shard`, `segment`, `position` and `sample`, with the text's digest: its key.
-
-    Each call of a chain is one, with the losses and the delta of the chain. `name`: the tool's name in the text;
-    `offset`: the character of the text without calls before which it stands.
-    """
-
-    tool: str
-    name: str
-    shard: str
-    segment: int
-    position: int
-    sample: int
-    offset: int
-    input: str
-    result: str
-    delta: float
-    loss_empty: float
-    loss_call: float
-    loss_result: float
-
-    def written(self, markers: CallMarkers) -> str:
-        """Return e(c, r)."""
-        return format_call(Call(self.name, self.input), self.result, markers)
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusText:
-    """A text of C*: x* (`text`), x (`plain`), its calls in order. `segment`: its number in the document.
-
-    `least_helpful`: of each tool and position the scored call with the smallest delta, kept or not; empty unless asked.
-    """
-
-    digest: str
-    segment: int
-    shard: str
-    url: str | None
-    split: str
-    text: str
-    plain: str
-    calls: tuple[ScoredCall, ...]
-    least_helpful: tuple[ScoredCall, ...] = ()
 
 
 JOIN_CALLS = """\
@@ -231,48 +185,11 @@ ABOUT_PREFERENCES = (
 
 
 def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER) -> Form:
-    """Return pairs for DPO and its like: the same text goes on in two ways, of which one was measured to be better.
-
-    - rejected_call: a kept call of x* against the scored call of the same tool at the same position that helps least,
-      where that one was rejected (delta < tau_f) and is not the same call.
-    - no_call: no call against the scored call that helps least, where no call was kept, and where this call raises the
-      loss over no call by tau_f or more (loss_result - loss_empty).
-
-    Places where a chain was kept give none. Both ways end with the rest of x, without other calls, as the losses
-    were measured.
-    """
+    """Return pairs for DPO and its like; see `preference_pairs`."""
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        counts = Counter(call.offset for call in text.calls)
-        kept = {call.offset: call for call in text.calls if counts[call.offset] == 1}
-        chains = counts.keys() - kept.keys()
-        for rival in text.least_helpful:
-            chosen = kept.get(rival.offset)
-            if rival.offset not in chains and _is_worse(rival, chosen, tau_f[rival.tool]):
-                yield _pair(text, rival, chosen, markers)
+        for pair in preference_pairs(text, tau_f, markers):
+            yield {**pair, **own(text)}
 
     join = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
     return Form("preference", PREFERENCES, rows, ABOUT_PREFERENCES, {"tau_f": dict(tau_f)}, join, preferences=True)
-
-
-def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> bool:
-    """Return whether a call was rejected beside the kept call at its place, or hurts where none was kept."""
-    if chosen is None:
-        harm = rival.loss_result - rival.loss_empty
-        return harm > 0 and harm >= tau_f
-    same_call = (rival.input, rival.result) == (chosen.input, chosen.result)
-    return rival.tool == chosen.tool and rival.delta < tau_f and not same_call
-
-
-def _pair(text: CorpusText, rival: ScoredCall, chosen: ScoredCall | None, markers: CallMarkers) -> Mapping[str, Any]:
-    rest = text.plain[rival.offset :]
-    pair = {"kind": "no_call", "chosen": rest, "margin": rival.loss_result - rival.loss_empty, "chosen_call": None}
-    if chosen is not None:
-        pair = {
-            "kind": "rejected_call",
-            "chosen": chosen.written(markers) + rest,
-            "margin": rival.loss_result - chosen.loss_result,
-            "chosen_call": asdict(chosen),
-        }
-    prompt, rejected = text.plain[: rival.offset], rival.written(markers) + rest
-    return {"prompt": prompt, "rejected": rejected, "rejected_call": asdict(rival), **pair, **own(text)}

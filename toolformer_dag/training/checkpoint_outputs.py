@@ -12,7 +12,9 @@ from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline import raw_shards
+from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
+from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.training.objective import TrainingData
@@ -43,6 +45,11 @@ def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
         "column": CHECKPOINTS[name][0],
         "chosen_on": plan.settings.training.heldout_texts,
     }
+
+
+def training_reads(plan: Plan) -> tuple[str, ...]:
+    """Return the tables that `training_data` reads."""
+    return (plan.named(CORPUS), HELDOUT_TEXTS)
 
 
 def training_data(plan: Plan, name: str) -> TrainingData:
