@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy
@@ -29,9 +30,13 @@ from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.recipe import objective_of
 from toolformer_dag.training.trainer import prepare
 from toolformer_dag.training.training_report import (
+    Point,
     TrainingError,
+    TrainingReport,
     last_complete_checkpoint,
     read_report,
+    run_identity,
+    write_record,
 )
 
 TEXTS = [f"Ada had {a} apples [Calculator({a} + {b}) -> {a + b}] and {b} more." for a in range(9) for b in range(5)]
@@ -217,6 +222,31 @@ def test_a_model_with_a_config_within_its_config_is_trained_and_decodes(tmp_path
 def test_nothing_to_train_on_is_an_error(base: ModelSettings, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lower tau_f"):
         finetune(base, TrainingData([], HELDOUT), SETTINGS, tmp_path / "out")
+
+
+def test_rows_of_another_shape_and_another_metric_are_recorded_as_they_are(base: ModelSettings, tmp_path: Path) -> None:
+    pairs = TrainingData(
+        [{"prompt": "It", "chosen": " is.", "rejected": " was."}], [{"prompt": "He", "chosen": " is."}]
+    )
+    identity = run_identity(base, pairs, SETTINGS)
+    assert run_identity(base, TrainingData(**json.loads(json.dumps(asdict(pairs)))), SETTINGS) == identity
+    assert run_identity(base, TrainingData(pairs.heldout, pairs.train), SETTINGS) != identity
+    heldout = (Point(0, "accuracy", 0.5), Point(4, "accuracy", 0.75))
+    counts = {"steps": 4, "texts": 1, "examples": 1, "split_texts": 0, "empty_texts": 0, "tokens": 5, "processes": 1}
+    report = TrainingReport(
+        fingerprint="f",
+        best_step=4,
+        seconds=1.0,
+        device="cpu",
+        divided=False,
+        losses=(Point(4, "loss", 0.7),),
+        heldout=heldout,
+        **counts,
+    )
+    write_record(tmp_path, report, identity)
+    assert read_report(tmp_path) == report and report.best == heldout[1]
+    written = json.loads((tmp_path / "training.json").read_text())["report"]
+    assert written["heldout"] == [{"step": 0, "accuracy": 0.5}, {"step": 4, "accuracy": 0.75}]
 
 
 def hub_cache(folder: Path, revisions: Mapping[str, Path]) -> None:

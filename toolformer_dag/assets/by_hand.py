@@ -75,7 +75,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
             context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
 
         compute.workers.close()  # finetuning and evaluation load models of their own
-        data = training_data(plan, name)
+        data, recipe = training_data(plan, name)
         choosing = len(data.heldout)
         if warning := too_few(choosing, "choose the checkpoint"):
             context.log.warning(warning)
@@ -83,8 +83,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
             files.receive()  # that of another machine too
             if checkpoint_reasons(plan, name) and (few := too_few_to_train(plan)):
                 raise TrainingError(few)
-            chosen, advance = settings.training.over(len(data.train)), progress(context, "steps")
-            report = train(settings.model, data, chosen, out, advance, measured)
+            report = train(settings.model, data, recipe, out, progress(context, "steps"), measured)
             if not report.reused or card_is_lost(out):
                 write_model_card(plan, name, report, choosing)
                 add_evaluation(out, *measured_on(plan, name))

@@ -92,6 +92,7 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
             [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()],
         ),
         figures=table(("figure", "value"), _figures(record, report)),
+        metric=report.best.measure,
         choosing=choosing,
         curve=table(
             ("step", f"held-out {report.best.measure}"), [(at.step, f"{at.value:.3f}") for at in report.heldout]

@@ -17,6 +17,7 @@ from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.training_report import (
     CARD,
@@ -48,15 +49,19 @@ def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def training_reads(plan: Plan) -> tuple[str, ...]:
-    """Return the tables that `training_data` reads."""
+    """Return the tables that `training_data` reads; the warehouse is none, since it shows what training measured."""
     return (plan.named(CORPUS), HELDOUT_TEXTS)
 
 
-def training_data(plan: Plan, name: str) -> TrainingData:
-    """Return the training texts, and the texts of C that choose the best checkpoint. Raises MissingPart."""
+def training_data(plan: Plan, name: str) -> tuple[TrainingData, TrainingSettings]:
+    """Return a checkpoint's training texts with the texts of C that choose its step, and how it is trained on them.
+
+    Raises MissingPart.
+    """
     column = CHECKPOINTS[name][0]
     train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
-    return TrainingData(train.collect()[column].to_list(), heldout_texts(plan).choosing)
+    data = TrainingData(train.collect()[column].to_list(), heldout_texts(plan).choosing)
+    return data, plan.settings.training.over(len(data.train))
 
 
 def too_few_to_train(plan: Plan) -> str | None:
@@ -90,12 +95,12 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     if card_is_lost(folder):
         return [f"{folder / CARD} is gone or not what was written; the weights are whole"]
     try:
-        data = training_data(plan, name)
+        trained_on = training_data(plan, name)
     except StorageError:  # C* or the held-out texts are missing, which their own reasons report
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
-    now = run_identity(plan.settings.model, data, plan.settings.training.over(len(data.train)))
+    now = run_identity(plan.settings.model, *trained_on)
     stored = unsealed((folder / RECORD).read_bytes())
     return [str(change) for change in changes(_record(stored), _record(json.loads(json.dumps(now))))]
 

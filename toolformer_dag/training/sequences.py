@@ -12,7 +12,7 @@ from toolformer_dag.settings.training_settings import TrainingSettings
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Training sequences of `texts` texts, with `tokens` tokens in total.
+    """Training sequences of `texts` texts, or of other rows.
 
     `sequences`: each one or, packed, several lists of token ids. `split`: the number of texts longer than a sequence.
     `empty`: the number of texts with nothing to predict.
@@ -22,7 +22,11 @@ class Examples:
     texts: int
     split: int
     empty: int
-    tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens of all sequences."""
+        return sum(map(tokens_of, self.sequences))
 
 
 def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, packing: bool = False) -> Examples:
@@ -39,7 +43,6 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
         texts=len(texts),
         split=sum(len(ids) > sequence_length for ids in whole),
         empty=len(texts) - sum(len(ids) > 1 for ids in whole),
-        tokens=sum(map(len, parts)),
     )
 
 
