@@ -25,7 +25,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
 from toolformer_dag.training.launch import memory_need
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.training_report import TrainingData
 
 CHECKPOINTING = {"gradient_checkpointing": True}
 HALF = {"precision": "bfloat16"}

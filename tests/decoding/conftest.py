@@ -11,7 +11,7 @@ from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.training_report import TrainingData
 
 TAUGHT = {
     "Ada had 3 and 4, so": " [Calculator(3 + 4) -> 7] 7 in all. [Calendar() -> Today is Monday] It is Monday.",

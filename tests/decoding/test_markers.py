@@ -21,7 +21,7 @@ from toolformer_dag.texts.calls import call_grammar, in_markers
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.training_report import TrainingData
 
 FORMS = {
     "special": CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>"),

@@ -9,7 +9,7 @@ from tests.tiny_models import TEXTS, save, tiny_model, tokenizer_of
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.training_report import TrainingData
 
 WITH_CALLS = [
     f"I had {a} pens [Calculator({a} + {b}) -> {a + b}] and bought {b} more." for a in range(9) for b in range(5)

@@ -15,7 +15,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.training_report import TrainingData
 
 WAYS = {
     "Llama 4": sharing.SHARED,

@@ -19,7 +19,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.training_report import TrainingData
 
 
 def learned(behind_bos: bool) -> LanguageModel:

@@ -26,11 +26,11 @@ from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.recipe import objective_of
 from toolformer_dag.training.trainer import prepare
 from toolformer_dag.training.training_report import (
     Point,
+    TrainingData,
     TrainingError,
     TrainingReport,
     last_complete_checkpoint,

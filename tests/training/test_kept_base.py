@@ -13,10 +13,9 @@ from toolformer_dag.model.loading import load_identified
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.language_modeling import LEARNED_AFTER, KeepingBase, collate, in_or_after_calls
-from toolformer_dag.training.objective import TrainingData
+from toolformer_dag.training.objective import LEARNED_AFTER, KeepingBase, in_or_after_calls
 from toolformer_dag.training.sequences import IGNORED
-from toolformer_dag.training.training_report import run_identity
+from toolformer_dag.training.training_report import TrainingData, run_identity
 
 __all__ = ["base"]
 
@@ -80,7 +79,7 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
         for weight in trained.model.parameters():
             weight.mul_(1.1)
     encoding = base_model.encoding
-    rows = collate([[encoding.bos + encoding.texts([text])[0].ids] for text in (TEXTS[0], HELDOUT[0])])
+    rows = KeepingBase.collate([[encoding.bos + encoding.texts([text])[0].ids] for text in (TEXTS[0], HELDOUT[0])])
     objective = KeepingBase(encoding, KEPT.model_copy(update={"keep_base": 0.75}))
     objective.base = base_model.model
     loss, items, labels = objective.loss(trained.model, rows), objective.items(rows), rows.pop("labels")

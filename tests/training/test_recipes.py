@@ -20,8 +20,8 @@ from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune
-from toolformer_dag.training.language_modeling import collate, row_losses
 from toolformer_dag.training.launch import train
+from toolformer_dag.training.objective import LanguageModeling, row_losses
 from toolformer_dag.training.recipe import check_apart, check_recipe
 from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report
 
@@ -69,7 +69,7 @@ def test_packed_texts_cost_what_they_cost_alone(architecture: str) -> None:
 
 
 def losses(model: torch.nn.Module, rows: list[list[list[int]]]) -> torch.Tensor:
-    batch = collate(rows)
+    batch = LanguageModeling.collate(rows)
     labels = batch.pop("labels")
     with torch.no_grad():
         return row_losses(model(**batch, use_cache=False).logits, labels).sum(0)

@@ -11,17 +11,14 @@ from toolformer_dag.computing.stage import Column
 from toolformer_dag.files import StorageError, unsealed
 from toolformer_dag.lake.record import changes, record
 from toolformer_dag.model.weights import checkpoint_folder
-from toolformer_dag.pipeline import raw_shards
-from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
+from toolformer_dag.pipeline import augmented_corpus, heldout_texts, raw_shards
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
-from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
-from toolformer_dag.pipeline.heldout_texts import heldout_texts
 from toolformer_dag.pipeline.merging import TRAIN
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.training_report import (
     CARD,
     RECORD,
+    TrainingData,
     TrainingReport,
     card_is_lost,
     read_report,
@@ -50,7 +47,7 @@ def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
 
 def training_reads(plan: Plan) -> tuple[str, ...]:
     """Return the tables that `training_data` reads; the warehouse is none, since it shows what training measured."""
-    return (plan.named(CORPUS), HELDOUT_TEXTS)
+    return (plan.named(augmented_corpus.NAME), heldout_texts.NAME)
 
 
 def training_data(plan: Plan, name: str) -> tuple[TrainingData, TrainingSettings]:
@@ -60,7 +57,7 @@ def training_data(plan: Plan, name: str) -> tuple[TrainingData, TrainingSettings
     """
     column = CHECKPOINTS[name][0]
     train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
-    data = TrainingData(train.collect()[column].to_list(), heldout_texts(plan).choosing)
+    data = TrainingData(train.collect()[column].to_list(), heldout_texts.heldout_texts(plan).choosing)
     return data, plan.settings.training.over(len(data.train))
 
 

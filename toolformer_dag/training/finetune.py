@@ -16,12 +16,12 @@ from toolformer_dag.lake.record import installed_version
 from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
 from toolformer_dag.training.sequences import Examples
 from toolformer_dag.training.trainer import Measured, StepProgress, prepare, world_size
 from toolformer_dag.training.training_report import (
     NOT_WEIGHTS,
+    TrainingData,
     TrainingError,
     TrainingReport,
     curve,
@@ -52,8 +52,10 @@ def finetune(
     Raises TrainingError, and ModelError where `base` cannot be loaded.
     """
     if not data.train or not data.heldout:
-        counts = f"{len(data.train)} texts, {len(data.heldout)} held-out texts"
-        raise TrainingError(f"nothing to finetune on: {counts}; lower tau_f or add shards")
+        raise TrainingError(
+            f"nothing to finetune on: {len(data.train)} texts, {len(data.heldout)} held-out texts; lower tau_f or add "
+            "shards"
+        )
     check_recipe(base, settings, world_size())
     identity = run_identity(base, data, settings)
     name = fingerprint(identity)

@@ -25,10 +25,15 @@ from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.finetune import finetune, finished_run
-from toolformer_dag.training.objective import TrainingData
 from toolformer_dag.training.recipe import check_recipe, has_short_moments, is_composite, objective_of, with_adapters
 from toolformer_dag.training.trainer import Measured, StepProgress, device_batch
-from toolformer_dag.training.training_report import TrainingError, TrainingReport, read_report, run_identity
+from toolformer_dag.training.training_report import (
+    TrainingData,
+    TrainingError,
+    TrainingReport,
+    read_report,
+    run_identity,
+)
 
 GB = 1e9
 ADAM, SHORT_ADAM = 16, 6

@@ -18,8 +18,7 @@ from toolformer_dag.model.trials import TRIAL, TRIAL_ENDS, trial_tokens
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.language_modeling import KeepingBase, LanguageModeling
-from toolformer_dag.training.objective import Objective
+from toolformer_dag.training.objective import KeepingBase, LanguageModeling, Objective
 from toolformer_dag.training.training_report import SHARES, TrainingError
 
 
@@ -49,8 +48,7 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
         _require("torchao", "gpu", 'training.precision = "float32"')
     if settings.lora_rank is not None:
         _require("peft", "lora", "no training.lora_rank")
-    without_base = objective_of(settings).without_base
-    if without_base and (processes > 1 or settings.lora_rank is not None):
+    if (without_base := objective_of(settings).without_base) and (processes > 1 or settings.lora_rank is not None):
         raise TrainingError(
             f"{without_base.partition(' ')[0]} needs the whole base model beside the trained weights in one process; "
             f"set training.processes = 1 and no training.lora_rank, or {without_base}"

@@ -34,7 +34,7 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
 
     The paper only gives the sequence length. A longer text becomes several sequences that each begin with the last
     token of the sequence before, so that every token is predicted exactly once. `packing` puts several of these into
-    a sequence; `collate` of language_modeling.py keeps them apart.
+    a sequence; `LanguageModeling.collate` keeps them apart.
     """
     whole = [encoding.bos + tokens.ids + encoding.eos for tokens in encoding.with_calls(texts) if tokens.ids]
     parts = [window for ids in whole for window in windows(ids, sequence_length)]

@@ -12,10 +12,10 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.loading import context_length, fast_dtype, load_config, load_encoding
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.training.objective import Objective, TrainingData
+from toolformer_dag.training.objective import Objective
 from toolformer_dag.training.recipe import RestoredShares, objective_of, optimizer, save_shares, trained_model
 from toolformer_dag.training.sequences import Examples, batch_order, tokens_of, training_steps
-from toolformer_dag.training.training_report import TrainingError, last_complete_checkpoint
+from toolformer_dag.training.training_report import TrainingData, TrainingError, last_complete_checkpoint
 
 POINTS = 200  # points of the loss curve
 
@@ -185,8 +185,7 @@ def prepare(
     if not train.sequences or not held.sequences:
         raise TrainingError("all texts, or all held-out texts, are empty for this tokenizer; use longer texts")
     steps = training_steps(len(train.sequences), settings)
-    lengths = list(map(tokens_of, train.sequences))
-    order = batch_order(lengths, settings.batch_size, steps, settings.seed)
+    order = batch_order(list(map(tokens_of, train.sequences)), settings.batch_size, steps, settings.seed)
     on_cpu = base.device == "cpu" or not torch.accelerator.is_available()
     divided = sharded(settings)
     checkpoint = last_complete_checkpoint(folder, divided)

@@ -28,11 +28,21 @@ from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.texts.calls import NAMED
-from toolformer_dag.training.objective import TrainingData
 
 
 class TrainingError(UserError):
     """A finetuning run that cannot start or continue. The message names the problem and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The rows that a run trains on, and those held out, on which its best checkpoint is chosen.
+
+    A row is plain JSON data, of which the objective alone knows the shape: for language modelling it is a text.
+    """
+
+    train: Sequence[Any]
+    heldout: Sequence[Any]
 
 
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
