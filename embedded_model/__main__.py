@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from embedded_model.export import mean_model
 from embedded_model.network import SHAPES, EmbeddedTraining
 from embedded_model.train import PretrainingProgress
 from embedded_model.train import train as run
@@ -14,9 +13,12 @@ from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import model_name
 from toolformer_dag.settings.model_settings import ModelSettings
 
-app = Commands(
-    help="Train the embedded model.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+app = Commands(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@app.callback()
+def main() -> None:
+    """Train the embedded model."""
 
 
 @app.command()
@@ -42,24 +44,8 @@ def train(
         typer.echo(f"{line.step:>6}/{line.steps}  loss {line.loss:.3f}  {line.tokens_per_second:,.0f} tokens/s")
 
     settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
-    begin = None if start is None else _folder_of(start)
+    begin = None if start is None else Path(model_name(ModelSettings(name=start)))
     typer.echo(run(settings, folder, real_text or (), show, processes, begin))
-
-
-@app.command()
-def mean(
-    folder: Annotated[Path, typer.Argument(help="Where the model is written.")],
-    models: Annotated[list[str], typer.Argument(help="`embedded`, or folders made here; one began as another.")],
-) -> None:
-    """Write the mean of the weights of models: often better than each of them.
-
-    Example: python -m embedded_model mean better/ embedded my_model/
-    """
-    typer.echo(mean_model([_folder_of(name) for name in models], folder))
-
-
-def _folder_of(model: str) -> Path:
-    return Path(model_name(ModelSettings(name=model)))
 
 
 if __name__ == "__main__":

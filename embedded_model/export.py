@@ -1,7 +1,7 @@
-"""Write model folders for `AutoModelForCausalLM`, tokenizer included; start a run from one; average several."""
+"""Write model folders for `AutoModelForCausalLM`, tokenizer included; start a run from one."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import GPTJConfig, GPTJForCausalLM, PreTrainedTokenizerFast
 
 from embedded_model.network import GPTJ, ModelShape
-from embedded_model.optimizer import WeightAverage
 from toolformer_dag.files import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -139,26 +138,3 @@ def load_weights(folder: Path, model: GPTJ) -> None:
     for name in ours:
         ours[name] = torch.cat([stored[one].float() for one in names_in_transformers(name)])
     model.load_state_dict(ours)
-
-
-def mean_model(starts: Sequence[Path], out: Path) -> Path:
-    """Export the mean of model folders to `out`; return `out`. One of the models should have started from another.
-
-    Raises UserError for a folder without a model, and where shapes or tokenizers differ.
-    """
-    first, *others = starts
-    for other in others:
-        if shape_of(other) != shape_of(first):
-            raise UserError(f"{other} has another shape than {first}; name models of one size")
-        if (other / "tokenizer.json").read_bytes() != (first / "tokenizer.json").read_bytes():
-            raise UserError(
-                f"{other} has another tokenizer than {first}; name models of which one started from the other"
-            )
-    model = GPTJ(shape_of(first))
-    average = WeightAverage(model, power=0)
-    for number, folder in enumerate(starts, 1):
-        load_weights(folder, model)
-        average.add(model, number)
-    model.load_state_dict(average.tensors)
-    export_model(model, Tokenizer.from_file(str(first / "tokenizer.json")), out)
-    return out

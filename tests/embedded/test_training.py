@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from embedded_model.export import mean_model
 from embedded_model.network import SHAPES, EmbeddedTraining, ModelShape
 from embedded_model.train import PretrainingProgress, train
 from tests.processes import started_by_a_killed
@@ -120,27 +119,6 @@ def test_a_run_that_starts_from_a_model_goes_on_where_it_ended(run: Run, tmp_pat
     assert weights(tmp_path)["transformer.wte.weight"].shape == (MICRO.vocabulary, MICRO.width)
     with pytest.raises(UserError, match="start"):
         train(longer, tmp_path, processes=1, start=tmp_path)
-
-
-@pytest.mark.long
-def test_the_mean_of_two_models_lies_between_them(run: Run, tmp_path: Path) -> None:
-    other = train(replace(SETTINGS, steps=2, seed=7), begun(run, tmp_path / "other"), processes=1)
-    found = weights(mean_model([run[0], other], tmp_path / "mean"))
-    for name, tensor in found.items():
-        middle = (weights(run[0])[name].float() + weights(other)[name].float()) / 2
-        assert torch.equal(tensor, middle.half()), name
-    assert (tmp_path / "mean" / "tokenizer.json").read_bytes() == (run[0] / "tokenizer.json").read_bytes()
-
-
-def test_models_of_different_shapes_or_tokenizers_have_no_mean(tmp_path: Path) -> None:
-    other = shutil.copytree(SMALL_MODEL, tmp_path / "other")
-    (other / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="has another tokenizer than"):
-        mean_model([SMALL_MODEL, other], tmp_path / "mean")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "n_layer": 1}))
-    with pytest.raises(UserError, match=r"has another shape than .*; name models of one size"):
-        mean_model([SMALL_MODEL, other], tmp_path / "mean")
 
 
 def test_a_start_that_is_no_model_of_this_kind_is_refused(tmp_path: Path) -> None:
