@@ -30,10 +30,9 @@ def train(
     start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
-    real_text: Annotated[list[Path] | None, typer.Option(help="CCNet shards, passages, translated phrases.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="One thread each.")] = 2,
 ) -> None:
-    """Train a base model, from scratch or on: copy boot camp, then the mix of plain texts, notes and demonstrations.
+    """Train a base model, from scratch or on: copy boot camp, then plain texts, notes and demonstrations.
 
     Example: python -m embedded_model train my_model --size 0.9M --steps 2400
     """
@@ -45,7 +44,7 @@ def train(
 
     settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
     begin = None if start is None else Path(model_name(ModelSettings(name=start)))
-    typer.echo(run(settings, folder, real_text or (), show, processes, begin))
+    typer.echo(run(settings, folder, show, processes, begin))
 
 
 if __name__ == "__main__":

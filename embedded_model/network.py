@@ -35,10 +35,9 @@ class EmbeddedTraining:
     """Hold every number that the weights of a run depend on; the number of processes and the paths do not matter.
 
     A step takes `lanes` micro-batches of `lane_tokens` tokens. The first `boot_steps` of `steps` are the copy boot
-    camp; the learning rates fall linearly over the last `decay` of all steps. `real_share` of the documents after the
-    boot camp come from real text, if any is given. After the first `early` of all steps the mix changes. The export is
-    the `WeightAverage` with `average_power`. `start` is the fingerprint of the first weights, None for random ones;
-    `real_text` is the fingerprint of the real text, None without any. Equal settings give equal bits on a given CPU.
+    camp; the learning rates fall linearly over the last `decay` of all steps. After the first
+    `early` of all steps the mix changes. The export is the `WeightAverage` with `average_power`. `start` is the
+    fingerprint of the first weights, None for random ones. Equal settings give equal bits on a given CPU.
     """
 
     shape: ModelShape = SHAPES["2M"]
@@ -51,12 +50,10 @@ class EmbeddedTraining:
     lane_tokens: int = 1024
     muon_rate: float = 0.02
     adam_rate: float = 6e-3
-    real_share: float = 0.4
     checkpoint_steps: int = 100
     early: float = 0.5
     average_power: float = 2.0
     start: str | None = None
-    real_text: str | None = None
 
     def rate_factor(self, step: int) -> float:
         """Return the factor of both learning rates at a step (from 0)."""

@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedded_model import real_gold as real
 from embedded_model import synthetic_documents as synthetic
 from embedded_model.demonstrations import PretrainingDocument
 from embedded_model.network import EmbeddedTraining
@@ -93,7 +92,7 @@ def _recall(random: Random, vocabulary: int, _longest: int) -> list[int]:
     return [token for pair in [*pairs, *random.choices(pairs, k=2 * len(pairs))] for token in pair]
 
 
-SYNTHETIC_MIX = {
+MIX = {
     synthetic.plain: (10, 10),
     synthetic.spelled_years: (4, 3),
     synthetic.note_then_text: (28, 23),
@@ -101,39 +100,27 @@ SYNTHETIC_MIX = {
     synthetic.told_before: (0, 18),
     synthetic.demonstrate: (24, 16),
 }
-REAL_MIX = {
-    real.plain: (40, 34),
-    real.note_then_text: (42, 28),
-    real.told_before: (0, 26),
-    real.demonstrate: (18, 12),
-}
 """Kinds of documents with their weights, early and late in a run."""
 TOKENIZER_TEXTS = 6_000
 WORLD_STEPS = 20
 
 
-def mixed_documents(
-    real_text: real.RealGold | None, random: Random, step: int, real_share: float, *, late: bool = False
-) -> Iterator[PretrainingDocument]:
-    """Yield documents without end from the synthetic world and, if there is any, from real text.
+def mixed_documents(random: Random, step: int, *, late: bool = False) -> Iterator[PretrainingDocument]:
+    """Yield documents without end about the synthetic world.
 
     Every WORLD_STEPS steps have a new synthetic world, so no fact is memorised. `late` in a run the mix has fewer
     demonstrations: the model learns first where calls begin, then to use results.
     """
     world = _world(1 + step // WORLD_STEPS)
-    synthetic_weights = [weights[late] for weights in SYNTHETIC_MIX.values()]
-    real_weights = [weights[late] for weights in REAL_MIX.values()]
+    weights = [shares[late] for shares in MIX.values()]
     while True:
-        if real_text is not None and random.random() < real_share:
-            yield random.choices(list(REAL_MIX), real_weights)[0](random, real_text)
-        else:
-            yield random.choices(list(SYNTHETIC_MIX), synthetic_weights)[0](random, world)
+        yield random.choices(list(MIX), weights)[0](random, world)
 
 
-def tokenizer_texts(real_text: real.RealGold | None, seed: int, real_share: float) -> list[str]:
+def tokenizer_texts(seed: int) -> list[str]:
     """Return texts to train the tokenizer on; names of all parts occur, so all are tokenized alike."""
     random, world = Random(f"tokenizer {seed}"), _world(1)
-    documents = mixed_documents(real_text, random, 0, real_share)
+    documents = mixed_documents(random, 0)
     synthetic_texts = [synthetic.of_any_part(random, world) for _ in range(TOKENIZER_TEXTS)]
     return synthetic_texts + ["".join(next(documents)) for _ in range(TOKENIZER_TEXTS)]
 
@@ -148,9 +135,7 @@ SHORT, LONG = 512, 1024
 COPY_SHARE = 0.05
 
 
-def batch(
-    settings: EmbeddedTraining, real_text: real.RealGold | None, tokenizer: Tokenizer, step: int, lane: int
-) -> Tensor:
+def batch(settings: EmbeddedTraining, tokenizer: Tokenizer, step: int, lane: int) -> Tensor:
     """Return a micro-batch of token ids (rows, length + 1): inputs and targets overlap."""
     random = Random(f"stream {settings.seed} {step} {lane}")
     if step < settings.boot_steps:
@@ -158,7 +143,7 @@ def batch(
         vocabulary, progress = settings.shape.vocabulary, step / settings.boot_steps
         return torch.tensor([boot_camp_row(random, vocabulary, BOOT_LENGTH + 1, progress) for _ in rows])
     length = LONG if step % 4 == 0 else SHORT
-    drawn = mixed_documents(real_text, random, step, settings.real_share, late=step >= settings.early * settings.steps)
+    drawn = mixed_documents(random, step, late=step >= settings.early * settings.steps)
     documents = _encoded(random, drawn, tokenizer, settings.shape.vocabulary)
     return torch.tensor(pack(documents, settings.lane_tokens // length, length + 1, SHORT + 1))
 

@@ -17,8 +17,6 @@ from torch import Tensor, multiprocessing
 from embedded_model.export import WEIGHTS, export_model, load_weights, shape_of, train_tokenizer
 from embedded_model.network import GPTJ, EmbeddedTraining
 from embedded_model.optimizer import MuonAdamW, SharedGradients, WeightAverage
-from embedded_model.real_gold import read_real_gold
-from embedded_model.real_text import real_text_fingerprint
 from embedded_model.stream import batch, tokenizer_texts
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.identity import file_hash
@@ -96,7 +94,6 @@ class PretrainingRun:
 
     settings: EmbeddedTraining
     folder: Path
-    real_text: tuple[Path, ...]
     processes: int
     start: Path | None
 
@@ -108,7 +105,6 @@ class PretrainingRun:
 def train(
     settings: EmbeddedTraining,
     out: Path,
-    real_text: Sequence[Path] = (),
     progress: Callable[[PretrainingProgress], None] = lambda line: None,
     processes: int = 2,
     start: Path | None = None,
@@ -118,13 +114,12 @@ def train(
     `start`, a model folder, provides the first weights, shape and tokenizer; then there is no boot camp.
 
     `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. Neither an interruption nor the
-    number of processes changes the weights. Raises UserError for a folder of another run, when a process ends, for
-    unreadable real text, and for a `start` without a model.
+    number of processes changes the weights. Raises UserError for a folder of another run, when a process ends, and for
+    a `start` without a model.
     """
-    settings = replace(settings, real_text=real_text_fingerprint(real_text))
     if start is not None:
         settings = replace(settings, shape=shape_of(start), start=file_hash(start / WEIGHTS), boot_steps=0)
-    run = PretrainingRun(settings, out / "training", tuple(real_text), processes, start)
+    run = PretrainingRun(settings, out / "training", processes, start)
     steps_taken(run.checkpoint, settings)
     run.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(run)
@@ -151,8 +146,7 @@ def _tokenizer(run: PretrainingRun) -> Tokenizer:
     if run.start is not None:
         shutil.copyfile(run.start / "tokenizer.json", path)
     elif not path.exists():
-        texts = tokenizer_texts(read_real_gold(run.real_text), run.settings.seed, run.settings.real_share)
-        train_tokenizer(texts, run.settings.shape.vocabulary).save(str(path))
+        train_tokenizer(tokenizer_texts(run.settings.seed), run.settings.shape.vocabulary).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
@@ -178,12 +172,11 @@ def _steps(
     settings = run.settings
     state, taken = _begun(run, number)
     tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
-    real_text = read_real_gold(run.real_text)
     losses: list[float] = []
     began = time.monotonic()
     for step in range(taken, settings.steps):
         for lane in range(number, settings.lanes, run.processes):
-            rows = batch(settings, real_text, tokenizer, step, lane)
+            rows = batch(settings, tokenizer, step, lane)
             gradients.put(lane, state.model, _backward(state.model, rows))
         losses.append(gradients.add_up(state.model))
         state.optimiser.step(settings.rate_factor(step))

@@ -1,6 +1,5 @@
 """A training run of seconds on a micro shape: it learns, is reproducible, and goes on where it was broken off."""
 
-import gzip
 import json
 import shutil
 from dataclasses import replace
@@ -93,7 +92,7 @@ def test_a_folder_of_another_run_is_refused_by_name(run: Run, changes: dict[str,
 
 
 @pytest.mark.long
-def test_a_folder_is_a_runs_own_before_its_first_checkpoint_and_with_its_real_text(run: Run, tmp_path: Path) -> None:
+def test_a_folder_is_a_runs_own_before_its_first_checkpoint(run: Run, tmp_path: Path) -> None:
     def stop(line: PretrainingProgress) -> None:
         raise KeyboardInterrupt
 
@@ -101,11 +100,6 @@ def test_a_folder_is_a_runs_own_before_its_first_checkpoint_and_with_its_real_te
         train(SETTINGS, begun(run, tmp_path / "new"), progress=stop, processes=1)
     with pytest.raises(UserError, match="seed"):
         train(replace(SETTINGS, seed=1), tmp_path / "new", processes=1)
-    page = {"digest": "sha1:A", "url": "http://a.org/", "source_domain": "a.org", "title": "A", "language": "en"}
-    shard = tmp_path / "web_0000.json.gz"
-    shard.write_bytes(gzip.compress(json.dumps({**page, "raw_content": "Ada went to the sea. " * 9}).encode()))
-    with pytest.raises(UserError, match="real_text"):
-        train(SETTINGS, run[0], [shard], processes=1)
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
-"""The parts of the training: updates, averages, tokenizer, export, rows, boot camp, notes, real text."""
+"""The parts of the training: updates, averages, tokenizer, export, rows, boot camp, notes."""
 
-import gzip
-import json
 import math
 import re
 from dataclasses import replace
@@ -21,11 +19,8 @@ from embedded_model.demonstrations import NAMES, chain_instructions, guessed_inp
 from embedded_model.export import WANTED, export_model, save_tokenizer, train_tokenizer
 from embedded_model.network import GPTJ, SHAPES, ModelShape
 from embedded_model.optimizer import WeightAverage, orthogonal
-from embedded_model.real_gold import excerpt, read_real_gold
-from embedded_model.real_text import HELD_OUT_SHARDS, is_held_out, load_real_text
 from embedded_model.stream import boot_camp_row, mixed_documents, pack
 from embedded_model.synthetic_documents import blurred
-from toolformer_dag.files import UserError
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.world import the_world
 
@@ -138,18 +133,11 @@ def test_notes_come_before_or_right_before_the_words_they_tell(seed: int, tool: 
     assert not ("->" in whole and " [" in whole)
 
 
-@pytest.mark.parametrize("real_share", [0, 1])
-def test_the_mix_shows_calls_with_results_in_chains_alone_and_fewer_calls_late_in_a_run(
-    tmp_path: Path, real_share: int
-) -> None:
-    write_passages(
-        tmp_path, [f"article {n}" for n in range(40)], "In 1871 Ada Rook built another bridge of stone. " * 3
-    )
-    real_text = read_real_gold([tmp_path])
+def test_the_mix_shows_calls_with_results_in_chains_alone_and_fewer_calls_late_in_a_run() -> None:
     with_result = re.compile(rf"\[({'|'.join(NAMES.values())})\([^\]]*->")
     shares = {}
     for late in (False, True):
-        drawn = list(islice(mixed_documents(real_text, Random(1), 0, real_share, late=late), 800))
+        drawn = list(islice(mixed_documents(Random(1), 0, late=late), 800))
         assert all("".join(one).startswith(chain_instructions()) for one in drawn if with_result.search("".join(one)))
         calls = sum("Output: " in "".join(one) for one in drawn)
         notes = sum(len(one) == 2 and one[0].startswith(" ") for one in drawn)
@@ -181,46 +169,3 @@ def test_every_packed_row_is_full_and_begins_with_a_document(found: list[list[in
 def test_long_rows_begin_with_a_long_document() -> None:
     long = [0, *[3] * 30]
     assert pack([[0, 1, 2], long, *[[0, 4]] * 80], 1, 40, 16)[0][:31] == long
-
-
-words = st.lists(
-    st.sampled_from(["Ada", "ran", "far.", "Then", "she", "rested!\n", "x" * 90]), min_size=30, max_size=120
-)
-
-
-@given(words, st.randoms(use_true_random=False), st.data())
-def test_an_excerpt_is_bounded_and_holds_its_place(found: list[str], random: Random, data: st.DataObject) -> None:
-    text = " ".join(found)
-    place = data.draw(st.sampled_from([i for i, letter in enumerate(text) if not letter.isspace()]))
-    cut, offset = excerpt(random, text, place, 200)
-    assert text[place - offset :].startswith(cut)
-    assert len(cut) <= 300
-    assert cut[offset] == text[place]
-    assert place - offset == 0 or text[place - offset - 1].isspace()
-
-
-def write_passages(folder: Path, titles: list[str], text: str = "It is a thing.") -> None:
-    lines = [json.dumps({"id": t, "title": t, "section": "", "text": f"{t}: {text}"}) for t in titles]
-    (folder / "passages.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-
-
-def test_held_out_articles_and_shards_are_never_trained_on(tmp_path: Path) -> None:
-    titles = {f"article {number}" for number in range(400)}
-    write_passages(tmp_path, sorted(titles))
-    page = {"digest": "sha1:A", "url": "http://a.org/", "source_domain": "a.org", "language": "en"}
-    for shard in ("en_head_0001", *HELD_OUT_SHARDS):
-        record = {**page, "title": shard, "raw_content": f"{shard} is a page."}
-        (tmp_path / f"{shard}.json.gz").write_bytes(gzip.compress(json.dumps(record).encode()))
-    trained = load_real_text([tmp_path])
-    assert [page.title for page in trained.web] == ["en_head_0001"]
-    kept = titles - {page.title for page in trained.articles}
-    assert 8 <= len(kept) <= 36 and kept == set(filter(is_held_out, titles))
-
-
-def test_a_path_without_real_text_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"name a file or folder"):
-        load_real_text([tmp_path / "nothing"])
-    (tmp_path / "pages.txt.gz").write_bytes(gzip.compress(b"a page"))
-    for path in (tmp_path, tmp_path / "pages.txt.gz"):
-        with pytest.raises(UserError, match=r"name a file or folder"):
-            load_real_text([path])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.texts.reading import read_documents
 from toolformer_dag.synthetic.today import MONTHS
 from toolformer_dag.synthetic.web import records, stored_gzip, write_shards
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document, date_from_url
-from toolformer_dag.texts.shard_reader import read_documents
 
 PAGES = "c365980be1c46bb9"
 

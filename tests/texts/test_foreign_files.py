@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from tests.texts.reading import read_documents
 from toolformer_dag.evaluation.benchmark_files import wikitext
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.files import UserError
@@ -21,7 +22,7 @@ from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FormatChoice
-from toolformer_dag.texts.shard_reader import read_documents, shard_batches
+from toolformer_dag.texts.shard_reader import shard_batches
 from toolformer_dag.tools.passages import read_passages
 from toolformer_dag.tools.registry import load_tool
 

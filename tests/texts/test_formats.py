@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from tests.texts.reading import read_documents
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FORMATS, FormatChoice, steps_to
-from toolformer_dag.texts.shard_reader import read_documents, shard_batches
+from toolformer_dag.texts.shard_reader import shard_batches
 
 Record = Mapping[str, Any]
 URL = "https://www.example.org/2019/04/25/a-page/"

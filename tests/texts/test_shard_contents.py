@@ -14,12 +14,13 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.texts.reading import read_documents
 from toolformer_dag.texts import json_lines
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.shard_reader import read_documents, shard_batches
+from toolformer_dag.texts.shard_reader import shard_batches
 
 CHOICE = FormatChoice("fineweb")
 OWN = FormatChoice("plain", (("text", "t.x"), ("id", "i"), ("language", "l.0")))

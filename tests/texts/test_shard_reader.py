@@ -15,11 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.texts.reading import read_documents
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import BLOCK_BYTES
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.json_lines import MAX_LINE_BYTES
-from toolformer_dag.texts.shard_reader import ShardError, read_documents
+from toolformer_dag.texts.shard_reader import ShardError
 
 
 def record(number: int, **changes: object) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.texts.reading import read_documents
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.shard_reader import read_documents
 from toolformer_dag.tools.number_pairs import (
     IDENTIFIER,
     MAX_PAIRS,

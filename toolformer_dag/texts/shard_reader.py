@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import file_hash, fingerprint
-from toolformer_dag.texts.columns import Batch, Rejection, documents_of
+from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.compression import HEAD_BYTES, ShardFault, blocks, kind_in_words, kind_of
-from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.json_lines import json_batches
 from toolformer_dag.texts.tables import MAGIC, TableRecords, parquet_batches
@@ -103,19 +102,6 @@ def _compression(head: bytes, suffix: str) -> str | None:
 def _is(head: bytes) -> str:
     kind = kind_in_words(head)
     return f"is {kind}" if kind else f"begins with {head[:4]!r}"
-
-
-def read_documents(path: Path | str, shard: str, choice: FormatChoice | None = None) -> Iterator[Document | Rejection]:
-    """Yield a shard's documents one by one, and what holds none; for tools that look at single files.
-
-    A fault of the whole file is a last Rejection of line 0: what came before it may not be used. Raises ShardError.
-    """
-    try:
-        for batch in shard_batches(path, choice):
-            yield from batch.rejections
-            yield from (Document(shard, **row) for row in batch.frame.iter_rows(named=True))
-    except ShardFault as fault:
-        yield Rejection(0, fault.reason, str(fault))
 
 
 def _whole(path: Path, stream: IO[bytes]) -> Path:
