@@ -90,6 +90,6 @@ def job_of(file: str, name: str) -> dg.JobDefinition:
 def defs() -> dg.Definitions:
     """Load the definitions of ./toolformer.toml, or of $TOOLFORMER_CONFIG.
 
-    Raises SettingsError, ModelError, ToolError, BenchmarkError and OldLake, which name the setting and the remedy.
+    Raises SettingsError, ModelError, ToolError, BenchmarkError and StorageError, which name the setting and the remedy.
     """
     return definitions_of(Plan.of(load_settings()))

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.earlier_release import turn_back
 from tests.object_store import S3, s3, s3_running
 from toolformer_dag.assets.running import note_cost, step
 from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
@@ -248,7 +247,7 @@ def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine
 def test_a_store_that_is_away_ends_nothing_once_it_was_reached_and_a_first_look_soon(machine, s3):
     one, other = machine("one"), machine("other")
     one.table(NAME).publish("x", [ROWS], dict)
-    one.refuse_old_layout()
+    one.require_access()
     for act in (lambda: one.storage.read(one.table(NAME).path), lambda: rows_of(one).append(chunk(1))):
         s3.away = 7
         act()
@@ -425,7 +424,7 @@ def test_errors_of_the_store_are_one_line_with_a_remedy(s3, tmp_path, monkeypatc
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     lake = Lake.at(place, tmp_path)
-    for attempt in (lake.refuse_old_layout, lambda: lake.table(NAME).publish("x", [ROWS], dict)):
+    for attempt in (lake.require_access, lambda: lake.table(NAME).publish("x", [ROWS], dict)):
         with pytest.raises(ObjectStoreError, match=told) as error:
             attempt()
         assert "\n" not in str(error.value) and str(error.value).startswith("cannot ")
@@ -447,7 +446,7 @@ def test_a_wrong_key_is_refused(s3, tmp_path):
     httpx.post(f"{s3.address}/moto-api/reset-auth", content=b"0")
     try:
         with pytest.raises(ObjectStoreError, match=r"refuses access \(\w+\); correct the keys"):
-            lake.refuse_old_layout()
+            lake.require_access()
         with pytest.raises(ObjectStoreError, match="refuses access"):
             lake.table(NAME).publish("x", [ROWS], dict)
     finally:
@@ -466,7 +465,7 @@ def test_a_store_without_conditional_puts_is_refused_in_one_sentence(machine, mo
 
     monkeypatch.setattr(ObjectStorage, "replace", replace)
     with pytest.raises(ObjectStoreError, match=r"conditional puts \(If-Match\)") as told:
-        lake.refuse_old_layout()
+        lake.require_access()
     assert "\n" not in str(told.value) and lake.storage.names(lake.root / ".none") == []
 
 
@@ -505,22 +504,3 @@ def test_what_is_read_of_many_parts_costs_few_requests(machine, s3):
     with session():
         assert len(other.table(NAME).pointers()) == 50
     assert len(s3.requests) == 1, "the manifest did not change"
-
-
-def test_a_lake_of_an_earlier_release_is_read_by_every_machine(machine, s3):
-    one, other = machine("one"), machine("other")
-    for part in ("x", "y"):
-        one.table(NAME).publish(part, [ROWS], dict)
-    turn_back(one)
-    one.storage.mark(one.table(NAME).folder / "z.json", b"")  # a part that was withdrawn
-    assert other.table(NAME).parts() == one.table(NAME).parts() == ["x", "y"]
-    one.table(NAME).publish("w", [ROWS], dict)
-    assert other.table(NAME).parts() == ["w", "x", "y"] and other.table(NAME).read("y").equals(ROWS)
-
-
-def test_who_may_only_read_reads_a_lake_of_an_earlier_release(machine, monkeypatch):
-    lake = machine("one")
-    lake.table(NAME).publish("x", [ROWS], dict)
-    turn_back(lake)
-    monkeypatch.setattr(ObjectStorage, "replace", lambda *_: (_ for _ in ()).throw(ObjectStoreError("refused")))
-    assert machine("other").table(NAME).read("x").equals(ROWS)

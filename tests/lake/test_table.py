@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.lake.earlier_release import turn_back
 from toolformer_dag.files import SEAL, ReadError, file_name, plain_name, sealed, unsealed
-from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.parquet import ContentHash
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, OldLake, Table
-from toolformer_dag.lake.verification import checked_files
+from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart, Table
 
 SCHEMA = {"digest": pl.String, "position": pl.Int32, "delta": pl.Float64, "seconds": pl.Float64}
 
@@ -294,18 +290,6 @@ def test_the_record_is_asked_for_after_the_last_frame(table: Table) -> None:
     assert table.record("s") == {"frames": 3}
 
 
-def test_a_lake_of_an_earlier_release_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    publish(lake.table("calculator/loss_deltas"), "parts", [frame()])
-    lake.refuse_old_layout()
-    (tmp_path / "calculator/loss_deltas/parts/0001").mkdir(parents=True)
-    with pytest.raises(OldLake) as told:
-        lake.refuse_old_layout()
-    message = str(told.value)
-    assert "was written by an earlier release; move it away and run again, or set paths.lake" in message
-    assert "\n" not in message and str(tmp_path) in message
-
-
 @given(content=st.dictionaries(st.text(), st.text() | st.integers() | st.floats(allow_nan=False), min_size=1))
 def test_a_sealed_record_is_read_as_it_was_written_and_no_changed_byte_is_believed(content: dict[str, object]) -> None:
     content.pop(SEAL, None)
@@ -365,31 +349,4 @@ def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_wri
         raise RuntimeError
     ask()
     assert others == [[], ["s"]], "what was made before an error is kept"
-    assert table.read("s").height == 1
-
-
-def test_a_table_of_an_earlier_release_is_read_and_its_pointers_go_with_clean(table: Table, tmp_path: Path) -> None:
-    lake, rows = Lake(tmp_path), frame(("a", 1, 0.5, 0.1))
-    for part in ("r", "s/0", "t"):
-        publish(table, part, [rows], {"settings": {"k": 3}})
-    before = table.pointers(), table.version()
-    turn_back(lake)
-    assert not table.path.exists()
-    table = Lake(tmp_path).table(table.name)
-    assert (table.pointers(), table.version()) == before and table.read("s/0").equals(rows)
-    table.remove("r")
-    assert clean(lake, timedelta(days=1), dry_run=False) == []
-    gone = {Path(file.path).name for file in clean(lake, timedelta(seconds=-5), dry_run=False)}
-    assert {"r.json", "s%2F0.json", "t.json"} < gone and len(gone) == 4
-    assert table.parts() == ["s/0", "t"] and table.read("t").equals(rows)
-
-
-def test_a_damaged_pointer_of_an_earlier_release_is_named_and_costs_one_part(table: Table, tmp_path: Path) -> None:
-    for part in ("r", "s"):
-        publish(table, part, [frame(("a", 1, 0.5, 0.1))])
-    turn_back(Lake(tmp_path))
-    (table.folder / "r.json").write_bytes(b"{")
-    assert [one.path for one in checked_files(Lake(tmp_path)) if one.reason] == [table.path]
-    with pytest.raises(DamagedPart, match=r"shard 'r': loss_deltas\.jsonl is no part"):
-        table.read("r")
     assert table.read("s").height == 1

@@ -89,7 +89,7 @@ class Project:
 
     @staticmethod
     def of(settings: Settings) -> "Project":
-        """Load tools. Raises ToolError, ModelError, OldLake."""
+        """Load tools. Raises ToolError, ModelError, StorageError."""
         return Project(Plan.of(settings))
 
     @cached_property

@@ -289,13 +289,13 @@ class Plan:
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
-        """Load tools and hash model files; load no weights. Raises ModelError, ToolError, OldLake, WarehouseError."""
+        """Load tools and hash model files; load no weights. Raises ModelError, ToolError, StorageError."""
         refuse_other_markers(settings.model)
         identity, start = _identity(settings.model), settings.start
         lake, known = Lake.of(settings.paths, settings.rounds.suffix), tuple(lanes(settings))
         proposing = _proposing(settings, identity)
         plan = Plan(settings, known, identity, lake, proposing, Plan.of(start) if start else None)
-        plan.lake.refuse_old_layout()
+        plan.lake.require_access()
         refuse_other_file(settings.warehouse)  # a run would find out at its end
         return plan
 
@@ -303,13 +303,13 @@ class Plan:
     def to_read(settings: Settings) -> "Plan":
         """Return the plan of a command that only looks at files: no model is hashed, no code of the user's imported.
 
-        Tools that the settings name by module are left out. Raises ToolError, OldLake.
+        Tools that the settings name by module are left out. Raises ToolError, StorageError.
         """
         known = {key: tool for key, tool in settings.tools.items() if ":" not in str(tool.options().get("use", key))}
         lake, start = Lake.of(settings.paths, settings.rounds.suffix), settings.start
         chosen = tuple(lanes(settings.model_copy(update={"tools": known})))
         plan = Plan(settings, chosen, {}, lake, {}, Plan.to_read(start) if start else None)
-        plan.lake.refuse_old_layout()
+        plan.lake.require_access()
         return plan
 
     @property

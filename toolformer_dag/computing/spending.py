@@ -86,7 +86,7 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     added = pl.DataFrame([row], schema=schema)
 
     def with_it(before: pl.DataFrame | None) -> pl.DataFrame:
-        # parts of an earlier release may lack a column; the row is there where the answer to its put was lost
+        # the row is there where the answer to its put was lost
         rows = [pl.DataFrame(schema=schema), *([] if before is None else [before]), added]
         return pl.concat(rows, how="diagonal").unique(maintain_order=True)
 

@@ -65,15 +65,14 @@ def _removed_rows(lake: Lake, store: str, found: list[tuple[Item, str]], old: fl
 
 @dataclass
 class _Use:
-    """What is in use: files, all files of these folders, row stores. `tables`: those whose manifest is whole.
+    """What is in use: files, all files of these folders, row stores.
 
-    `unknown`: whether a manifest is not, so that any row store may be in use.
+    `unknown`: whether a manifest is not whole, so that any row store may be in use.
     """
 
     files: set[Path] = field(default_factory=set)
     folders: set[Path] = field(default_factory=set)
     stores: set[str] = field(default_factory=set)
-    tables: set[str] = field(default_factory=set)
     unknown: bool = False
 
     def reason(self, item: Item) -> str | None:
@@ -82,8 +81,6 @@ class _Use:
             return item.kind
         if item.kind in ("part", "content"):
             return None if item.path in self.files or item.path.parent in self.folders else "replaced"
-        if item.kind == "pointer":
-            return "replaced" if item.owner in self.tables else None
         free = item.kind == "rows" and not self.unknown and item.owner not in self.stores
         return "rows of an identity that nothing uses" if free else None
 
@@ -122,7 +119,6 @@ def _add_table(use: _Use, lake: Lake, name: str, items: Sequence[Item], old: flo
         use.unknown = True
         use.folders |= {item.path.parent for item in items if item.kind == "part" and item.owner == name}
         return
-    use.tables.add(name)
     for part, pointer in table.pointers().items():
         use.stores |= set(pointer.record.get(STORES, ()))
         use.files |= {table.file_path(part, file) for file in pointer.files}

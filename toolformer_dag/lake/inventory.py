@@ -12,15 +12,14 @@ from toolformer_dag.lake.manifest import FOLDER, SUFFIX
 from toolformer_dag.lake.row_store import NAME
 from toolformer_dag.lake.storage import ASIDE, Storage
 
-Kind = Literal["unfinished", "manifest", "part", "rows", "content", "pointer", "damaged"]
-"""`content`: a file of a local output; `pointer`: a part in a lake of an earlier release; `damaged`: was set aside."""
+Kind = Literal["unfinished", "manifest", "part", "rows", "content", "damaged"]
+"""`content`: a file of a local output; `damaged`: was set aside."""
 FORMS: dict[Kind, re.Pattern[str]] = {
     "unfinished": re.compile(rf"(?:.*/)?{TEMPORARY.pattern}"),
     "manifest": re.compile(rf"{FOLDER}/(?P<owner>.+){re.escape(SUFFIX)}"),
     "part": re.compile(r"(?P<owner>.+)/files/(?P<part>[^/]+)/[0-9a-f]{32}\.parquet"),
     "rows": re.compile(rf"(?P<owner>.+/[0-9a-f]{{16}})/(?:identity\.json|\.merge\.lock|{NAME.pattern})"),
     "content": re.compile(rf"{LOCAL_OUTPUTS}/(?P<owner>.+)/[0-9a-f]{{16}}"),
-    "pointer": re.compile(r"(?P<owner>.+)/(?P<part>[^/]+)\.json"),
 }
 """The first that fits counts."""
 

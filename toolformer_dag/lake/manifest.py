@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from toolformer_dag.files import ReadError, StorageError, as_json, plain_name, unsealed
+from toolformer_dag.files import ReadError, StorageError, as_json
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake.parquet import DAMAGED
 from toolformer_dag.lake.storage import ABSENT, ASIDE, Overtaken, Storage, Version
@@ -28,8 +28,6 @@ from toolformer_dag.lake.storage import ABSENT, ASIDE, Overtaken, Storage, Versi
 FOLDER, SUFFIX = "table-manifests", ".jsonl"
 """Where manifests lie; the hyphen keeps the folder apart from the lanes, which lie beside it."""
 LAYOUT = 3
-POINTER = ".json"
-"""The end of the files of parts in lakes of layout 2, which earlier releases wrote: each part had one of its own."""
 BATCH_SECONDS, BATCH_PARTS = 5.0, 500
 """After how long, or how many parts, a manifest is written while its parts are made."""
 GONE = "is gone"
@@ -152,10 +150,7 @@ class Manifest:
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
-            self.version, self.fault = ABSENT, None
-            self.lines = self._pointers()
-            with suppress(StorageError, OSError):  # who may only read does so each time
-                self.version = self._replace(self.lines) if self.lines else ABSENT
+            self.version, self.fault, self.lines = ABSENT, None, {}
         except OSError as error:
             raise ReadError(self.path, error) from error
         else:
@@ -230,22 +225,6 @@ class Manifest:
 
     def _replace(self, lines: Mapping[str, bytes]) -> Version:
         return self.storage.replace_manifest(self.path, _encoded(lines), self.version)
-
-    def _pointers(self) -> dict[str, bytes]:
-        """The parts of a table that an earlier release wrote."""
-        folder, lines = self.storage.root / self.table, dict[str, bytes]()
-        if self.table in self.storage.without_pointers:
-            return lines
-        for name in self.storage.names(folder):
-            if name.endswith(POINTER) and not name.startswith("."):
-                part, value = plain_name(name.removesuffix(POINTER)), {}
-                with suppress(FileNotFoundError, ValueError):  # a damaged one becomes a line that is no part
-                    value = unsealed(self.storage.read(folder / name)[0])
-                    del value["layout"]
-                lines[part] = _line(self.table, part, {**value, "published": round(time.time(), 3)})
-        if not lines:
-            self.storage.without_pointers.add(self.table)
-        return lines
 
 
 def _is_whole(line: bytes) -> bool:

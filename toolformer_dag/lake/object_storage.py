@@ -382,8 +382,7 @@ class ObjectStorage(Storage):
         return self._head(path)["last_modified"].timestamp()
 
     def names(self, folder: Path) -> list[str]:
-        """Objects without content are those of parts that an earlier release withdrew."""
-        return [path.name for path, one in self._objects(folder).items() if path.parent == folder and one["size"]]
+        return [path.name for path in self._objects(folder) if path.parent == folder]
 
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
         for path, one in self._objects(self.root).items():

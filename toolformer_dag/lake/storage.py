@@ -81,8 +81,6 @@ class Storage:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.without_pointers = set[str]()
-        """Tables that are known not to be of an earlier release."""
 
     def shown(self, path: Path) -> str:
         """Return where a file lies, for people."""

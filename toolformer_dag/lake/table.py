@@ -73,10 +73,6 @@ class LostRace(StorageError):
         )
 
 
-class OldLake(StorageError):
-    """A lake that an earlier release wrote."""
-
-
 class Table:
     """A table of the lake. `name` is its path there: "calculator/loss_deltas"."""
 
@@ -470,19 +466,9 @@ class Lake:
         self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), beside)
         return RowStore(self.storage, path, key, pl.Schema(schema))
 
-    def refuse_old_layout(self) -> None:
-        """Raise OldLake where an earlier release wrote tables: their parts lie in folders named `parts`.
-
-        Raises StorageError where a file stands in the place of the lake, ObjectStoreError where the object store cannot
-        be used.
-        """
+    def require_access(self) -> None:
+        """Raise StorageError where a file is in the lake's place, ObjectStoreError where a store cannot be used."""
         if isinstance(self.storage, ObjectStorage):
             self.storage.require_access()
-            return
-        if self.root.is_file():
+        elif self.root.is_file():
             raise StorageError(f"{self.root} is a file; set paths.lake to a folder")
-        if next(self.root.glob("*/*/parts"), None) is not None:
-            raise OldLake(
-                f"{self.root} was written by an earlier release; move it away and run again, or set paths.lake to "
-                "another folder"
-            )

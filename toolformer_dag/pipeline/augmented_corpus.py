@@ -130,10 +130,9 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
 def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
     """Scan columns of C*, in its order. Raises MissingPart, DamagedPart."""
     table = lake.table(NAME)
-    rows = table.scan() if table.parts() else pl.LazyFrame()
-    if "document_hash" not in rows.collect_schema():  # an earlier release wrote C* in one part, or none is there
+    if not table.parts():
         raise MissingPart(NAME, WHOLE)
-    return rows.sort(ORDER).select(columns)
+    return table.scan().sort(ORDER).select(columns)
 
 
 def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
