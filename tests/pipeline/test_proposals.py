@@ -176,15 +176,6 @@ def test_sampled_calls_stand_beside_those_of_the_file_and_sql_tells_what_each_yi
     assert sources[FILE][0]["candidates"] == len(rows) and sources["model"][0]["kept"] > 0
 
 
-def test_settings_of_earlier_releases_are_read_and_say_what_to_write(
-    caplog: pytest.LogCaptureFixture, line: Line
-) -> None:
-    line.values.clear()
-    line.set(tools__calculator__candidates='"old.jsonl"', tools__calculator__sampling="true")
-    assert line.plan().lanes[0].proposals == ("model", "old.jsonl")
-    assert 'write proposals = ["model", "old.jsonl"]' in caplog.text
-
-
 @pytest.mark.parametrize(
     ("proposals", "message"),
     [

@@ -1,18 +1,13 @@
 """Declare what toolformer.toml says of a tool: its lane, its thresholds and the limits of its calls."""
 
-import json
-import logging
 import re
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
-
-_log = logging.getLogger(__name__)
 
 
 def _compiles(pattern: str) -> str:
@@ -86,12 +81,6 @@ class ChanceThreshold(SettingsTable):
         None,
         description="Threshold where none can be certified, in nats; when left out, nothing is kept there.",
     )
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """Say it once, however often settings are read."""
-    _log.warning("%s", message)
 
 
 NUMBER, TABLE = "[number]", "[table]"
@@ -214,17 +203,6 @@ class ToolSettings(SettingsTable):
         if isinstance(given, bool):
             return {"enabled": given}
         return {"enabled": True, **given} if isinstance(given, Mapping) else given
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_releases(cls, given: Any) -> Any:
-        """Read `candidates` and `sampling`, which `proposals` replaces."""
-        old = {"candidates", "sampling"} & given.keys() if isinstance(given, Mapping) else set()
-        if not old or given.get("candidates") is None:
-            return {name: value for name, value in given.items() if name not in old} if old else given
-        sources = ((MODEL,) if given.get("sampling") else ()) + (str(given["candidates"]),)
-        _warn_once(f"candidates and sampling are one setting now: write proposals = {json.dumps(sources)}")
-        return {**{name: value for name, value in given.items() if name not in old}, "proposals": sources}
 
     def options(self) -> Mapping[str, Any]:
         """Return the keys that the tool itself understands, `use` and `prompt` among them."""
