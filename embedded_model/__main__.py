@@ -30,7 +30,6 @@ def train(
     start: Annotated[str | None, typer.Option(help="`embedded`, or a folder made here, to be trained on.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of 4,096 tokens.")] = 10000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same weights.")] = 0,
-    processes: Annotated[int, typer.Option(min=1, help="One thread each.")] = 2,
 ) -> None:
     """Train a base model, from scratch or on: copy boot camp, then plain texts, notes and demonstrations.
 
@@ -44,7 +43,7 @@ def train(
 
     settings = EmbeddedTraining(shape=SHAPES[size], steps=steps, seed=seed)
     begin = None if start is None else Path(model_name(ModelSettings(name=start)))
-    typer.echo(run(settings, folder, show, processes, begin))
+    typer.echo(run(settings, folder, show, begin))
 
 
 if __name__ == "__main__":

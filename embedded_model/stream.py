@@ -140,17 +140,15 @@ def batch(settings: EmbeddedTraining, tokenizer: Tokenizer, step: int, lane: int
     random = Random(f"stream {settings.seed} {step} {lane}")
     if step < settings.boot_steps:
         rows = range(settings.lane_tokens // BOOT_LENGTH)
-        vocabulary, progress = settings.shape.vocabulary, step / settings.boot_steps
+        vocabulary, progress = tokenizer.get_vocab_size(), step / settings.boot_steps
         return torch.tensor([boot_camp_row(random, vocabulary, BOOT_LENGTH + 1, progress) for _ in rows])
     length = LONG if step % 4 == 0 else SHORT
     drawn = mixed_documents(random, step, late=step >= settings.early * settings.steps)
-    documents = _encoded(random, drawn, tokenizer, settings.shape.vocabulary)
+    documents = _encoded(random, drawn, tokenizer)
     return torch.tensor(pack(documents, settings.lane_tokens // length, length + 1, SHORT + 1))
 
 
-def _encoded(
-    random: Random, drawn: Iterator[PretrainingDocument], tokenizer: Tokenizer, vocabulary: int
-) -> Iterator[list[int]]:
+def _encoded(random: Random, drawn: Iterator[PretrainingDocument], tokenizer: Tokenizer) -> Iterator[list[int]]:
     """Yield the token ids of each document after the token that begins a text (id 0), now and then a copy document."""
     while True:
         some = list(islice(drawn, 8))
@@ -158,5 +156,5 @@ def _encoded(
         encodings = iter(tokenizer.encode_batch_fast(pieces, add_special_tokens=False))
         for document in some:
             if random.random() < COPY_SHARE:
-                yield [0, *copy_document(random, vocabulary, LATER_SEGMENT)]
+                yield [0, *copy_document(random, tokenizer.get_vocab_size(), LATER_SEGMENT)]
             yield [0, *(token for _ in document for token in next(encodings).ids)]

@@ -1,80 +1,100 @@
-"""Train the embedded model, from scratch or from another model: boot camp, then the mix, in any number of processes."""
+"""Train the embedded model, from scratch or from another model: boot camp, then the mix."""
 
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
-from torch import Tensor, multiprocessing
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import GPTJForCausalLM
 
-from embedded_model.export import WEIGHTS, export_model, load_weights, shape_of, train_tokenizer
-from embedded_model.network import GPTJ, EmbeddedTraining
-from embedded_model.optimizer import MuonAdamW, SharedGradients, WeightAverage
+from embedded_model.export import export_model, train_tokenizer
+from embedded_model.network import EmbeddedTraining, new_model
+from embedded_model.optimizer import averaged, optimisers
 from embedded_model.stream import batch, tokenizer_texts
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import fast_dtype
-from toolformer_dag.processes import end_with_parent
 
 MAY_CHANGE = ("steps", "checkpoint_steps")  # a run may be made longer or shorter while it is under way
 LOG_STEPS = 10
+WEIGHTS = "model.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """Hold the state that a step changes."""
+class Run:
+    """Hold what a step changes; `taken`: the steps done."""
 
-    model: GPTJ
-    average: WeightAverage
-    optimiser: MuonAdamW
+    def __init__(self, settings: EmbeddedTraining, folder: Path, start: Path | None) -> None:
+        """Begin, or restore what `save` wrote. Raises UserError for a folder of another run."""
+        self.settings, self.path = settings, folder / "checkpoint.pt"
+        stored = checkpoint(self.path, settings)
+        torch.manual_seed(settings.seed)
+        self.model = new_model(settings.shape) if start is None else _loaded(start)
+        self.average = averaged(self.model, settings.average_power)
+        self.optimisers = optimisers(self.model, settings.muon_rate, settings.adam_rate)
+        self.taken = stored["step"] if stored else 0
+        if stored:
+            self.model.load_state_dict(stored["model"])
+            self.average.load_state_dict(stored["average"])
+            for optimiser, state in zip(self.optimisers, stored["optimisers"], strict=True):
+                optimiser.load_state_dict(state)
+        self.rates = [LambdaLR(one, settings.rate_factor, self.taken - 1) for one in self.optimisers]
 
-    def save(self, path: Path, step: int, settings: EmbeddedTraining) -> None:
-        """Replace the checkpoint atomically; `step` is the number of steps done."""
+    def step(self, tokenizer: Tokenizer) -> float:
+        """Take a step; return its loss in nats per token."""
+        settings, losses = self.settings, list[float]()
+        for lane in range(settings.lanes):
+            rows = batch(settings, tokenizer, self.taken, lane)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() == torch.bfloat16):
+                loss = self.model(rows, labels=rows, use_cache=False).loss
+            torch.autograd.backward(loss / settings.lanes)
+            losses.append(loss.item())
+        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
+            optimiser.step()
+            optimiser.zero_grad()
+            rate.step()
+        self.average.update_parameters(self.model)
+        self.taken += 1
+        return fmean(losses)
+
+    def save(self) -> None:
+        """Replace the checkpoint atomically."""
+        content = BytesIO()
         parts = {
             "model": self.model.state_dict(),
-            "average": self.average.tensors,
-            "optimiser": self.optimiser.tensors(),
+            "average": self.average.state_dict(),
+            "optimisers": [one.state_dict() for one in self.optimisers],
         }
-        tensors = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
-        write_whole(path, save(tensors, {"step": str(step), "settings": json.dumps(asdict(settings))}))
-
-    def load(self, path: Path) -> None:
-        """Restore a state that `save` wrote."""
-        parts: dict[str, dict[str, Tensor]] = {}
-        for stored, tensor in load_file(path).items():
-            part, name = stored.split(".", 1)
-            parts.setdefault(part, {})[name] = tensor
-        self.model.load_state_dict(parts["model"])
-        self.average.tensors = parts["average"]
-        self.optimiser.load(parts["optimiser"])
+        torch.save({**parts, "step": self.taken, "settings": asdict(self.settings)}, content)
+        write_whole(self.path, content.getvalue())
 
 
-def steps_taken(path: Path, settings: EmbeddedTraining) -> int:
-    """Return the steps of a checkpoint, 0 where there is no file.
+def checkpoint(path: Path, settings: EmbeddedTraining) -> dict[str, Any] | None:
+    """Return what `Run.save` wrote, None where there is no file.
 
     Raises UserError where the file's settings differ in more than MAY_CHANGE, or where it has done more steps.
     """
     if not path.exists():
-        return 0
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    stored = json.loads(metadata["settings"])
-    taken = int(metadata["step"])
-    changed = [key for key, value in asdict(settings).items() if key not in MAY_CHANGE and stored.get(key) != value]
+        return None
+    stored: dict[str, Any] = torch.load(path, weights_only=True)
+    known = stored["settings"]
+    changed = [key for key, value in asdict(settings).items() if key not in MAY_CHANGE and known.get(key) != value]
     if changed:
         raise UserError(
             f"{path.parent} is of a run with other settings ({', '.join(changed)}); remove it or choose another folder"
         )
-    if taken > settings.steps:
-        raise UserError(f"{path.parent} has taken {taken} steps, more than {settings.steps}; give at least as many")
-    return taken
+    if stored["step"] > settings.steps:
+        raise UserError(
+            f"{path.parent} has taken {stored['step']} steps, more than {settings.steps}; give at least as many"
+        )
+    return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,140 +108,60 @@ class PretrainingProgress:
     tokens_per_second: float  # of this process
 
 
-@dataclass(frozen=True, slots=True)
-class PretrainingRun:
-    """Hold the settings that every process of a run receives."""
-
-    settings: EmbeddedTraining
-    folder: Path
-    processes: int
-    start: Path | None
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
-
-
 def train(
     settings: EmbeddedTraining,
     out: Path,
     progress: Callable[[PretrainingProgress], None] = lambda line: None,
-    processes: int = 2,
     start: Path | None = None,
 ) -> Path:
     """Train a model and export it to the folder `out`; return `out`. An interrupted run in `out` continues.
 
     `start`, a model folder, provides the first weights, shape and tokenizer; then there is no boot camp.
 
-    `out/training` keeps the tokenizer, checkpoint.safetensors and metrics.jsonl. Neither an interruption nor the
-    number of processes changes the weights. Raises UserError for a folder of another run, when a process ends, and for
-    a `start` without a model.
+    `out/training` keeps the tokenizer, checkpoint.pt and metrics.jsonl. An interruption does not change the weights.
+    Raises UserError for a folder of another run, and for a `start` without a model.
     """
     if start is not None:
-        settings = replace(settings, shape=shape_of(start), start=file_hash(start / WEIGHTS), boot_steps=0)
-    run = PretrainingRun(settings, out / "training", processes, start)
-    steps_taken(run.checkpoint, settings)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(run)
-    context = multiprocessing.get_context("spawn")
-    parameters = sum(parameter.numel() for parameter in GPTJ(settings.shape).parameters())
-    buffer = torch.zeros(settings.lanes, parameters + 1)
-    buffer.untyped_storage().share_memory_()
-    gradients = SharedGradients(buffer, context.Barrier(processes))
-    others = [context.Process(target=_work, args=(run, gradients, one), daemon=True) for one in range(1, processes)]
-    for process in others:
-        process.start()
-    try:
-        model = _work(run, gradients, 0, progress)
-    finally:
-        gradients.barrier.abort()
-        for process in others:
-            process.join()
-    export_model(model, tokenizer, out)
+        require_model(start)
+        settings = replace(settings, start=file_hash(start / WEIGHTS), boot_steps=0)
+    folder = out / "training"
+    folder.mkdir(parents=True, exist_ok=True)
+    run, tokenizer = Run(settings, folder, start), _tokenizer(settings, folder / "tokenizer.json", start)
+    if not run.taken:  # from here on the folder is this run's
+        run.save()
+    before, began, losses = run.taken, time.monotonic(), list[float]()
+    while run.taken < settings.steps:
+        losses.append(run.step(tokenizer))
+        if run.taken == settings.steps or run.taken % LOG_STEPS == 0:
+            tokens = settings.lanes * settings.lane_tokens
+            rate = (run.taken - before) * tokens / (time.monotonic() - began)
+            line = PretrainingProgress(run.taken, settings.steps, fmean(losses), run.taken * tokens, rate)
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(line)) + "\n")
+            progress(line)
+            losses.clear()
+        if run.taken == settings.steps or run.taken % settings.checkpoint_steps == 0:
+            run.save()
+    export_model(run.average.module, tokenizer, out)
     return out
 
 
-def _tokenizer(run: PretrainingRun) -> Tokenizer:
-    path = run.folder / "tokenizer.json"
-    if run.start is not None:
-        shutil.copyfile(run.start / "tokenizer.json", path)
+def require_model(folder: Path) -> None:
+    """Raise UserError where a folder holds no model that `train` wrote."""
+    missing = [name for name in ("config.json", "tokenizer.json", WEIGHTS) if not (folder / name).is_file()]
+    kind = None if missing else json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    if kind != "gptj":
+        what = f"has no {', '.join(missing)}" if missing else f"holds another kind of model ({kind})"
+        raise UserError(f"{folder} {what}; name a folder that `embedded_model train` wrote")
+
+
+def _loaded(folder: Path) -> GPTJForCausalLM:
+    return GPTJForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+
+
+def _tokenizer(settings: EmbeddedTraining, path: Path, start: Path | None) -> Tokenizer:
+    if start is not None:
+        shutil.copyfile(start / "tokenizer.json", path)
     elif not path.exists():
-        train_tokenizer(tokenizer_texts(run.settings.seed), run.settings.shape.vocabulary).save(str(path))
+        train_tokenizer(tokenizer_texts(settings.seed), settings.shape.vocab_size).save(str(path))
     return Tokenizer.from_file(str(path))
-
-
-def _work(
-    run: PretrainingRun,
-    gradients: SharedGradients,
-    number: int,
-    progress: Callable[[PretrainingProgress], None] = lambda line: None,
-) -> GPTJ:
-    end_with_parent()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _steps(run, gradients, number, progress)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _steps(
-    run: PretrainingRun, gradients: SharedGradients, number: int, progress: Callable[[PretrainingProgress], None]
-) -> GPTJ:
-    """Run the remaining steps as process `number`, and return the averaged weights; process 0 logs and saves."""
-    settings = run.settings
-    state, taken = _begun(run, number)
-    tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
-    losses: list[float] = []
-    began = time.monotonic()
-    for step in range(taken, settings.steps):
-        for lane in range(number, settings.lanes, run.processes):
-            rows = batch(settings, tokenizer, step, lane)
-            gradients.put(lane, state.model, _backward(state.model, rows))
-        losses.append(gradients.add_up(state.model))
-        state.optimiser.step(settings.rate_factor(step))
-        state.average.add(state.model, step + 1)
-        is_last = step + 1 == settings.steps
-        if number == 0 and (is_last or (step + 1) % LOG_STEPS == 0):
-            progress(_log(run, step + 1, taken, losses, began))
-            losses.clear()
-        if number == 0 and (is_last or (step + 1) % settings.checkpoint_steps == 0):
-            state.save(run.checkpoint, step + 1, settings)
-    state.model.load_state_dict(state.average.tensors)
-    return state.model
-
-
-def _begun(run: PretrainingRun, number: int) -> tuple[RunState, int]:
-    """Return the state from which the run goes on, and the steps taken; process 0 saves that of a new run."""
-    settings = run.settings
-    torch.manual_seed(settings.seed)
-    model = GPTJ(settings.shape)
-    if run.start is not None:
-        load_weights(run.start, model)
-    optimiser = MuonAdamW(model, settings.muon_rate, settings.adam_rate)
-    state = RunState(model, WeightAverage(model, settings.average_power), optimiser)
-    taken = steps_taken(run.checkpoint, settings)
-    if taken:
-        state.load(run.checkpoint)
-    elif number == 0:  # from here on the folder is this run's
-        state.save(run.checkpoint, 0, settings)
-    return state, taken
-
-
-def _backward(model: GPTJ, rows: Tensor) -> float:
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() == torch.bfloat16):
-        loss = model.loss(rows)
-    torch.autograd.backward(loss)
-    return loss.item()
-
-
-def _log(run: PretrainingRun, step: int, taken: int, losses: Sequence[float], began: float) -> PretrainingProgress:
-    """Append a line to metrics.jsonl; this process began at step `taken` and at the time `began`."""
-    tokens = run.settings.lanes * run.settings.lane_tokens
-    seconds = time.monotonic() - began
-    line = PretrainingProgress(
-        step, run.settings.steps, fmean(losses), step * tokens, (step - taken) * tokens / seconds
-    )
-    with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(asdict(line)) + "\n")
-    return line
