@@ -211,9 +211,9 @@ def flip(path: Path) -> bytes:
 
 def test_rows_of_a_batch_are_put_in_their_order_and_before_what_is_made_of_them(machine, s3):
     one, other = machine("one"), machine("other")
+    s3.requests.clear()
     with one.batch():
         store = rows_of(one)
-        s3.requests.clear()
         for number in range(MERGE_AT + 1):
             store.append(chunk(number))
             assert store.missing(chunk(number, -1))["key"].to_list() == [-1], "found as soon as it was appended"
