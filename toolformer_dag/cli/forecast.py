@@ -16,8 +16,8 @@ from toolformer_dag.pipeline.stages import table_outputs
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
 
 FIXED, PER_SHARD, PER_CHUNK = 136, 17, 6
-"""Requests of a first run, as benchmarks/object_lake.py counts them: of its steps, of a shard in a lane, and of every
-chunk of texts beyond one per shard."""
+"""Requests of a first run, as benchmarks/object_lake.py of commit 7316251 counted them: of its steps, of a shard in a
+lane, and of every chunk of texts beyond one per shard."""
 
 VLLM_TOKENS = 1.14
 """Tokens that vLLM runs for each of ours, with blocks of 16: `python -m benchmarks.annotate --vllm`, 64 texts."""
