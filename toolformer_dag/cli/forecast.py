@@ -7,20 +7,12 @@ from functools import partial
 from rich.filesize import decimal
 
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.stored_rows import chunk_size
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of, worker_count
 from toolformer_dag.pipeline.estimate import LaneForecast, Range, estimate
 from toolformer_dag.pipeline.stages import table_outputs
 
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
-
-FIXED, PER_SHARD, PER_CHUNK = 136, 17, 6
-"""Requests of a first run, as benchmarks/object_lake.py of commit 7316251 counted them: of its steps, of a shard in a
-lane, and of every chunk of texts beyond one per shard."""
-
-VLLM_TOKENS = 1.14
-"""Tokens that vLLM runs for each of ours, with blocks of 16: `python -m benchmarks.annotate --vllm`, 64 texts."""
 
 
 def forecast(plan: Plan) -> str:
@@ -44,28 +36,7 @@ def forecast(plan: Plan) -> str:
     time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
     time_line = f"Time on {count} worker{'s' * (count > 1)}: {time}"
-    engine = _engine(plan, total.tokens.value)
-    return "\n".join((head, *rows, time_line, engine, *_waiting(plan, lanes), spent, NOT_COVERED))
-
-
-def _engine(plan: Plan, tokens: float) -> str:
-    """Return what the tokens are in the engine of the settings, or would be in vLLM."""
-    if plan.settings.model.engine == "vllm":
-        return "Tokens and time are those of vLLM, which ran the sample; tokens from its prefix cache are not counted."
-    return f'With model.engine = "vllm": some {tokens * VLLM_TOKENS:,.0f} tokens ({VLLM_TOKENS} times as many)'
-
-
-def _waiting(plan: Plan, lanes: Sequence[LaneForecast]) -> list[str]:
-    """Return what a lake in an object store is asked for."""
-    seconds = plan.lake.storage.seconds_per_request()
-    if seconds is None:
-        return []
-    size = chunk_size(plan.settings)
-    more = sum(max(0, -(-one.texts // size) - one.shards) for one in lanes)
-    requests = FIXED + PER_SHARD * sum(one.shards for one in lanes) + PER_CHUNK * more
-    waiting, each = timedelta(seconds=round(requests * seconds)), f"{1000 * seconds:.0f} ms"
-    rule = f"{PER_SHARD} per shard and lane, {PER_CHUNK} per further chunk of texts"
-    return [f"Object store: {requests:,} requests ({rule}), {waiting} at {each} one by one"]
+    return "\n".join((head, *rows, time_line, spent, NOT_COVERED))
 
 
 def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:

@@ -366,12 +366,6 @@ class ObjectStorage(Storage):
         if written:
             written.result()
 
-    def seconds_per_request(self) -> float:
-        self.exists(self.root / NOBODYS)  # a connection is there by now
-        began = time.monotonic()
-        self.exists(self.root / NOBODYS)
-        return time.monotonic() - began
-
     def exists(self, path: Path) -> bool:
         with suppress(FileNotFoundError):
             self._head(path)

@@ -147,10 +147,6 @@ class Storage:
         """Return what is wrong with a Parquet file; see `parquet.damage`. An object is always read."""
         return parquet.damage(path, size, digest, since, owner)
 
-    def seconds_per_request(self) -> float | None:
-        """Return how long an object store takes to answer now; None for a folder, which nobody waits for."""
-        return None
-
     def exists(self, path: Path) -> bool:
         """Return whether a file is there."""
         return path.is_file()
