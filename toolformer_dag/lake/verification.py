@@ -88,7 +88,8 @@ def _published(lake: Lake, name: str, since: int) -> list[CheckedFile]:
         found = [file for part in table.parts() for file in table.checked_files(part, since)]
     if fault == GONE:  # there is none yet where the first run of all was killed, or goes on
         return found
-    return [CheckedFile(table.path, _bytes(table.path), fault), *found]
+    size = table.path.stat().st_size if table.path.is_file() else 0
+    return [CheckedFile(table.path, size, fault), *found]
 
 
 def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
@@ -107,7 +108,3 @@ def _identity(lake: Lake, path: Path) -> CheckedFile:
     except (OSError, ValueError, RecursionError):
         pass
     return CheckedFile(path, len(content), None if name == path.parent.name else NO_IDENTITY)
-
-
-def _bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

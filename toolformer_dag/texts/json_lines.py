@@ -71,15 +71,11 @@ def _other_file(head: bytes, blank: bool) -> ShardFault:
     """Say what a file without a record is."""
     if blank:
         return ShardFault("empty_shard", "the shard has only blank lines")
-    return ShardFault("not_json_lines", _shape(head))
-
-
-def _shape(head: bytes) -> str:
-    """Say what is in the place of JSON lines, with a remedy."""
     first = next(line for line in head.splitlines() if line.strip()) if head.strip() else b""
     why = _why(first, _parsed(first))[1]
     remedy = "write one object per line, as `jq -c .` does"
-    return other_shape(head) or (f"no line of the first block holds a JSON object; {remedy} (its first line: {why})")
+    shape = f"no line of the first block holds a JSON object; {remedy} (its first line: {why})"
+    return ShardFault("not_json_lines", other_shape(head) or shape)
 
 
 def other_shape(head: bytes) -> str | None:

@@ -92,7 +92,7 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     """
     tool_class = tool_class_of(key, options, root)
     try:
-        tool = _constructed(key, tool_class, read_options(tool_class, options, root), root)
+        return _constructed(key, tool_class, read_options(tool_class, options, root), root)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
@@ -102,7 +102,6 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
             f"[tools.{key}]: {tool_class.__name__} cannot be constructed ({described(error)}); "
             "its __init__ must accept key, options and prompt"
         ) from error
-    return tool
 
 
 def read_options(tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
