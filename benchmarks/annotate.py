@@ -24,6 +24,7 @@ from benchmarks.measure import SHAPES, Cost, Naive, busy_share, measured, random
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import DTYPES, LanguageModel, load_model
 from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, ProposalRequest
+from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.tools.registry import load_tool
@@ -240,7 +241,7 @@ def compare_vllm(
 def _new_engine(language_model: LanguageModel, options: argparse.Namespace) -> Engine:
     """Return an engine that shares nothing with earlier ones."""
     if not isinstance(language_model.model, torch.nn.Module):
-        language_model.model.reset_prefix_cache()
+        language_model.model.llm.reset_prefix_cache()
     return Engine(language_model, token_budget=options.token_budget)
 
 
@@ -252,13 +253,13 @@ class Sequences:
         self._run = getattr(backend, "run", None)
         backend.run = self._noted
 
-    def _noted(self, requests: Sequence[Any], kinds: Sequence[str] = ()) -> list[Any]:
+    def _noted(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
         """Run requests; the last token that is written does not run."""
         assert self._run is not None
-        outputs: list[Any] = self._run(requests, kinds)
-        for (prompt, params), output in zip(requests, outputs, strict=True):
-            self.found.append((list(prompt), output.outputs[0].token_ids[:-1], params.prompt_logprobs is None))
-        return outputs
+        answers: list[TokenAnswer] = self._run(requests, kinds)
+        for request, answer in zip(requests, answers, strict=True):
+            self.found.append((list(request.prompt), answer.tokens[:-1], not request.reads_prompt))
+        return answers
 
     def least(self) -> int:
         """Return how many tokens had to run: each beginning of a sequence once."""

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Timer
 
 import httpx
-import numpy as np
 import pytest
 import torch
 from openai import OpenAI
@@ -31,30 +30,25 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.decoded import generate
+from tests.agreement import answers, assert_same_numbers
 from tests.decoding.test_call_form import Flights
 from tests.decoding.test_markers import FORMS, tokenizer_with
 from tests.runs.conftest import World
-from tests.tiny_models import PROMPT, TEXTS, tokenizer_of
+from tests.tiny_models import tokenizer_of
 from tests.worlds import lay_out, make_model
 from toolformer_dag.computing.update import update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, local_processes
-from toolformer_dag.decoding.generation import DecodedCall
-from toolformer_dag.evaluation.language_modeling import perplexity
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
-from toolformer_dag.model.requests import LossRequest, ProposalRequest
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.call_markers import PAPER, CallMarkers
-from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.options import ToolOptions
-from toolformer_dag.tools.registry import load_tool
-from toolformer_dag.tools.tool import Tool
 
 pytest.importorskip("vllm", reason="vLLM lies in an environment of its own: make test-vllm")
-from toolformer_dag.model.vllm_server import ServedLLM
+from toolformer_dag.model.vllm_server import ServedVllm
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -126,9 +120,9 @@ def test_a_server_gives_the_numbers_of_transformers_over_http(tmp_path):
         assert_same_numbers(engines)
         assert all(engine.counts.samples > 0 for engine in engines)
         with pytest.raises(ModelError, match=f"model.url: {url} serves {name}, not .*other; start it with VLLM_"):
-            ServedLLM([url], str(tmp_path / "other"), "float32", 1)
+            ServedVllm([url], str(tmp_path / "other"), "float32", 1)
     with pytest.raises(ModelError, match=f"model.url: {url}/v1/models does not answer .*ConnectError"):
-        ServedLLM([url], name, "float32", 1)
+        ServedVllm([url], name, "float32", 1)
 
 
 @contextmanager
@@ -162,42 +156,6 @@ def served(name: str, *options: str) -> Iterator[str]:
         finally:
             with suppress(ProcessLookupError):  # it ended by itself: its output says why
                 os.killpg(server.pid, signal.SIGKILL)
-
-
-def assert_same_numbers(engines: Sequence[Engine]) -> None:
-    """Compare proposals, losses, perplexity and answers."""
-    requests = [ProposalRequest(text, str(number)) for number, text in enumerate([*TEXTS, *TEXTS])]
-    sampling = SamplingSettings(max_call_tokens=12)
-    ours, theirs = (engine.propose(PROMPT, requests, tau_s=0.0, k=4, m=3, sampling=sampling) for engine in engines)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-4, atol=1e-7)
-        assert one.samples == other.samples
-    known = [
-        ProposalRequest(one.text, one.digest, probabilities=found.probabilities, stored=frozenset({(0, 0)}))
-        for one, found in zip(requests, ours, strict=True)
-    ]
-    ours, theirs = (engine.propose(PROMPT, known, tau_s=0.0, k=4, m=5, sampling=sampling) for engine in engines)
-    assert [one.samples for one in ours] == [one.samples for one in theirs]  # p is stored, samples are missing
-    calls = [LossRequest(text, at, "Calculator", "1 + 2", "3") for text in TEXTS for at in (1, 3, 5)]
-    ours, theirs = (engine.losses(calls) for engine in engines)
-    assert [one.delta >= 0 for one in ours] == [one.delta >= 0 for one in theirs]  # the calls that are kept
-    for one, other in zip(ours, theirs, strict=True):
-        for name in ("loss_empty", "loss_call", "loss_result"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
-    one, other = (perplexity(engine.language_model, TEXTS) for engine in engines)
-    assert (one.tokens, one.nats) == (other.tokens, pytest.approx(other.nats, rel=1e-5))
-    prompts = [f"Ada had {at} apples and so" for at in range(8)]
-    for k in (1, 10, 40):
-        one, other = (answers(engine, prompts, k) for engine in engines)
-        assert one == other
-
-
-def answers(
-    engine: Engine, prompts: Sequence[str], k: int, tool: Tool | None = None, max_call_tokens: int = 10
-) -> list[tuple[str, tuple[DecodedCall, ...]]]:
-    tool = tool or load_tool("calculator", {})
-    limits = {"max_new_tokens": 20, "max_call_tokens": max_call_tokens, "calls": 2}
-    return [(one.text, one.calls) for one in generate(engine.language_model, prompts, {tool.name: tool}, k=k, **limits)]
 
 
 @pytest.fixture(scope="module")

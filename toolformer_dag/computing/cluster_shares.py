@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
 
@@ -24,12 +25,12 @@ class Share:
 def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str = "Ray cluster") -> Share:
     """Return the workers for a cluster whose machines have these resources (`CPU`, `GPU`).
 
-    One per GPU, or for vLLM per `tensor_parallel_size` GPUs of a machine; without any, one per core for a small model
-    and one per machine, with all its cores, for a large one. `execution.workers` sets a smaller number. Raises
+    One per GPU, or per group of GPUs of a machine that a model is spread over; without any, one per core for a small
+    model and one per machine, with all its cores, for a large one. `execution.workers` sets a smaller number. Raises
     ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
     cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    model, groups = settings.model, _groups_of_gpus(nodes, settings.model.gpus, cluster)
+    model, groups = settings.model, _groups_of_gpus(nodes, settings.model, cluster)
     if not cores:
         raise ClusterError(f"execution.engine: no machine of the {cluster} offers a core; start one with --num-cpus")
     if groups and model.device in ("auto", "cuda") and not model.url:
@@ -41,9 +42,11 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     return Share(min(settings.execution.workers or share.count, share.count), share.cpus, share.gpus)
 
 
-def _groups_of_gpus(nodes: Sequence[Mapping[str, float]], size: int, cluster: str) -> int:
-    """Return how many groups of so many GPUs of one machine there are; a machine with fewer has none."""
-    gpus = [int(node.get("GPU", 0)) for node in nodes]
+def _groups_of_gpus(nodes: Sequence[Mapping[str, float]], model: ModelSettings, cluster: str) -> int:
+    """Return how many groups of a model's GPUs on one machine there are; a machine with fewer has none."""
+    size, gpus = model.gpus, [int(node.get("GPU", 0)) for node in nodes]
     if 0 < max(gpus, default=0) < size:
-        raise ClusterError(f"model.vllm asks for {size} GPUs per model: no machine of the {cluster} has so many")
+        raise ClusterError(
+            f"model.{model.engine} asks for {size} GPUs per model: no machine of the {cluster} has so many"
+        )
     return sum(count // size for count in gpus)

@@ -296,7 +296,7 @@ class Workers:
 def worker_count(settings: Settings) -> int:
     """Return `execution.workers`, else one per GPU, or one per core for a model that computes on one thread, else 1.
 
-    vLLM has one per group of GPUs that its options name; without a GPU, or at a URL, it has one.
+    An engine has one per group of GPUs that its options name; without a GPU, or at a URL, it has one.
     """
     model = settings.model
     if settings.execution.workers is not None or model.url:

@@ -1,10 +1,10 @@
 """Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 from toolformer_dag.model.backend import Backend
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.sentencepieces import check_sentencepiece
+from toolformer_dag.model.service_backend import ServiceBackend
+from toolformer_dag.model.token_service import TokenService
 from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
 from toolformer_dag.model.weights import (
     CHECKPOINT,
@@ -74,7 +76,7 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    `model`: a module of torch, or vLLM's `LLM`. `context_length`: the most tokens of a sequence, whatever its
+    `model`: a module of torch, or a `TokenService`. `context_length`: the most tokens of a sequence, whatever its
     attention's window. `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     `backend`: what makes the backend of an engine other than transformers.
     """
@@ -97,8 +99,7 @@ class LanguageModel:
     @property
     def dtype(self) -> str:
         """Return the data type of the weights."""
-        weights = self.model if isinstance(self.model, nn.Module) else self.model.model_config
-        return str(weights.dtype).removeprefix("torch.")
+        return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def arithmetic(self) -> str:
@@ -117,7 +118,8 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     """
     named = model if name in (None, model_name(model)) else model.other(name)
     asked = named if name is None else named.model_copy(update={"url": ()})  # servers have the settings' model
-    return ENGINES[model.engine](asked, _wanted_dtype(model, name, dtype))
+    load = _load_in_torch if model.in_torch else _load_in_service
+    return load(asked, _wanted_dtype(model, name, dtype))
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
@@ -144,41 +146,26 @@ def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
         _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
-def _load_in_vllm(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the second one takes other logits processors
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
+"""By `model.engine`, the file whose `load_service` gives the engine as a `TokenService`; it alone needs a package."""
+
+
+def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     try:
-        from toolformer_dag.model.vllm_backend import VllmBackend, load_llm
-        from toolformer_dag.model.vllm_server import ServedLLM
+        engine = import_module(SERVICES[model.engine])
     except ImportError as error:
         raise ModelError(
-            f'model.engine = "vllm" needs the package vllm ({error}); install it as docs/howto/vllm.md says, or set '
-            'model.engine = "transformers"'
+            f'model.engine = "{model.engine}" needs the package {model.engine} ({error}); install it as '
+            f'docs/howto/{model.engine}.md says, or set model.engine = "transformers"'
         ) from error
     name, encoding, config = model_name(model), load_encoding(model), load_config(model)
     check_rows(name, encoding, config)
-    if config.model_type == "gptj" and config.tie_word_embeddings:
-        raise ModelError(f'vLLM runs no GPT-J with tied embeddings, as {name!r} has; set model.engine = "transformers"')
     length = context_length(config)
-    dtype_name = str(dtype).removeprefix("torch.")
-    llm = (
-        ServedLLM(model.url, name, dtype_name, int(config.vocab_size))
-        if model.url
-        else load_llm(model, name, dtype_name, length)
-    )
+    service: TokenService = engine.load_service(model, str(dtype).removeprefix("torch."), config, length)
     folder = model_folder(name, model.revision)  # a served model need not lie here
     size = parameters(folder) if folder is not None else 0
-    return LanguageModel(
-        encoding, length, name, llm, encoding.tokenizer, config, size, backend=partial(VllmBackend, llm, length)
-    )
-
-
-ENGINES: Mapping[str, Callable[[ModelSettings, torch.dtype | str], LanguageModel]] = {
-    "transformers": _load_in_torch,
-    "vllm": _load_in_vllm,
-}
-"""What loads the settings' model with a data type, by `model.engine`."""
+    backend = partial(ServiceBackend, service, length)
+    return LanguageModel(encoding, length, name, service, encoding.tokenizer, config, size, backend=backend)
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:

@@ -1,21 +1,22 @@
-"""Ask `vllm serve` behind URLs what `VllmBackend` asks of vLLM in this process: token ids in, log p and tokens out.
+"""Ask `vllm serve` behind URLs what `VllmService` asks of vLLM in this process: token ids in, log p and tokens out.
 
 vLLM's endpoint for tokens takes sampling parameters whole, so the numbers are those of this process. The server loads
 `Streams` by name.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
-from types import SimpleNamespace
+from itertools import count, cycle
+from math import nan
 from typing import Any
 
 import httpx
 import msgspec
-from vllm import SamplingParams
+from vllm import __version__ as VERSION
 
-from toolformer_dag.model.vllm_streams import WALK
+from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
+from toolformer_dag.model.vllm_streams import sampling_params
 from toolformer_dag.model.weights import ModelError
 
 IN_FLIGHT = 256
@@ -30,20 +31,21 @@ COMMAND = (
 )
 
 
-class ServedLLM:
-    """Stands in for vLLM's `LLM`. Requests go to the servers in turn. Raises ModelError where one does not answer.
+class ServedVllm:
+    """Servers of a model that are asked in turn; see `TokenService`. Raises ModelError where one does not answer.
 
-    `model_config`: data type and vocabulary of the model, as the settings and its config name them.
+    Data type and vocabulary are those that the settings and the model's config name.
     """
 
     def __init__(self, urls: Sequence[str], name: str, dtype: str, vocabulary: int) -> None:
-        self.model_config = SimpleNamespace(dtype=dtype, get_vocab_size=lambda: vocabulary)
+        self.library, self.dtype, self.vocabulary = f"vllm {VERSION}", dtype, vocabulary
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
-        self._urls, self._turn = [url.rstrip("/") for url in urls], count()
+        bare = [url.rstrip("/") for url in urls]
+        self._turn = cycle(bare)
         self._http = httpx.Client(headers=headers, timeout=PATIENCE, limits=limits)
-        for url in self._urls:
+        for url in bare:
             self._check(url, name)
 
     def _check(self, url: str, name: str) -> None:
@@ -51,29 +53,23 @@ class ServedLLM:
         roots = [model.get("root") or model["id"] for model in self._asked("GET", f"{url}/v1/models")["data"]]
         if name not in roots:
             raise ModelError(f"model.url: {url} serves {', '.join(roots)}, not {name}; start it with {COMMAND}")
-        written = [1, 2]
-        params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True, logprobs=1, extra_args={WALK: written})
-        if self._generated(url, [1], params).outputs[0].token_ids != written:
+        walk = [1, 2]
+        if self._answer(TokenRequest([1], len(walk), walk=walk, likeliest=1), url).tokens != walk:
             raise ModelError(f"model.url: {url} runs without the logits processor; start it with {COMMAND}")
 
-    def generate(self, prompts: Iterable[Any], params: Iterable[SamplingParams], use_tqdm: bool) -> list[Any]:
-        """Return what vLLM returns, as far as `VllmBackend` reads it."""
+    def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
+        """Answer requests in their order."""
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            asked = [
-                pool.submit(
-                    self._generated, self._urls[next(self._turn) % len(self._urls)], prompt["prompt_token_ids"], one
-                )
-                for prompt, one in zip(prompts, params, strict=True)
-            ]
-            return [one.result() for one in asked]
+            return list(pool.map(self._answer, requests, self._turn))
 
-    def _generated(self, url: str, prompt: Sequence[int], params: SamplingParams) -> Any:
-        fields = {key: value for key, value in msgspec.to_builtins(params).items() if not key.startswith("_")}
+    def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
+        params = msgspec.to_builtins(sampling_params(request))
+        fields = {key: value for key, value in params.items() if not key.startswith("_")}
         if ids := fields.get("logprob_token_ids"):  # the written token counts among as many: ask for one more
             fields["logprob_token_ids"] = [*ids, next(token for token in count() if token not in ids)]
             fields["logprobs"] = len(ids) + 1
-        body = {"token_ids": prompt, "sampling_params": fields}
-        return _output(prompt, self._asked("POST", f"{url}/inference/v1/generate", body))
+        body = {"token_ids": list(request.prompt), "sampling_params": fields}
+        return _read_answer(request, self._asked("POST", f"{url}/inference/v1/generate", body))
 
     def _asked(self, method: str, address: str, body: Any = None) -> Any:
         try:
@@ -88,17 +84,11 @@ class ServedLLM:
         return answer.json()
 
 
-def _output(prompt: Sequence[int], found: Any) -> Any:
-    """Return an answer in the form of vLLM's `RequestOutput`."""
+def _read_answer(request: TokenRequest, found: Any) -> TokenAnswer:
     [choice] = found["choices"]
-    steps = [
-        {one["token_id"]: SimpleNamespace(logprob=one["logprob"]) for one in step["top_logprobs"]}
-        for step in (choice["logprobs"] or {"content": ()})["content"]
-    ]
-    rows = [
-        {int(token): SimpleNamespace(logprob=one["logprob"]) for token, one in (row or {}).items()}
-        for row in found["prompt_logprobs"] or ()
-    ]
+    steps = (choice["logprobs"] or {"content": ()})["content"]
+    scores = [{one["token_id"]: one["logprob"] for one in step["top_logprobs"]} for step in steps]
+    rows = zip(request.prompt, found["prompt_logprobs"] or (), strict=False)
+    read = [row[str(token)]["logprob"] if row else nan for token, row in rows]
     cached = (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
-    output = SimpleNamespace(token_ids=choice["token_ids"], logprobs=steps)
-    return SimpleNamespace(prompt_token_ids=prompt, num_cached_tokens=cached, prompt_logprobs=rows, outputs=[output])
+    return TokenAnswer(choice["token_ids"], scores, read, cached or 0)

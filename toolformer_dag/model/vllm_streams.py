@@ -1,17 +1,40 @@
-"""A logits processor in vLLM's workers: samples follow their stream of uniform numbers, walks their tokens."""
+"""Turn requests into vLLM's parameters, and decide in its workers what follows a stream of numbers or a walk."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
 from toolformer_dag.model.drawing import draw
+from toolformer_dag.model.token_service import TokenRequest
 
 STREAM, WALK = "stream", "walk"
 """Keys of `SamplingParams.extra_args`: uniform numbers with temperature and top_p beside them; tokens to write."""
+
+
+def sampling_params(request: TokenRequest) -> SamplingParams:
+    """Return a request's parameters; `Streams` reads their `extra_args` again."""
+    extra: dict[str, Any] = {WALK: list(request.walk)} if request.walk else {}
+    if request.stream is not None:
+        extra = {STREAM: request.stream.tolist(), "temperature": request.temperature, "top_p": request.top_p}
+    likeliest = request.likeliest or None
+    return SamplingParams(
+        max_tokens=request.most,
+        temperature=0,
+        ignore_eos=True,
+        detokenize=False,
+        stop_token_ids=list(request.ends),
+        allowed_token_ids=None if request.allowed is None else list(request.allowed),
+        structured_outputs=request.grammar and StructuredOutputsParams(grammar=request.grammar),
+        logprobs=likeliest if request.scored is None else len(request.scored) or 1,
+        logprob_token_ids=list(request.scored or ()) or None,
+        prompt_logprobs=0 if request.reads_prompt else None,
+        extra_args=extra or None,
+    )
 
 
 class Streams(LogitsProcessor):
@@ -25,7 +48,7 @@ class Streams(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Accept all requests: they come from `VllmBackend`."""
+        """Accept all requests: they come from `sampling_params`."""
 
     def is_argmax_invariant(self) -> bool:
         """Say that the most likely token changes."""

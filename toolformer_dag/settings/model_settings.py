@@ -12,8 +12,10 @@ from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfin
 
 GGUF = ".gguf"
 """How the name of a file of llama.cpp's format ends."""
-GPU_OPTIONS = {"transformers": (), "openai": (), "vllm": ("tensor_parallel_size", "pipeline_parallel_size")}
-"""By engine, the options under `[model.ENGINE]` that say over how many GPUs a model is spread."""
+Judging = Literal["transformers", "vllm"]
+"""Engines that run a model: they sample and judge. `openai` beside them asks for samples alone."""
+GPU_OPTIONS = {"vllm": ("tensor_parallel_size", "pipeline_parallel_size")}
+"""By engine, the options under `[model.ENGINE]` that say over how many GPUs a model is spread; others take one."""
 
 
 class ModelSettings(SettingsTable):
@@ -35,7 +37,7 @@ class ModelSettings(SettingsTable):
         description="Data type of the weights when M annotates and answers; `auto` is that of the checkpoint. "
         "Finetuning has `training.precision`.",
     )
-    engine: Unfingerprinted[Literal["transformers", "vllm", "openai"]] = Field(
+    engine: Unfingerprinted[Literal[Judging, "openai"]] = Field(
         "transformers",
         description="What runs M. `vllm` gives the same rows, from continuous batches on one GPU or many; "
         "finetuning stays with transformers. `openai`, for `[proposer]` alone, asks an OpenAI-compatible server at "
@@ -92,7 +94,7 @@ class ModelSettings(SettingsTable):
     @property
     def gpus(self) -> int:
         """Return how many GPUs of a machine run M together."""
-        return prod(getattr(self, self.engine).get(option, 1) for option in GPU_OPTIONS[self.engine])
+        return prod(getattr(self, self.engine).get(option, 1) for option in GPU_OPTIONS.get(self.engine, ()))
 
     def other(self, name: str, revision: str | None = None) -> Self:
         """Return the settings for another model, which has a revision and a BOS of its own."""

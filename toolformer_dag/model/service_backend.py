@@ -1,113 +1,52 @@
-"""Run a model in vLLM behind the backend interface: the same rows, from paged keys, continuous batches, many GPUs.
+"""Run a model in an engine that continues token ids behind the backend interface: the same rows, many in flight.
 
 - p of ` [` at every place of a text comes from one request per text that writes the text itself, token by token: each
-  token goes through the model once, and many texts are in flight.
-- Samples and walks are decided by `Streams`, a logits processor in vLLM's workers; texts and heads are shared through
-  vLLM's prefix cache, but for the last, incomplete block.
+  token goes through the model once.
+- Texts and heads are shared as the engine shares beginnings of requests.
 - Rows of decoding are continued some tokens ahead; a token that the caller does not choose is thrown away. A call is
-  written in one request, its grammar being the structured output.
+  written in one request under its grammar.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, cycle, islice
 from operator import not_
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from vllm import LLM, EngineArgs, SamplingParams
-from vllm import __version__ as VERSION
-from vllm.sampling_params import StructuredOutputsParams
 
 from toolformer_dag.model.backend import CallForm, Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
-from toolformer_dag.model.vllm_server import ServedLLM
-from toolformer_dag.model.vllm_streams import STREAM, WALK, Streams
-from toolformer_dag.model.weights import ModelError, require_whole
-from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
-from toolformer_dag.settings.setting_types import meant
+from toolformer_dag.model.token_service import MOST_LIKELY, Scores, TokenAnswer, TokenRequest, TokenService
+from toolformer_dag.settings.model_settings import SamplingSettings
 
-MOST_LIKELY = 64
-"""Tokens whose rank decoding can tell; a larger `decoding.k` reads as this."""
 UNRANKED = 1 << 30
-"""The rank of all other tokens."""
+"""The rank of tokens that are not among the MOST_LIKELY; a larger `decoding.k` reads as these."""
 AHEAD = 16
 """Tokens that a row of decoding is continued by at once."""
 
-Scores = dict[int, float]
-"""log p by token."""
 
-
-OURS = (
-    "model",
-    "tokenizer",
-    "revision",
-    "dtype",
-    "trust_remote_code",
-    "quantization",
-    "logits_processors",
-    "max_logprobs",
-    "structured_outputs_config",
-)
-"""Options of vLLM that follow from `[model]` or from what is asked of the model."""
-
-
-def load_llm(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
-    """Load a model folder or hub id with `model.vllm`'s options. Raises ModelError, DamagedModel.
-
-    `dtype`: a data type or `auto`. Not covered: which architectures vLLM knows; it says so itself.
-    """
-    known = {option.name for option in fields(EngineArgs)} - set(OURS)
-    for option in model.vllm:
-        if option in OURS:
-            raise ModelError(f"model.vllm.{option} follows from [model]; remove it, and set what [model] has for it")
-        if option not in known:
-            raise ModelError(
-                f"model.vllm.{option}: vLLM {VERSION} has no such option; {meant(option, known, 'options')}"
-            )
-    require_whole(name, model.revision)
-    options = {"enable_prefix_caching": True, "max_model_len": context_length, **model.vllm}
-    try:
-        return LLM(
-            model=name,
-            revision=model.revision,
-            dtype=dtype,
-            trust_remote_code=model.trust_remote_code,
-            quantization=model.quantization,
-            logits_processors=[Streams],
-            max_logprobs=MOST_LIKELY,
-            structured_outputs_config={"backend": "guidance"},
-            **options,
-        )
-    except Exception as error:  # vLLM raises many kinds
-        reason = " ".join(str(error).split())[:600] or type(error).__name__
-        raise ModelError(
-            f'vLLM {VERSION} cannot run {name!r}: {reason}; change [model.vllm], or set model.engine = "transformers"'
-        ) from error
-
-
-class VllmBackend:
-    """A model in vLLM; see `Backend`. Not covered: the size of a pass, which vLLM chooses by its own options."""
+class ServiceBackend:
+    """A model in a `TokenService`; see `Backend`. The engine chooses the size of a pass by its own options."""
 
     greedy_rows = 256
 
-    def __init__(self, llm: LLM | ServedLLM, context_length: int) -> None:
-        self.llm = llm
+    def __init__(self, service: TokenService, context_length: int) -> None:
+        self.service = service
         self.context_length = context_length
         self.counts = TokenCounts()
-        self.identity = f"vllm {VERSION}, {str(self.llm.model_config.dtype).removeprefix('torch.')}"
+        self.identity = f"{service.library}, {service.dtype}"
 
-    def run(self, requests: Sequence[tuple[Sequence[int], SamplingParams]], kinds: Sequence[str] = ()) -> list[Any]:
-        """Run pairs of prompt and parameters; return vLLM's outputs in their order.
+    def run(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
+        """Return the answers in the order of the requests.
 
-        `kinds`: by request, or one for all, what its tokens count as; tokens from the prefix cache do not run.
+        `kinds`: by request, or one for all, what its tokens count as; cached ones and the last that is written do not
+        run.
         """
-        prompts: list[Any] = [{"prompt_token_ids": list(prompt)} for prompt, _ in requests]
-        outputs = self.llm.generate(prompts, [params for _, params in requests], use_tqdm=False) if prompts else []
-        for kind, output in zip(cycle(kinds) if kinds else (), outputs, strict=False):
-            new = len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
-            self.counts.add(kind, new + len(output.outputs[0].token_ids) - 1)
-        return outputs
+        answers = self.service.run(requests) if requests else []
+        counted = zip(cycle(kinds) if kinds else (), zip(requests, answers, strict=True), strict=False)
+        for kind, (request, answer) in counted:
+            self.counts.add(kind, len(request.prompt) - answer.cached + len(answer.tokens) - 1)
+        return answers
 
     def propose(
         self,
@@ -118,7 +57,7 @@ class VllmBackend:
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Propose as `Backend.propose` says; all texts are in flight at once."""
-        stops = np.flatnonzero(ends.may_end(np.arange(self.llm.model_config.get_vocab_size()))).tolist()
+        stops = np.flatnonzero(ends.may_end(np.arange(self.service.vocabulary))).tolist()
         chosen = zip(texts, self._start_probabilities(head, texts, start), strict=True)
         points = [(at, point) for at, (text, p) in enumerate(chosen) for point in text.choose(p)]
         samples: list[list[list[int]]] = [[] for _ in texts]
@@ -141,11 +80,18 @@ class VllmBackend:
         """Fill samples, each after its prompt by its stream; one that stops without having ended goes on."""
         while going_on:
             requests = [
-                ([*before, *sample], _sample(stream[len(sample) :], stops, sampling))
+                TokenRequest(
+                    [*before, *sample],
+                    len(stream) - len(sample),
+                    stops,
+                    stream=stream[len(sample) :],
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                )
                 for before, stream, sample in going_on
             ]
-            for (_, _, sample), output in zip(going_on, self.run(requests, ["samples"]), strict=True):
-                sample += output.outputs[0].token_ids
+            for (_, _, sample), answer in zip(going_on, self.run(requests, ["samples"]), strict=True):
+                sample += answer.tokens
             going_on = [one for one in going_on if len(one[2]) < len(one[1]) and not ends.has_ended(one[2])]
 
     def _start_probabilities(
@@ -182,39 +128,28 @@ class VllmBackend:
 
         A walk is the prompt, what is written, and the tokens that are asked at each place.
         """
-        asked = [
-            (
-                prompt,
-                _parameters(
-                    len(written),
-                    logprobs=len(tokens) or 1,
-                    logprob_token_ids=list(tokens) or None,
-                    extra_args={WALK: list(written)},
-                ),
-            )
-            for prompt, written, tokens in walks
-        ]
-        return [_scores(output) for output in self.run(asked, kinds)]
+        asked = [TokenRequest(prompt, len(walk), walk=walk, scored=tokens) for prompt, walk, tokens in walks]
+        return list(map(_scores, self.run(asked, kinds)))
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
         read = [_asks_own(query) for query in queries]
         passes = list(compress(queries, read))
         rest = list(compress(queries, map(not_, read)))
-        outputs = self.run([(_read(query), _parameters(1, prompt_logprobs=0)) for query in passes], _kinds(passes))
-        found_read = map(_read_values, passes, (output.prompt_logprobs for output in outputs))
+        answers = self.run([TokenRequest(_read(query), reads_prompt=True) for query in passes], _kinds(passes))
+        found_read = map(_read_values, passes, answers)
         found_written = map(_written_values, rest, self.walk_scores(_kinds(rest), list(map(_walk, rest))))
         return [next(found_read if is_read else found_written) for is_read in read]
 
-    def greedy(self, sequences: Sequence[Sequence[int]]) -> "VllmRows":
+    def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
         """Run sequences to be continued."""
-        return VllmRows(self, sequences)
+        return ServiceRows(self, sequences)
 
 
-class VllmRows:
+class ServiceRows:
     """Sequences of different lengths; see GreedyRows. Ranks from MOST_LIKELY on are UNRANKED."""
 
-    def __init__(self, backend: VllmBackend, sequences: Sequence[Sequence[int]]) -> None:
+    def __init__(self, backend: ServiceBackend, sequences: Sequence[Sequence[int]]) -> None:
         self._backend = backend
         self._rows: list[_Row] = []
         self.add(sequences)
@@ -280,33 +215,33 @@ class VllmRows:
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""
-        lost = [(row, row.permitted(self._size)) for row in self._rows if row.best is None and not row.in_call]
-        asked = [(row.ids, _parameters(1, allowed_token_ids=tokens)) for row, tokens in lost]
-        for (row, _), output in zip(lost, self._backend.run(asked), strict=True):
-            row.found = output.outputs[0].token_ids[0]
+        lost = [
+            (row, row.permitted(self._backend.service.vocabulary))
+            for row in self._rows
+            if row.best is None and not row.in_call
+        ]
+        asked = [TokenRequest(row.ids, allowed=tokens) for row, tokens in lost]
+        for (row, _), answer in zip(lost, self._backend.run(asked), strict=True):
+            [row.found] = answer.tokens
         return [0 if row.best is None else row.best for row in self._rows]
-
-    @property
-    def _size(self) -> int:
-        return int(self._backend.llm.model_config.get_vocab_size())
 
     def _write(self, forms: Mapping[int, CallForm]) -> None:
         """Write calls ahead of rows. Only those that are cut off get scores, which tell where they end best."""
         fitting = [(self._rows[at], form) for at, form in forms.items() if form.most > 0]
-        written = self._backend.run([(row.ids, _call(form)) for row, form in fitting])
-        for (row, _), output in zip(fitting, written, strict=True):
-            row.ahead = [(token, {token: 0.0}) for token in output.outputs[0].token_ids]
+        asked = [TokenRequest(row.ids, form.most, [form.end], grammar=form.grammar) for row, form in fitting]
+        for (row, _), answer in zip(fitting, self._backend.run(asked), strict=True):
+            row.ahead = [(token, {token: 0.0}) for token in answer.tokens]
         self._score([row for row, form in fitting if len(row.ahead) == form.most])
 
     def _score(self, rows: Sequence["_Row"]) -> None:
         """Find the scores at each place of what is written ahead."""
         walks = [[token for token, _ in row.ahead] for row in rows]
         asked = [
-            (row.ids, _parameters(len(walk), logprobs=MOST_LIKELY, extra_args={WALK: walk}))
+            TokenRequest(row.ids, len(walk), walk=walk, likeliest=MOST_LIKELY)
             for row, walk in zip(rows, walks, strict=True)
         ]
-        for row, walk, output in zip(rows, walks, self._backend.run(asked), strict=True):
-            row.ahead = list(zip(walk, _scores(output), strict=True))
+        for row, walk, answer in zip(rows, walks, self._backend.run(asked), strict=True):
+            row.ahead = list(zip(walk, _scores(answer), strict=True))
 
     def _continue(self) -> None:
         """Continue the rows that have no scores of their next token, as far as the context reaches."""
@@ -317,11 +252,11 @@ class VllmRows:
         ]
         room = [self._backend.context_length - len(row.ids) for row in waiting]
         asked = [
-            (row.ids, _parameters(min(AHEAD, most), logprobs=MOST_LIKELY))
+            TokenRequest(row.ids, min(AHEAD, most), likeliest=MOST_LIKELY)
             for row, most in zip(waiting, room, strict=True)
         ]
-        for row, output in zip(waiting, self._backend.run(asked), strict=True):
-            row.ahead = list(zip(output.outputs[0].token_ids, _scores(output), strict=True))
+        for row, answer in zip(waiting, self._backend.run(asked), strict=True):
+            row.ahead = list(zip(answer.tokens, _scores(answer), strict=True))
 
 
 @dataclass(slots=True)
@@ -357,24 +292,9 @@ class _Row:
         self.forbidden, self.found = set(), None
 
 
-def _parameters(tokens: int, **others: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, **others)
-
-
-def _call(form: CallForm) -> SamplingParams:
-    grammar = StructuredOutputsParams(grammar=form.grammar)
-    return _parameters(form.most, structured_outputs=grammar, stop_token_ids=[form.end])
-
-
-def _sample(stream: NDArray[np.float64], stops: list[int], sampling: SamplingSettings) -> SamplingParams:
-    extra = {STREAM: stream.tolist(), "temperature": sampling.temperature, "top_p": sampling.top_p}
-    return _parameters(len(stream), stop_token_ids=stops, extra_args=extra)
-
-
-def _scores(output: Any) -> list[Scores]:
+def _scores(answer: TokenAnswer) -> list[Scores]:
     """Return log p by token at each written place, the likeliest first."""
-    steps = [{token: one.logprob for token, one in step.items()} for step in output.outputs[0].logprobs]
-    return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in steps]
+    return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in answer.scores]
 
 
 def _asks_own(query: TokenQuery) -> bool:
@@ -391,8 +311,8 @@ def _read(query: TokenQuery) -> list[int]:
     return [*query.prefix, *query.text[: max(query.places) + 1]]
 
 
-def _read_values(query: TokenQuery, rows: Sequence[Any]) -> LogProbabilities:
-    return _values(query, lambda place: {token: one.logprob for token, one in rows[len(query.prefix) + place].items()})
+def _read_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
+    return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
 
 
 def _walk(query: TokenQuery) -> tuple[list[int], list[int], list[int]]:
@@ -405,9 +325,5 @@ def _walk(query: TokenQuery) -> tuple[list[int], list[int], list[int]]:
 
 
 def _written_values(query: TokenQuery, steps: Sequence[Scores]) -> LogProbabilities:
-    return _values(query, lambda place: steps[place - min(query.places)])
-
-
-def _values(query: TokenQuery, scores: Callable[[int], Scores]) -> LogProbabilities:
-    found = zip(query.places, query.tokens, strict=True)
-    return np.array([[scores(place)[token] for token in ids] for place, ids in found], np.float32)
+    first, asked = min(query.places), zip(query.places, query.tokens, strict=True)
+    return np.array([[steps[place - first][token] for token in ids] for place, ids in asked], np.float32)

@@ -1,0 +1,90 @@
+"""An engine that continues token ids gives the rows of transformers, whatever it is: here, a plain forward pass."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import llguidance.hf
+import numpy as np
+import pytest
+import torch
+from llguidance import LLMatcher
+from torch import Tensor
+
+from tests.agreement import assert_same_numbers
+from tests.tiny_models import TEXTS, tiny_model, tokenizer_of
+from toolformer_dag.model.drawing import draw
+from toolformer_dag.model.engine import Engine
+from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.model.service_backend import ServiceBackend
+from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
+
+
+class PlainService:
+    """Run the whole sequence for every token; see `TokenService`."""
+
+    library, dtype = "plain 1", "float32"
+
+    def __init__(self, language_model: LanguageModel) -> None:
+        self.model, self.vocabulary = language_model.model, int(language_model.config.vocab_size)
+        self._table = llguidance.hf.from_tokenizer(language_model.tokenizer, n_vocab=len(language_model.tokenizer))
+
+    def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
+        return list(map(self._answer, requests))
+
+    def _answer(self, request: TokenRequest) -> TokenAnswer:
+        matcher = LLMatcher(self._table, request.grammar) if request.grammar else None
+        first = len(request.prompt) - 1
+        known = self._logits([*request.prompt, *request.walk[:-1]])
+        tokens: list[int] = []
+        scores = []
+        while len(tokens) < request.most and not (tokens and tokens[-1] in request.ends):
+            at = len(tokens)
+            logits = known[first + at] if request.walk or not at else self._logits([*request.prompt, *tokens])[-1]
+            tokens.append(_next(request, logits, at, matcher))
+            scores.append(_scores(request, logits, tokens[-1]))
+        read = []
+        if request.reads_prompt:
+            steps = known[:-1].log_softmax(-1)
+            read = [float("nan"), *steps.gather(1, torch.tensor([request.prompt[1:]]).T)[:, 0].tolist()]
+        return TokenAnswer(tokens, [step for step in scores if step], read)
+
+    @torch.no_grad()
+    def _logits(self, ids: Sequence[int]) -> Tensor:
+        return self.model(torch.tensor([list(ids)])).logits[0]
+
+
+def _next(request: TokenRequest, logits: Tensor, at: int, matcher: LLMatcher | None) -> int:
+    if request.walk:
+        return request.walk[at]
+    if request.stream is not None:
+        number = torch.tensor(request.stream[at : at + 1])
+        return int(draw(logits[None], torch.tensor([0]), number, request.temperature, request.top_p))
+    allowed = request.allowed
+    if matcher is not None:
+        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8)).tolist()
+    token = int(logits.argmax()) if allowed is None else allowed[int(logits[allowed].argmax())]
+    if matcher is not None:
+        matcher.consume_token(token)
+    return token
+
+
+def _scores(request: TokenRequest, logits: Tensor, token: int) -> dict[int, float]:
+    if request.scored is None and not request.likeliest:
+        return {}
+    log_p = logits.log_softmax(-1)
+    asked = [token, *(request.scored or log_p.topk(request.likeliest).indices.tolist())]
+    return dict(zip(asked, log_p[asked].tolist(), strict=True))
+
+
+def both(shape: str, tokens: str) -> list[Engine]:
+    """Return the engines of a model in transformers and in a plain service."""
+    model = tiny_model(shape, tokenizer_of(tokens))
+    service = PlainService(model)
+    served = replace(model, model=service, backend=partial(ServiceBackend, service, model.context_length))
+    return [Engine(model), Engine(served)]
+
+
+@pytest.mark.parametrize(("shape", "tokens"), [("GPT-2", "bytes"), ("Llama", "bos")])
+def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape: str, tokens: str) -> None:
+    assert_same_numbers(both(shape, tokens), TEXTS[:1], answered=2)
