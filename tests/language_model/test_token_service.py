@@ -47,7 +47,8 @@ class PlainService:
         if request.reads_prompt:
             steps = known[:-1].log_softmax(-1)
             read = [float("nan"), *steps.gather(1, torch.tensor([request.prompt[1:]]).T)[:, 0].tolist()]
-        return TokenAnswer(tokens, [step for step in scores if step], read)
+        ran = len(request.prompt) + len(tokens) - 1
+        return TokenAnswer(tokens, ran, [step for step in scores if step], read)
 
     @torch.no_grad()
     def _logits(self, ids: Sequence[int]) -> Tensor:
@@ -60,12 +61,11 @@ def _next(request: TokenRequest, logits: Tensor, at: int, matcher: LLMatcher | N
     if request.stream is not None:
         number = torch.tensor(request.stream[at : at + 1])
         return int(draw(logits[None], torch.tensor([0]), number, request.temperature, request.top_p))
-    allowed = request.allowed
-    if matcher is not None:
-        allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8)).tolist()
-    token = int(logits.argmax()) if allowed is None else allowed[int(logits[allowed].argmax())]
-    if matcher is not None:
-        matcher.consume_token(token)
+    if matcher is None:
+        return int(logits.index_fill(0, torch.tensor(list(request.forbidden), dtype=torch.int64), -torch.inf).argmax())
+    allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+    token = int(allowed[int(logits[allowed].argmax())])
+    matcher.consume_token(token)
     return token
 
 
@@ -88,3 +88,11 @@ def both(shape: str, tokens: str) -> list[Engine]:
 @pytest.mark.parametrize(("shape", "tokens"), [("GPT-2", "bytes"), ("Llama", "bos")])
 def test_proposals_losses_perplexity_and_answers_are_those_of_transformers(shape: str, tokens: str) -> None:
     assert_same_numbers(both(shape, tokens), TEXTS[:1], answered=2)
+
+
+def test_the_next_token_is_found_where_all_that_were_listed_are_forbidden() -> None:
+    one, other = (engine.backend.greedy([[5, 6, 7], [8, 9]]) for engine in both("GPT-2", "bytes"))
+    for _ in range(70):
+        assert one.best() == other.best()
+        for rows in (one, other):
+            rows.forbid(list(enumerate(rows.best())))

@@ -37,15 +37,10 @@ class ServiceBackend:
         self.identity = f"{service.library}, {service.dtype}"
 
     def run(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
-        """Return the answers in the order of the requests.
-
-        `kinds`: by request, or one for all, what its tokens count as; cached ones and the last that is written do not
-        run.
-        """
+        """Return the answers in the order of the requests. `kinds`: by request, or one for all, what it counts as."""
         answers = self.service.run(requests) if requests else []
-        counted = zip(cycle(kinds) if kinds else (), zip(requests, answers, strict=True), strict=False)
-        for kind, (request, answer) in counted:
-            self.counts.add(kind, len(request.prompt) - answer.cached + len(answer.tokens) - 1)
+        for kind, answer in zip(cycle(kinds) if kinds else (), answers, strict=False):
+            self.counts.add(kind, answer.ran)
         return answers
 
     def propose(
@@ -215,13 +210,9 @@ class ServiceRows:
 
     def best(self) -> list[int]:
         """Return the most likely next token of each row."""
-        lost = [
-            (row, row.permitted(self._backend.service.vocabulary))
-            for row in self._rows
-            if row.best is None and not row.in_call
-        ]
-        asked = [TokenRequest(row.ids, allowed=tokens) for row, tokens in lost]
-        for (row, _), answer in zip(lost, self._backend.run(asked), strict=True):
+        lost = [row for row in self._rows if row.best is None and not row.in_call]
+        asked = [TokenRequest(row.ids, forbidden=row.forbidden) for row in lost]
+        for row, answer in zip(lost, self._backend.run(asked), strict=True):
             [row.found] = answer.tokens
         return [0 if row.best is None else row.best for row in self._rows]
 
@@ -282,9 +273,6 @@ class _Row:
         if self.in_call:
             return self.ahead[0][0] if self.ahead else None
         return next((token for token in self.scores if token not in self.forbidden), self.found)
-
-    def permitted(self, size: int) -> list[int]:
-        return sorted(set(range(size)) - self.forbidden)
 
     def append(self, token: int) -> None:
         self.ids.append(token)

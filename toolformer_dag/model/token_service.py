@@ -3,7 +3,7 @@
 An engine is a file whose `load_service` returns a `TokenService`; its package, its options and its objects stay there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class TokenRequest:
     - `walk`: as many tokens as `most`, which are written whatever their log p.
     - `stream`: uniform numbers; token t is the first whose cumulative probability, under `temperature` and `top_p`,
       exceeds number t.
-    - `grammar`: llguidance's, of all that is written; `allowed`: the only tokens that may be written.
+    - `grammar`: llguidance's, of all that is written; `forbidden`: tokens that may not be written.
 
     `ends`: tokens that end the answer, as its last. What is asked of the model's numbers:
 
@@ -43,7 +43,7 @@ class TokenRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     grammar: str | None = None
-    allowed: Sequence[int] | None = None
+    forbidden: Collection[int] = ()
     likeliest: int = 0
     scored: Sequence[int] | None = None
     reads_prompt: bool = False
@@ -55,13 +55,13 @@ class TokenAnswer:
 
     - `tokens`: the written tokens; `scores`: at each of them what was asked, empty where nothing was.
     - `prompt`: log p of each token of the prompt, NaN for the first; empty where it was not asked.
-    - `cached`: how many tokens of the prompt did not run, because the engine had their keys.
+    - `ran`: how many tokens went through the model for it; those whose keys the engine had did not.
     """
 
     tokens: list[int]
+    ran: int
     scores: Sequence[Scores] = ()
     prompt: Sequence[float] = ()
-    cached: int = 0
 
 
 class TokenService(Protocol):

@@ -63,7 +63,7 @@ class ServedVllm:
             return list(pool.map(self._answer, requests, self._turn))
 
     def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
-        params = msgspec.to_builtins(sampling_params(request))
+        params = msgspec.to_builtins(sampling_params(request, self.vocabulary))
         fields = {key: value for key, value in params.items() if not key.startswith("_")}
         if ids := fields.get("logprob_token_ids"):  # the written token counts among as many: ask for one more
             fields["logprob_token_ids"] = [*ids, next(token for token in count() if token not in ids)]
@@ -90,5 +90,5 @@ def _read_answer(request: TokenRequest, found: Any) -> TokenAnswer:
     scores = [{one["token_id"]: one["logprob"] for one in step["top_logprobs"]} for step in steps]
     rows = zip(request.prompt, found["prompt_logprobs"] or (), strict=False)
     read = [row[str(token)]["logprob"] if row else nan for token, row in rows]
-    cached = (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
-    return TokenAnswer(choice["token_ids"], scores, read, cached or 0)
+    new = len(request.prompt) - ((found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+    return TokenAnswer(choice["token_ids"], new + len(choice["token_ids"]) - 1, scores, read)

@@ -89,7 +89,8 @@ class VllmService:
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
         """Answer requests in their order."""
         prompts: list[Any] = [{"prompt_token_ids": list(request.prompt)} for request in requests]
-        return list(map(_answer, self.llm.generate(prompts, list(map(sampling_params, requests)), use_tqdm=False)))
+        params = [sampling_params(request, self.vocabulary) for request in requests]
+        return list(map(_answer, self.llm.generate(prompts, params, use_tqdm=False)))
 
 
 def _answer(output: Any) -> TokenAnswer:
@@ -97,4 +98,5 @@ def _answer(output: Any) -> TokenAnswer:
     scores = [{token: one.logprob for token, one in step.items()} for step in written.logprobs or ()]
     rows = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False)
     read = [row[token].logprob if row else nan for token, row in rows]
-    return TokenAnswer(list(written.token_ids), scores, read, output.num_cached_tokens or 0)
+    new = len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
+    return TokenAnswer(list(written.token_ids), new + len(written.token_ids) - 1, scores, read)

@@ -16,11 +16,12 @@ STREAM, WALK = "stream", "walk"
 """Keys of `SamplingParams.extra_args`: uniform numbers with temperature and top_p beside them; tokens to write."""
 
 
-def sampling_params(request: TokenRequest) -> SamplingParams:
+def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     """Return a request's parameters; `Streams` reads their `extra_args` again."""
     extra: dict[str, Any] = {WALK: list(request.walk)} if request.walk else {}
     if request.stream is not None:
         extra = {STREAM: request.stream.tolist(), "temperature": request.temperature, "top_p": request.top_p}
+    allowed = sorted(set(range(vocabulary)).difference(request.forbidden)) if request.forbidden else None
     likeliest = request.likeliest or None
     return SamplingParams(
         max_tokens=request.most,
@@ -28,7 +29,7 @@ def sampling_params(request: TokenRequest) -> SamplingParams:
         ignore_eos=True,
         detokenize=False,
         stop_token_ids=list(request.ends),
-        allowed_token_ids=None if request.allowed is None else list(request.allowed),
+        allowed_token_ids=allowed,
         structured_outputs=request.grammar and StructuredOutputsParams(grammar=request.grammar),
         logprobs=likeliest if request.scored is None else len(request.scored) or 1,
         logprob_token_ids=list(request.scored or ()) or None,
