@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import llguidance.hf
 import numpy as np
@@ -16,7 +15,6 @@ from tests.tiny_models import TEXTS, tiny_model, tokenizer_of
 from toolformer_dag.model.drawing import draw
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.service_backend import ServiceBackend
 from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
 
 
@@ -70,7 +68,7 @@ def _next(request: TokenRequest, logits: Tensor, at: int, matcher: LLMatcher | N
 
 
 def _scores(request: TokenRequest, logits: Tensor, token: int) -> dict[int, float]:
-    if request.scored is None and not request.likeliest:
+    if not (request.walk or request.scored or request.likeliest):
         return {}
     log_p = logits.log_softmax(-1)
     asked = [token, *(request.scored or log_p.topk(request.likeliest).indices.tolist())]
@@ -80,9 +78,7 @@ def _scores(request: TokenRequest, logits: Tensor, token: int) -> dict[int, floa
 def both(shape: str, tokens: str) -> list[Engine]:
     """Return the engines of a model in transformers and in a plain service."""
     model = tiny_model(shape, tokenizer_of(tokens))
-    service = PlainService(model)
-    served = replace(model, model=service, backend=partial(ServiceBackend, service, model.context_length))
-    return [Engine(model), Engine(served)]
+    return [Engine(model), Engine(replace(model, model=PlainService(model)))]
 
 
 @pytest.mark.parametrize(("shape", "tokens"), [("GPT-2", "bytes"), ("Llama", "bos")])

@@ -48,7 +48,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.options import ToolOptions
 
 pytest.importorskip("vllm", reason="vLLM lies in an environment of its own: make test-vllm")
-from toolformer_dag.model.vllm_server import ServedVllm
+from toolformer_dag.model.vllm_service import ServedVllm
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from toolformer_dag.model.backend import Backend, SamplePoint, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.encoding import Encoding, TextTokens
@@ -25,6 +26,7 @@ from toolformer_dag.model.requests import (
     select_positions,
     uniforms,
 )
+from toolformer_dag.model.service_backend import ServiceBackend
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.model_settings import SamplingSettings
 from toolformer_dag.settings.sections import Settings
@@ -348,5 +350,6 @@ def backend_of(language_model: LanguageModel) -> Backend:
 
 
 def _new_backend(language_model: LanguageModel, token_budget: int | None) -> Backend:
-    own = language_model.backend
-    return own() if own else TransformersBackend(language_model, token_budget=token_budget)
+    if isinstance(language_model.model, nn.Module):
+        return TransformersBackend(language_model, token_budget=token_budget)
+    return ServiceBackend(language_model.model, language_model.context_length)

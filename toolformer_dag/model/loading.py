@@ -1,9 +1,8 @@
 """Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -15,10 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.activations import NewGELUActivation
 from transformers.utils.logging import disable_progress_bar
 
-from toolformer_dag.model.backend import Backend
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.sentencepieces import check_sentencepiece
-from toolformer_dag.model.service_backend import ServiceBackend
 from toolformer_dag.model.token_service import TokenService
 from toolformer_dag.model.trials import bos_gain, check_causal, trial_tokens
 from toolformer_dag.model.weights import (
@@ -78,7 +75,6 @@ class LanguageModel:
 
     `model`: a module of torch, or a `TokenService`. `context_length`: the most tokens of a sequence, whatever its
     attention's window. `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
-    `backend`: what makes the backend of an engine other than transformers.
     """
 
     encoding: Encoding = field(repr=False)
@@ -89,7 +85,6 @@ class LanguageModel:
     config: Any = field(repr=False)
     parameters: int
     identity: Mapping[str, str] = field(default_factory=dict, repr=False)
-    backend: Callable[[], Backend] | None = field(default=None, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -164,8 +159,7 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
     service: TokenService = engine.load_service(model, str(dtype).removeprefix("torch."), config, length)
     folder = model_folder(name, model.revision)  # a served model need not lie here
     size = parameters(folder) if folder is not None else 0
-    backend = partial(ServiceBackend, service, length)
-    return LanguageModel(encoding, length, name, service, encoding.tokenizer, config, size, backend=backend)
+    return LanguageModel(encoding, length, name, service, encoding.tokenizer, config, size)
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:

@@ -9,8 +9,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, cycle, islice
-from operator import not_
+from itertools import cycle, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,13 +127,8 @@ class ServiceBackend:
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
-        read = [_asks_own(query) for query in queries]
-        passes = list(compress(queries, read))
-        rest = list(compress(queries, map(not_, read)))
-        answers = self.run([TokenRequest(_read(query), reads_prompt=True) for query in passes], _kinds(passes))
-        found_read = map(_read_values, passes, answers)
-        found_written = map(_written_values, rest, self.walk_scores(_kinds(rest), list(map(_walk, rest))))
-        return [next(found_read if is_read else found_written) for is_read in read]
+        answers = self.run(list(map(_request, queries)), [query.kind for query in queries])
+        return list(map(_values, queries, answers))
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
         """Run sequences to be continued."""
@@ -222,17 +216,12 @@ class ServiceRows:
         asked = [TokenRequest(row.ids, form.most, [form.end], grammar=form.grammar) for row, form in fitting]
         for (row, _), answer in zip(fitting, self._backend.run(asked), strict=True):
             row.ahead = [(token, {token: 0.0}) for token in answer.tokens]
-        self._score([row for row, form in fitting if len(row.ahead) == form.most])
-
-    def _score(self, rows: Sequence["_Row"]) -> None:
-        """Find the scores at each place of what is written ahead."""
-        walks = [[token for token, _ in row.ahead] for row in rows]
-        asked = [
-            TokenRequest(row.ids, len(walk), walk=walk, likeliest=MOST_LIKELY)
-            for row, walk in zip(rows, walks, strict=True)
+        cut = [row for row, form in fitting if len(row.ahead) == form.most]
+        walks = [
+            TokenRequest(row.ids, len(row.ahead), walk=[token for token, _ in row.ahead], likeliest=MOST_LIKELY)
+            for row in cut
         ]
-        for row, walk, answer in zip(rows, walks, self._backend.run(asked), strict=True):
-            row.ahead = list(zip(walk, _scores(answer), strict=True))
+        self._look_ahead(cut, walks)
 
     def _continue(self) -> None:
         """Continue the rows that have no scores of their next token, as far as the context reaches."""
@@ -241,12 +230,15 @@ class ServiceRows:
             for row in self._rows
             if not row.ahead and not row.in_call and len(row.ids) < self._backend.context_length
         ]
-        room = [self._backend.context_length - len(row.ids) for row in waiting]
         asked = [
-            TokenRequest(row.ids, min(AHEAD, most), likeliest=MOST_LIKELY)
-            for row, most in zip(waiting, room, strict=True)
+            TokenRequest(row.ids, min(AHEAD, self._backend.context_length - len(row.ids)), likeliest=MOST_LIKELY)
+            for row in waiting
         ]
-        for row, answer in zip(waiting, self._backend.run(asked), strict=True):
+        self._look_ahead(waiting, asked)
+
+    def _look_ahead(self, rows: Sequence["_Row"], asked: Sequence[TokenRequest]) -> None:
+        """Keep what is written ahead of rows, with its scores."""
+        for row, answer in zip(rows, self._backend.run(asked), strict=True):
             row.ahead = list(zip(answer.tokens, _scores(answer), strict=True))
 
 
@@ -285,33 +277,22 @@ def _scores(answer: TokenAnswer) -> list[Scores]:
     return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in answer.scores]
 
 
-def _asks_own(query: TokenQuery) -> bool:
-    """Return whether only the text's own tokens are asked for."""
-    own = zip(query.places, query.tokens, strict=True)
-    return max(query.places) < len(query.text) and all(list(ids) == [query.text[place]] for place, ids in own)
+def _request(query: TokenQuery) -> TokenRequest:
+    """Ask for a text's own tokens alone by reading it, else by writing it from the first place to the last.
 
-
-def _kinds(queries: Sequence[TokenQuery]) -> list[str]:
-    return [query.kind for query in queries]
-
-
-def _read(query: TokenQuery) -> list[int]:
-    return [*query.prefix, *query.text[: max(query.places) + 1]]
-
-
-def _read_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
-    return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
-
-
-def _walk(query: TokenQuery) -> tuple[list[int], list[int], list[int]]:
-    """Return the walk from the first place to the last; where that is the end of the text, any token is written."""
+    Where the last place is the end of the text, any token is written there.
+    """
     first, last = min(query.places), max(query.places)
-    written = [*query.text[first:], query.tokens[-1][0]][: last - first + 1]
-    wanted = zip(query.places, query.tokens, strict=True)
-    asked = sorted({token for place, ids in wanted for token in ids if token != written[place - first]})
-    return [*query.prefix, *query.text[:first]], written, asked
+    asked = list(zip(query.places, query.tokens, strict=True))
+    if last < len(query.text) and all(list(ids) == [query.text[place]] for place, ids in asked):
+        return TokenRequest([*query.prefix, *query.text[: last + 1]], reads_prompt=True)
+    walk = [*query.text[first:], query.tokens[-1][0]][: last - first + 1]
+    others = sorted({token for place, ids in asked for token in ids if token != walk[place - first]})
+    return TokenRequest([*query.prefix, *query.text[:first]], len(walk), walk=walk, scored=others)
 
 
-def _written_values(query: TokenQuery, steps: Sequence[Scores]) -> LogProbabilities:
-    first, asked = min(query.places), zip(query.places, query.tokens, strict=True)
-    return np.array([[steps[place - first][token] for token in ids] for place, ids in asked], np.float32)
+def _values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
+    if answer.prompt:
+        return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
+    asked = zip((answer.scores[place - min(query.places)] for place in query.places), query.tokens, strict=True)
+    return np.array([[scores[token] for token in ids] for scores, ids in asked], np.float32)

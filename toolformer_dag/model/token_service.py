@@ -23,15 +23,15 @@ class TokenRequest:
 
     The next token is the likeliest, unless one of these decides it:
 
-    - `walk`: as many tokens as `most`, which are written whatever their log p.
+    - `walk`: as many tokens as `most`, which are written whatever their log p, which the answer has.
     - `stream`: uniform numbers; token t is the first whose cumulative probability, under `temperature` and `top_p`,
       exceeds number t.
     - `grammar`: llguidance's, of all that is written; `forbidden`: tokens that may not be written.
 
     `ends`: tokens that end the answer, as its last. What is asked of the model's numbers:
 
-    - `likeliest`: log p of so many of the likeliest tokens, and of the written one, at each written place.
-    - `scored`, where it is not None: log p of these tokens, and of the written one, at each written place.
+    - `likeliest`, `scored`: log p at each written place of so many of the likeliest tokens, or of these, and of the
+      written one.
     - `reads_prompt`: log p of each token of the prompt.
     """
 
@@ -45,7 +45,7 @@ class TokenRequest:
     grammar: str | None = None
     forbidden: Collection[int] = ()
     likeliest: int = 0
-    scored: Sequence[int] | None = None
+    scored: Sequence[int] = ()
     reads_prompt: bool = False
 
 

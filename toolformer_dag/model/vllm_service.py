@@ -1,10 +1,19 @@
-"""Run a model in vLLM: paged keys, continuous batches, many GPUs. Beginnings are shared, but for the last block."""
+"""Run a model in vLLM, in this process or in `vllm serve` behind URLs: token ids in, log p and tokens out.
+
+vLLM shares beginnings through its prefix cache, but for the last, incomplete block. The server's endpoint for tokens
+takes sampling parameters whole, so the numbers are those of this process; it loads `Streams` by name.
+"""
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from itertools import count, cycle
 from math import nan
 from typing import Any
+
+import httpx
+import msgspec
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a process less that could outlive a killed worker
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the second one takes other logits processors
@@ -13,12 +22,21 @@ from vllm import LLM, EngineArgs
 from vllm import __version__ as VERSION
 
 from toolformer_dag.model.token_service import MOST_LIKELY, TokenAnswer, TokenRequest, TokenService
-from toolformer_dag.model.vllm_server import ServedVllm
 from toolformer_dag.model.vllm_streams import Streams, sampling_params
 from toolformer_dag.model.weights import ModelError, model_name, require_whole
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import meant
 
+IN_FLIGHT = 256
+"""Requests that wait at the servers at once; more wait here."""
+PATIENCE = httpx.Timeout(3600, connect=10)
+"""Seconds: a request waits until the server's batch has room for it."""
+KEY = "VLLM_API_KEY"
+"""The environment variable that holds the servers' key, as `vllm serve` reads it."""
+COMMAND = (
+    "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --logits-processors toolformer_dag.model.vllm_streams:Streams "
+    "--enable-scale-out --max-logprobs 65 --enable-prompt-tokens-details"
+)
 OURS = (
     "model",
     "tokenizer",
@@ -80,9 +98,10 @@ def _load(model: ModelSettings, name: str, dtype: str, context_length: int) -> L
 class VllmService:
     """vLLM in this process; see `TokenService`."""
 
+    library = f"vllm {VERSION}"
+
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self.library = f"vllm {VERSION}"
         self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self.vocabulary = int(llm.model_config.get_vocab_size())
 
@@ -90,13 +109,77 @@ class VllmService:
         """Answer requests in their order."""
         prompts: list[Any] = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         params = [sampling_params(request, self.vocabulary) for request in requests]
-        return list(map(_answer, self.llm.generate(prompts, params, use_tqdm=False)))
+        return list(map(_local_answer, self.llm.generate(prompts, params, use_tqdm=False)))
 
 
-def _answer(output: Any) -> TokenAnswer:
+class ServedVllm:
+    """Servers of a model that are asked in turn; see `TokenService`. Raises ModelError where one does not answer.
+
+    Data type and vocabulary are those that the settings and the model's config name.
+    """
+
+    library = VllmService.library
+
+    def __init__(self, urls: Sequence[str], name: str, dtype: str, vocabulary: int) -> None:
+        self.dtype, self.vocabulary = dtype, vocabulary
+        key = os.environ.get(KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
+        self._turn = cycle(url.rstrip("/") for url in urls)
+        self._http = httpx.Client(headers=headers, timeout=PATIENCE, limits=limits)
+        for _ in urls:
+            self._check(next(self._turn), name)
+
+    def _check(self, url: str, name: str) -> None:
+        """Raise ModelError where a server has another model, or not the logits processor."""
+        roots = [model.get("root") or model["id"] for model in self._asked("GET", f"{url}/v1/models")["data"]]
+        if name not in roots:
+            raise ModelError(f"model.url: {url} serves {', '.join(roots)}, not {name}; start it with {COMMAND}")
+        walk = [1, 2]
+        if self._answer(TokenRequest([1], len(walk), walk=walk, likeliest=1), url).tokens != walk:
+            raise ModelError(f"model.url: {url} runs without the logits processor; start it with {COMMAND}")
+
+    def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
+        """Answer requests in their order."""
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
+            return list(pool.map(self._answer, requests, self._turn))
+
+    def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
+        named = msgspec.to_builtins(sampling_params(request, self.vocabulary)).items()
+        params = {key: value for key, value in named if not key.startswith("_")}
+        if ids := params.get("logprob_token_ids"):  # the written token counts among as many: ask for one more
+            params["logprob_token_ids"] = [*ids, next(token for token in count() if token not in ids)]
+            params["logprobs"] = len(ids) + 1
+        body = {"token_ids": list(request.prompt), "sampling_params": params}
+        return _served_answer(request.prompt, self._asked("POST", f"{url}/inference/v1/generate", body))
+
+    def _asked(self, method: str, address: str, body: Any = None) -> Any:
+        try:
+            answer = self._http.request(method, address, json=body)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            reason = error.response.text[:400] if isinstance(error, httpx.HTTPStatusError) else str(error)
+            raise ModelError(
+                f"model.url: {address} does not answer ({type(error).__name__}: {reason}); start it with {COMMAND}, or "
+                "remove model.url"
+            ) from error
+        return answer.json()
+
+
+def _local_answer(output: Any) -> TokenAnswer:
     [written] = output.outputs
     scores = [{token: one.logprob for token, one in step.items()} for step in written.logprobs or ()]
     rows = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False)
     read = [row[token].logprob if row else nan for token, row in rows]
-    new = len(output.prompt_token_ids) - (output.num_cached_tokens or 0)
-    return TokenAnswer(list(written.token_ids), new + len(written.token_ids) - 1, scores, read)
+    ran = len(output.prompt_token_ids) + len(written.token_ids) - 1 - (output.num_cached_tokens or 0)
+    return TokenAnswer(list(written.token_ids), ran, scores, read)
+
+
+def _served_answer(prompt: Sequence[int], found: Any) -> TokenAnswer:
+    [choice] = found["choices"]
+    steps = (choice["logprobs"] or {"content": ()})["content"]
+    scores = [{one["token_id"]: one["logprob"] for one in step["top_logprobs"]} for step in steps]
+    rows = zip(prompt, found["prompt_logprobs"] or (), strict=False)
+    read = [row[str(token)]["logprob"] if row else nan for token, row in rows]
+    cached = (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+    return TokenAnswer(choice["token_ids"], len(prompt) + len(choice["token_ids"]) - 1 - cached, scores, read)

@@ -18,11 +18,10 @@ STREAM, WALK = "stream", "walk"
 
 def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     """Return a request's parameters; `Streams` reads their `extra_args` again."""
-    extra: dict[str, Any] = {WALK: list(request.walk)} if request.walk else {}
+    extra: dict[str, Any] | None = {WALK: list(request.walk)} if request.walk else None
     if request.stream is not None:
         extra = {STREAM: request.stream.tolist(), "temperature": request.temperature, "top_p": request.top_p}
     allowed = sorted(set(range(vocabulary)).difference(request.forbidden)) if request.forbidden else None
-    likeliest = request.likeliest or None
     return SamplingParams(
         max_tokens=request.most,
         temperature=0,
@@ -31,10 +30,10 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
         stop_token_ids=list(request.ends),
         allowed_token_ids=allowed,
         structured_outputs=request.grammar and StructuredOutputsParams(grammar=request.grammar),
-        logprobs=likeliest if request.scored is None else len(request.scored) or 1,
-        logprob_token_ids=list(request.scored or ()) or None,
+        logprobs=len(request.scored) or request.likeliest or min(len(request.walk), 1) or None,
+        logprob_token_ids=list(request.scored) or None,
         prompt_logprobs=0 if request.reads_prompt else None,
-        extra_args=extra or None,
+        extra_args=extra,
     )
 
 
