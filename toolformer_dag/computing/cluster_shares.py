@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
-from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
 
@@ -30,7 +29,7 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     ClusterError where no machine has a core, or as many GPUs as a model takes.
     """
     cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    model, groups = settings.model, _groups_of_gpus(nodes, settings.model, cluster)
+    model, groups = settings.model, _groups_of_gpus(nodes, settings, cluster)
     if not cores:
         raise ClusterError(f"execution.engine: no machine of the {cluster} offers a core; start one with --num-cpus")
     if groups and model.device in ("auto", "cuda") and not model.url:
@@ -42,11 +41,11 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     return Share(min(settings.execution.workers or share.count, share.count), share.cpus, share.gpus)
 
 
-def _groups_of_gpus(nodes: Sequence[Mapping[str, float]], model: ModelSettings, cluster: str) -> int:
+def _groups_of_gpus(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:
     """Return how many groups of a model's GPUs on one machine there are; a machine with fewer has none."""
-    size, gpus = model.gpus, [int(node.get("GPU", 0)) for node in nodes]
-    if 0 < max(gpus, default=0) < size:
+    model, gpus = settings.model, [int(node.get("GPU", 0)) for node in nodes]
+    if 0 < max(gpus, default=0) < model.gpus:
         raise ClusterError(
-            f"model.{model.engine} asks for {size} GPUs per model: no machine of the {cluster} has so many"
+            f"model.{model.engine} asks for {model.gpus} GPUs per model: no machine of the {cluster} has so many"
         )
-    return sum(count // size for count in gpus)
+    return sum(count // model.gpus for count in gpus)
