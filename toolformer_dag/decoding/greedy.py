@@ -50,7 +50,7 @@ def advance(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[DecodingRow]
 
 def _opened(rows: Sequence[DecodingRow]) -> dict[int, CallForm]:
     """Return, by row, the form of a call that begins now."""
-    return {at: row.form for at, row in enumerate(rows) if row.form is not None and not row.body}
+    return {at: row.call.form for at, row in enumerate(rows) if row.call is not None and not row.call.body}
 
 
 def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
@@ -58,7 +58,7 @@ def _next_tokens(batch: GreedyRows, rows: Sequence[DecodingRow]) -> list[int]:
     _measure_starts(batch, rows)
     _measure_closings(batch, rows)
     for at, row in enumerate(rows):
-        if row.form is not None and not batch.permit(at, row.form):
+        if row.call is not None and not batch.permit(at, row.call.form):
             row.stop()
     return [row.forced[0] if row.forced else token for row, token in zip(rows, _best(batch, rows), strict=True)]
 
@@ -109,12 +109,12 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:
     """Note where the input of a call may end: where `)` is allowed and among the k most likely next tokens."""
-    inputs = [(at, row.form) for at, row in enumerate(rows) if row.form is not None and "(" in row.body_text()]
+    inputs = [(at, row.call) for at, row in enumerate(rows) if row.call is not None and "(" in row.call.text()]
     for token, text in rows[0].rules.vocabulary.closings.items() if inputs else ():
         ranks = batch.ranks(token)
-        for at, form in inputs:
-            if ranks[at] < rows[at].rules.k and form.allows(token):
-                rows[at].measure_closing(batch.log_probability(at, [token]), text)
+        for at, call in inputs:
+            if ranks[at] < rows[at].rules.k and call.form.allows(token):
+                call.measure_closing(batch.log_probability(at, [token]), text)
 
 
 def generate(

@@ -16,11 +16,8 @@ from toolformer_dag.decoding.generation import (
 )
 from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.model.backend import CallForm
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input, in_paper_form
-
-INCOMPLETE = "\ufffd"
-"""The text that the bytes of an incomplete character decode to."""
+from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
 
 
 @dataclass(slots=True)
@@ -34,10 +31,8 @@ class DecodingRow:
     - `behind`: how many calls with results end the prefix; `places`: at how many places calls were made before.
     - `budget`: the most tokens outside a call.
     - `before`: what was written before this row.
-    - `written`: the tokens written so far outside a call; `body`: the tokens after ` [` of an open call.
-    - `form`: what may follow in an open call; None outside of one.
+    - `written`: the tokens written so far outside a call; `call`: the open one, None outside of a call.
     - `forced`: the next tokens, whatever the model's scores.
-    - `refused`: whether the row stopped in a call to a tool that needs a likelier start.
     - `no_bracket`: whether no opening bracket may come first; `at_look_alike`: whether a look-alike of a call would.
     - `stopped`: whether the text or the call has ended.
     """
@@ -52,10 +47,8 @@ class DecodingRow:
     behind: int = 0
     places: int = 0
     written: list[int] = field(default_factory=list)
-    body: list[int] = field(default_factory=list)
-    form: CallForm | None = None
+    call: WrittenCall | None = None
     forced: list[int] = field(default_factory=list)
-    refused: bool = False
     no_bracket: bool = False
     at_look_alike: bool = False
     stopped: bool = False
@@ -65,7 +58,6 @@ class DecodingRow:
     _likeliest: dict[int, dict[int, float]] = field(default_factory=dict)  # by number of written tokens, log p by token
     _p_starts: dict[int, float] = field(default_factory=dict)  # p of ` [` by place, as far as it was asked
     _offers: dict[int, frozenset[str]] = field(default_factory=dict)  # the tools offered, by place
-    _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
 
     def __post_init__(self) -> None:
         self.stopped = min(self.budget, self.room) <= 0 or not self.prefix
@@ -88,7 +80,7 @@ class DecodingRow:
     @property
     def in_call(self) -> bool:
         """Return whether the row is, or stopped, inside a call."""
-        return self.form is not None
+        return self.call is not None
 
     @property
     def after_call(self) -> bool:
@@ -173,8 +165,8 @@ class DecodingRow:
         elif self.room <= 0 and not before.calls:
             reason = "does_not_fit"
         tokens = before.tokens + len(self.written)
-        if self.in_call:
-            tokens += len(self.rules.vocabulary.start) + len(self.body)
+        if self.call is not None:
+            tokens += len(self.rules.vocabulary.start) + len(self.call.body)
         chances = (*before.chances, *self._start_chances())
         text, plain = before.text + text, before.plain + text
         likelihoods = (*before.likelihoods, *self._likelihoods())
@@ -216,29 +208,18 @@ class DecodingRow:
 
     def taken_back(self) -> "DecodingRow | None":
         """Return the row that goes on before a look-alike or a refused call; None where neither stopped this one."""
-        if self.at_look_alike:
-            return self.without_look_alike()
-        return self.without_call() if self.refused else None
-
-    def without_call(self) -> "DecodingRow":
-        """Return the row that goes on without the refused call; none starts at its place."""
-        row = self._following(self.prefix + self.written, self.generation())
-        row.no_start = True
+        if not (self.at_look_alike or self.refused):
+            return None
+        so_far = self.generation()
+        before = replace(so_far, look_alikes=so_far.look_alikes + self.at_look_alike)
+        row = self._following(self.prefix + self.written, before)
+        row.no_start, row.no_bracket = self.refused or (self.no_start and not self.written), self.at_look_alike
         return row
 
     def _following(self, prefix: list[int], before: Generation) -> "DecodingRow":
         """Return the row that goes on after what this one wrote outside a call."""
-        behind = self.behind if self.at_call else 0
-        left = self.budget - len(self.written)
+        behind, left = self.behind if self.at_call else 0, self.budget - len(self.written)
         return DecodingRow(self.rules, self.prompt, prefix, left, before, behind=behind, places=self.places)
-
-    def without_look_alike(self) -> "DecodingRow":
-        """Return the row that goes on where this one stopped before a look-alike of a call."""
-        so_far = self.generation()
-        before = replace(so_far, look_alikes=so_far.look_alikes + 1)
-        row = self._following(self.prefix + self.written, before)
-        row.no_start, row.no_bracket = self.no_start and not self.written, True
-        return row
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
@@ -246,11 +227,7 @@ class DecodingRow:
 
     def body_text(self) -> str:
         """Return the text written after ` [`; of a call that ended without `->`, the likeliest end of its input."""
-        vocabulary = self.rules.vocabulary
-        text = in_paper_form(vocabulary.text(self.body, vocabulary.start), vocabulary.encoding.markers)
-        if self.stopped and self._closing is not None and find_behind_input(RESULT_ARROW, text) < 0:
-            return self._closing[1]
-        return text
+        return "" if self.call is None else self.call.ended_text() if self.stopped else self.call.text()
 
     def measure(self, probability: float, rank: int) -> None:
         """Keep the chance of a call at this position."""
@@ -282,8 +259,8 @@ class DecodingRow:
         """Return whether the text may not go on with `token`, the most likely next one.
 
         - Where no call may start, the end of ` [` is barred.
-        - Where `token` would complete a look-alike of a call, the row stops before its bracket. There, in the row
-          `without_look_alike`, every opening bracket is barred.
+        - Where `token` would complete a look-alike of a call, the row stops before its bracket. There, in the
+          row `taken_back`, every opening bracket is barred.
         - After a call, `->` and closing brackets that nothing opened are barred: a model that misses a result invents
           one.
         """
@@ -329,14 +306,6 @@ class DecodingRow:
         taken = self.after_call and len(self.written) <= len(begun) and not self.may_chain
         return not self._may_call(place) or cut or taken
 
-    def measure_closing(self, log_probability: float, text: str) -> None:
-        """Keep `text` as the end of the input here, where it ends it and is likelier than every end before."""
-        written = self.body_text()
-        closed = f"{written}{text} {RESULT_ARROW}"
-        likelier = self._closing is None or log_probability > self._closing[0]
-        if likelier and not written.endswith(INCOMPLETE) and find_behind_input(RESULT_ARROW, closed) >= 0:
-            self._closing = log_probability, closed
-
     def stop_before(self, token: int) -> None:
         """Stop where the sentence ends before `token`, the most likely next one."""
         if not self.is_free:
@@ -355,12 +324,9 @@ class DecodingRow:
     def append(self, token: int) -> None:
         """Append a token, and stop the row or open a call where it does so."""
         self.forced = self.forced[1:]
-        if self.form is not None:
-            self.body.append(token)
-            self.form.matcher.consume_token(token)
-            self.refused = self._is_refused()
-            full = len(self.body) >= self.form.most
-            self.stopped = self.refused or full or find_behind_input(RESULT_ARROW, self.body_text()) >= 0
+        if self.call is not None:
+            self.call.append(token)
+            self.stopped = self.refused or self.call.has_ended
         elif token in self.rules.vocabulary.ends:
             self.stopped = True
         else:
@@ -368,7 +334,8 @@ class DecodingRow:
             self._after_token()
         self._show()
 
-    def _is_refused(self) -> bool:
+    @property
+    def refused(self) -> bool:
         """Return whether the name of the open call is written, and its tool needs a likelier start."""
         if not self.rules.min_probability:
             return False
@@ -391,7 +358,8 @@ class DecodingRow:
             place = len(self.written)
             names = self._callable(place) - self.failed if self.failed else self._offered(place)
             most = min(self.rules.max_call_tokens, self.room - place - len(start))
-            self.form = self.rules.vocabulary.form(names, self.rules.schemas, most)
+            form = self.rules.vocabulary.form(names, self.rules.schemas, most)
+            self.call = WrittenCall(self.rules.vocabulary, form)
             return
         before = self.before.plain
         if (end := self._end(before + self.written_text())) is not None:
