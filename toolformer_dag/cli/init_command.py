@@ -60,5 +60,5 @@ def _corpus(folder: Path) -> Iterator[str]:
         if entry.name.startswith((".", "_")) or entry.name == "lake" or (entry / "config.json").exists():
             continue
         below = entry.rglob("*") if entry.is_dir() else [entry]
-        if any(DATA.fullmatch(path.name) and not SIDE_FILE.fullmatch(path.name) for path in below):
+        if any(path.name.lower().endswith(DATA) and not SIDE_FILE.fullmatch(path.name) for path in below):
             yield entry.name

@@ -18,14 +18,16 @@ from toolformer_dag.settings.setting_types import SettingsError, expanded, print
 from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.shard_reader import HubSplit, hub_batches, resolve, shard_batches
+from toolformer_dag.texts.hub_reader import HubSplit, hub_batches, resolve
+from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches
 
 log = logging.getLogger(__name__)
 
 LONGEST_NAME = 240  # bytes; file systems take 255, and `.json.damaged` comes on top
-SUFFIXES = (".zst", ".zstd", ".gz", ".jsonl", ".ndjson", ".json", ".parquet")
-DATA = re.compile(r".*\.(?:parquet|(?:json|jsonl|ndjson)(?:\.gz|\.zst|\.zstd)?)", re.IGNORECASE)
-"""Files of documents in a folder that is named as a whole."""
+SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
+"""What a shard's name leaves out of the file's."""
+DATA = (PARQUET, *(ending + packed for ending in ENDINGS for packed in ("", *NAMED)))
+"""How the names of documents end in a folder that is named as a whole."""
 SIDE_FILE = re.compile(
     r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"
 )
@@ -209,10 +211,10 @@ def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
 def _below(fixed: Path, whole: Path) -> Iterator[Path]:
     """Yield what a pattern matches below the folder `fixed`; of a folder alone, what is named like documents."""
     if fixed == whole:
-        return (path for path in whole.rglob("*") if DATA.fullmatch(path.name))
+        return (path for path in whole.rglob("*") if path.name.lower().endswith(DATA))
     below = str(whole.relative_to(fixed))
     found = fixed.glob(f"{below}/*" if below.endswith("**") else below)
-    return (path for path in found if DATA.fullmatch(path.name) or not path.is_dir())
+    return (path for path in found if path.name.lower().endswith(DATA) or not path.is_dir())
 
 
 def _regular(path: Path) -> Path:

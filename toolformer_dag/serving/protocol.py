@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 import orjson
@@ -17,23 +17,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.serving.shared_decoder import MadeCall, SharedDecoder, TextRequest, Writing
 
 ROLES = ("system", "developer", "user", "assistant")
-NEUTRAL: Mapping[str, object] = {
-    "temperature": 0,
-    "top_p": 1,
-    "n": 1,
-    "best_of": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "echo": False,
-    "suffix": "",
-    "store": False,
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-}
-"""Fields whose only value says what this server does anyway: decoding is greedy."""
-PASSED_OVER = {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls"}
-"""Fields that change no answer here, whatever they hold: notes of the client, and how calls would be handed to it."""
+Part = Literal["message", "delta"]
+"""The field of a chat's choice that holds its text: whole, or what a chunk adds."""
 
 
 class Refused(UserError):
@@ -91,12 +76,33 @@ Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(
 
 
 class Asked(_Strict, ABC):
-    """What both kinds of requests may hold besides NEUTRAL.
+    """What every kind of request may hold.
 
+    - `neutral`: fields whose only value says what this server does anyway: decoding is greedy.
+    - `passed_over`: fields that change no answer here, whatever they hold: notes of the client, and how calls would be
+      handed to it.
     - `seed`: every seed gives the same text.
     - `calls`: whether calls are taken out of the text (`apart`) or stand in it.
     - `max_calls`: the most calls of the answer. `context`: the date for the calendar, as 2023-01-30.
     """
+
+    neutral: ClassVar[Mapping[str, object]] = {
+        "temperature": 0,
+        "top_p": 1,
+        "n": 1,
+        "best_of": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "echo": False,
+        "suffix": "",
+        "store": False,
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+    }
+    passed_over: ClassVar[frozenset[str]] = frozenset(
+        {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls"}
+    )
 
     model: str
     max_tokens: int | None = Field(None, ge=1, validation_alias=AliasChoices("max_tokens", "max_completion_tokens"))
@@ -213,7 +219,7 @@ def parsed(kind: type[Asked], body: bytes) -> Asked:
     """Parse a request. Raises Refused, which names the field."""
     try:
         fields = orjson.loads(body)
-        return kind.model_validate(_without_neutral(fields) if isinstance(fields, dict) else fields)
+        return kind.model_validate(_without_neutral(kind, fields) if isinstance(fields, dict) else fields)
     except orjson.JSONDecodeError as error:
         raise Refused(f"the body is no JSON: {error}") from error
     except ValidationError as error:
@@ -223,12 +229,12 @@ def parsed(kind: type[Asked], body: bytes) -> Asked:
         raise Refused(message or f"{where}: {first['msg']}", where.partition(".")[0], code=first["type"]) from error
 
 
-def _without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
-    for param in NEUTRAL.keys() & fields:
-        given, allowed = fields[param], NEUTRAL[param]
+def _without_neutral(kind: type[Asked], fields: dict[str, Any]) -> dict[str, Any]:
+    for param in kind.neutral.keys() & fields:
+        given, allowed = fields[param], kind.neutral[param]
         if given is not None and (given != allowed or isinstance(given, bool) != isinstance(allowed, bool)):
             raise Refused(f"{param}: {given!r} is not supported; leave it out, or give {allowed!r}", param)
-    left_out = NEUTRAL.keys() | PASSED_OVER
+    left_out = kind.neutral.keys() | kind.passed_over
     return {param: given for param, given in fields.items() if param not in left_out and given is not None}
 
 
@@ -267,7 +273,7 @@ def _limited(param: str, given: int | None, usual: int, most: int) -> int:
 
 @dataclass(eq=False)
 class Answer(ABC):
-    """What a request gets, whole or in chunks."""
+    """What a request gets, whole or as server-sent events."""
 
     asked: Asked
     model: str
@@ -279,8 +285,39 @@ class Answer(ABC):
         """Whether calls stand in the text."""
         return self.asked.calls == "in_text"
 
+    @abstractmethod
     def whole(self, writings: Sequence[Writing]) -> dict[str, Any]:
-        """Return the answer with a choice per text."""
+        """Return the answer once all texts are written."""
+
+    @abstractmethod
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[tuple[int, TokenLikelihood]],
+        calls: Sequence[MadeCall],
+        finish_reason: str | None,
+    ) -> dict[str, Any]:
+        """Return what is new in text number `index`: each token with the character at which it begins."""
+
+    def begin(self) -> bytes:
+        """Return what a stream begins with."""
+        return b""
+
+    def event(self, chunk: Mapping[str, Any]) -> bytes:
+        """Return a chunk as a server-sent event."""
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+    @abstractmethod
+    def end(self, writings: Sequence[Writing]) -> bytes:
+        """Return what a stream ends with."""
+
+
+class ChoiceAnswer(Answer):
+    """An answer with a choice per text."""
+
+    def whole(self, writings: Sequence[Writing]) -> dict[str, Any]:
+        """Return the choices and the usage."""
         choices = []
         for index, writing in enumerate(writings):
             written = writing.done.result()
@@ -289,29 +326,36 @@ class Answer(ABC):
             choices.append(self.choice(index, text, tokens, writing.calls, finish(writing), "message"))
         return self.body(choices) | {"usage": usage(writings)}
 
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[tuple[int, TokenLikelihood]],
+        calls: Sequence[MadeCall],
+        finish_reason: str | None,
+    ) -> dict[str, Any]:
+        """Return the choice with what is new in it."""
+        return self.body([self.choice(index, text, tokens, calls, finish_reason, "delta")], ".chunk")
+
+    def end(self, writings: Sequence[Writing]) -> bytes:
+        """Return the usage, where it is asked for, and the mark of the end."""
+        asked = (self.asked.stream_options or {}).get("include_usage")
+        last = self.event(self.body([], ".chunk") | {"usage": usage(writings)}) if asked else b""
+        return last + b"data: [DONE]\n\n"
+
     def body(self, choices: Sequence[Mapping[str, Any]], chunk: str = "") -> dict[str, Any]:
         """Return what stands around choices; `chunk`: the end of the kind's name."""
         prefix, kind = self.kind(chunk)
         head = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return {**head, "choices": choices}
 
-    def event(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return a chunk as a server-sent event."""
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
-
-    def end(self, writings: Sequence[Writing]) -> bytes:
-        """Return what a stream ends with: the usage, where it is asked for, and the mark of the end."""
-        asked = (self.asked.stream_options or {}).get("include_usage")
-        last = self.event(self.body([], ".chunk") | {"usage": usage(writings)}) if asked else b""
-        return last + b"data: [DONE]\n\n"
-
     @abstractmethod
     def kind(self, chunk: str) -> tuple[str, str]:
         """Return how ids begin, and the name of the object."""
 
     @abstractmethod
-    def written(self, text: str, message: str) -> dict[str, Any]:
-        """Return where a choice holds its text; `message`: the field of a chat's."""
+    def written(self, text: str, part: Part) -> dict[str, Any]:
+        """Return where a choice holds its text."""
 
     @abstractmethod
     def logprobs(self, tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
@@ -324,15 +368,15 @@ class Answer(ABC):
         tokens: Sequence[tuple[int, TokenLikelihood]],
         calls: Sequence[MadeCall],
         finish_reason: str | None,
-        message: str,
+        part: Part,
     ) -> dict[str, Any]:
-        """Return a choice; `message`: where the text of a chat stands."""
+        """Return a choice."""
         return {
             "index": index,
             "finish_reason": finish_reason,
             "logprobs": None if self.asked.likeliest is None else self.logprobs(tokens),
             "calls": [self._call(made) for made in calls],
-            **self.written(text, message),
+            **self.written(text, part),
         }
 
     def _call(self, made: MadeCall) -> dict[str, Any]:
@@ -341,14 +385,14 @@ class Answer(ABC):
         return {**fields, "seconds": round(made.seconds, 6), "offset": offset}
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoiceAnswer):
     """The answer of /v1/completions."""
 
     def kind(self, chunk: str) -> tuple[str, str]:
         """Return how ids begin, and the name of the object."""
         return "cmpl", "text_completion"
 
-    def written(self, text: str, message: str) -> dict[str, Any]:
+    def written(self, text: str, part: Part) -> dict[str, Any]:
         """Return the text as it is."""
         return {"text": text}
 
@@ -362,16 +406,16 @@ class CompletionAnswer(Answer):
         }
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChoiceAnswer):
     """The answer of /v1/chat/completions."""
 
     def kind(self, chunk: str) -> tuple[str, str]:
         """Return how ids begin, and the name of the object."""
         return "chatcmpl", f"chat.completion{chunk}"
 
-    def written(self, text: str, message: str) -> dict[str, Any]:
+    def written(self, text: str, part: Part) -> dict[str, Any]:
         """Return the text as the content of a message."""
-        return {message: {"role": "assistant", "content": text}}
+        return {part: {"role": "assistant", "content": text}}
 
     def logprobs(self, tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
         """Return an object per token."""
@@ -420,8 +464,7 @@ class TextStream:
     ) -> dict[str, Any]:
         new = _within(likelihoods, self.shown)[self.tokens :]
         self.tokens += len(new)
-        choice = self.answer.choice(self.index, text, new, calls, finish_reason, "delta")
-        return self.answer.body([choice], ".chunk")
+        return self.answer.chunk(self.index, text, new, calls, finish_reason)
 
 
 def usage(writings: Sequence[Writing]) -> dict[str, int]:

@@ -169,6 +169,8 @@ def _tell(
 async def _chunks(answer: Answer, writings: Sequence[Writing], events: "asyncio.Queue[Event]") -> AsyncIterator[bytes]:
     streams = {writing: TextStream(answer, index, writing) for index, writing in enumerate(writings)}
     ended = 0
+    if first := answer.begin():
+        yield first
     while ended < len(writings):
         writing, what, tokens = await events.get()
         if isinstance(what, Future) and (error := what.exception()) is not None:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -14,8 +14,21 @@ GGUF = ".gguf"
 """How the name of a file of llama.cpp's format ends."""
 Judging = Literal["transformers", "vllm"]
 """Engines that run a model: they sample and judge. `openai` beside them asks for samples alone."""
-GPU_OPTIONS = {"vllm": ("tensor_parallel_size", "pipeline_parallel_size")}
-"""By engine, the options under `[model.ENGINE]` that say over how many GPUs a model is spread; others take one."""
+
+
+class EngineKind(NamedTuple):
+    """What an engine takes. `gpu_options`: those under `[model.ENGINE]` that say over how many GPUs it spreads M."""
+
+    gpu_options: tuple[str, ...] = ()
+    quantizes: bool = False
+    has_url: bool = False
+
+
+ENGINES = {
+    "transformers": EngineKind(),
+    "vllm": EngineKind(("tensor_parallel_size", "pipeline_parallel_size"), quantizes=True, has_url=True),
+    "openai": EngineKind(has_url=True),
+}
 
 
 class ModelSettings(SettingsTable):
@@ -71,17 +84,18 @@ class ModelSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _keys_of_engines(self) -> Self:
-        if self.quantization is not None and self.in_torch:
-            raise ValueError('only vLLM quantizes; set engine = "vllm" beside it, or remove the key')
-        if self.url and self.in_torch:
-            raise ValueError('only vLLM is asked at a url; set engine = "vllm" beside it, or remove the key')
+        kind, remedy = ENGINES[self.engine], 'set engine = "vllm" beside it, or remove the key'
+        if self.quantization is not None and not kind.quantizes:
+            raise ValueError(f'engine = "{self.engine}" takes no quantization; {remedy}')
+        if self.url and not kind.has_url:
+            raise ValueError(f'engine = "{self.engine}" is not asked at a url; {remedy}')
         if self.engine == "openai" and not self.url:
             raise ValueError('engine = "openai" needs the url of a server, such as ["http://localhost:8000/v1"]')
         return self
 
     @model_validator(mode="after")
     def _whole_gpus(self) -> Self:
-        for engine, option in ((engine, option) for engine, options in GPU_OPTIONS.items() for option in options):
+        for engine, option in ((engine, option) for engine, kind in ENGINES.items() for option in kind.gpu_options):
             if not isinstance(size := getattr(self, engine).get(option, 1), int) or size < 1:
                 raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {size!r})")
         return self
@@ -94,7 +108,7 @@ class ModelSettings(SettingsTable):
     @property
     def gpus(self) -> int:
         """Return how many GPUs of a machine run M together."""
-        return prod(getattr(self, self.engine).get(option, 1) for option in GPU_OPTIONS.get(self.engine, ()))
+        return prod(getattr(self, self.engine).get(option, 1) for option in ENGINES[self.engine].gpu_options)
 
     def other(self, name: str, revision: str | None = None) -> Self:
         """Return the settings for another model, which has a revision and a BOS of its own."""
