@@ -24,7 +24,7 @@ from toolformer_dag.markdown import table
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.sections import SettingsTables
 from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, tables_in
-from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, PROFILES, WrittenSettings, load_settings
+from toolformer_dag.settings.settings_file import PAPER_TOOLS, PROFILES, WrittenSettings, load_settings
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.registry import load_tool
 
@@ -107,7 +107,7 @@ def settings_reference() -> str:
     parts.append("## Options of the built-in tools\n")
     parts.append("These keys stand in the tool's section, beside the keys of `[tools.NAME]`.\n")
     parts.append("Every tool has the key `prompt`: a file instead of the tool's own prompt, or `embedded`.\n")
-    for key in BUILT_IN_TOOLS:
+    for key in PAPER_TOOLS:
         options = type(load_tool(key, {}, root=Path.cwd())).Options
         if options is not ToolOptions:
             fields = [(name, field) for name, field in options.model_fields.items() if name not in TOOL_KEYS]

@@ -10,7 +10,7 @@ from toolformer_dag.computing.plan import lanes
 from toolformer_dag.computing.shards import shard_files
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
-from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, WrittenSettings, load_settings, settings_file
+from toolformer_dag.settings.settings_file import PAPER_TOOLS, WrittenSettings, load_settings, settings_file
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 VARIABLE = "TOOLFORMER__TOOLS__CALCULATOR__K"
@@ -99,7 +99,7 @@ def test_a_value_is_that_of_the_last_source_that_gives_it(file, text, sources, v
         (FILE, {}, ["calculator", "calendar"]),  # a profile gives values, and no lane
         (FILE, {"overrides": ["tools.wiki_search.enabled=true"]}, ["calculator", "calendar", "wiki_search"]),
         ("[tools.calendar]\n[tools.calculator]\n", {}, ["calendar", "calculator"]),
-        ("", {}, list(BUILT_IN_TOOLS)),
+        ("", {}, list(PAPER_TOOLS)),
     ],
 )
 def test_the_lanes_are_those_of_the_file_and_of_the_command_line(file, text, given, lanes):
@@ -117,7 +117,7 @@ def test_the_lanes_are_those_of_the_file_and_of_the_command_line(file, text, giv
 def test_a_value_for_one_tool_takes_no_other_away(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
     plain, tools = load_settings(environment={}).tools, load_settings(**source).tools
-    assert tuple(tools) == BUILT_IN_TOOLS
+    assert tuple(tools) == PAPER_TOOLS
     assert {key: section.tau_f for key, section in tools.items() if section != plain[key]} == {"calculator": 0.8}
 
 
@@ -222,7 +222,7 @@ def test_a_mistake_in_the_file_is_not_blamed_on_a_variable_beside_it(file):
 def test_repository_file_leaves_the_paper_s_thresholds_to_the_paper_s_profile():
     paper = {"calculator": 0.5, "machine_translation": 0.5}
     settings = load_settings(Path(__file__).parents[1] / "toolformer.toml", profile="gptj", environment={})
-    assert {lane.key: lane.tau_f for lane in lanes(settings)} == {key: paper.get(key, 1.0) for key in BUILT_IN_TOOLS}
+    assert {lane.key: lane.tau_f for lane in lanes(settings)} == {key: paper.get(key, 1.0) for key in PAPER_TOOLS}
 
 
 @pytest.mark.parametrize(("profile", "look_ahead"), [("embedded", True), ("gptj", False), ("gpt2", False)])

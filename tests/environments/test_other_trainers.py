@@ -20,7 +20,7 @@ from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.pipeline.corpus_texts import CorpusText, ScoredCall
-from toolformer_dag.settings.call_markers import PAPER
+from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.training.sequences import IGNORED
 
@@ -45,10 +45,12 @@ def scored(name: str, offset: int, asked: str, result: str, gain: float = 1.0) -
 SUM, DAY = scored("Calculator", 14, "35 + 26", "61"), scored("Calendar", 23, "", "Today is Monday – 中文.")
 LESS = scored("Calculator", 14, "35 - 26", "9", -1.0)
 PLAIN = "so now I have 61 pens. Monday."
-INLINE = f"{PLAIN[:14]}{SUM.written(PAPER)}{PLAIN[14:23]}{DAY.written(PAPER)}{PLAIN[23:]}"
+INLINE = f"{PLAIN[:14]}{SUM.written(PAPER_MARKERS)}{PLAIN[14:23]}{DAY.written(PAPER_MARKERS)}{PLAIN[23:]}"
 TEXTS = (
     CorpusText("a", 0, "one", None, "train", INLINE, PLAIN, (SUM, DAY), (LESS,)),
-    CorpusText("b", 0, "one", None, "train", f"{PLAIN[:14]}{SUM.written(PAPER)}{PLAIN[14:]}", PLAIN, (SUM,), (LESS,)),
+    CorpusText(
+        "b", 0, "one", None, "train", f"{PLAIN[:14]}{SUM.written(PAPER_MARKERS)}{PLAIN[14:]}", PLAIN, (SUM,), (LESS,)
+    ),
 )
 
 

@@ -21,7 +21,7 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import ModelError, load_encoding, load_model
 from toolformer_dag.model.requests import LossRequest, ProposalRequest, uniforms
 from toolformer_dag.model.weights import CHECKPOINT, MARKERS, refuse_other_markers
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 
 SPECIAL = CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>")
@@ -186,7 +186,7 @@ def test_another_model_has_the_settings_markers_and_a_checkpoint_without_any_the
     (tmp_path / "ours" / CHECKPOINT).write_text("{}")
     base = ModelSettings(name=names[0], device="cpu", markers=TEXTUAL)
     found = [load_model(base, name).encoding.markers for name in names]
-    assert found == [TEXTUAL, TEXTUAL, PAPER]
+    assert found == [TEXTUAL, TEXTUAL, PAPER_MARKERS]
     with pytest.raises(ModelError, match="was finetuned with other markers"):
         refuse_other_markers(base.model_copy(update={"name": names[2]}))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.texts.test_splice import CALLS, TEXTS, TOOLS
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import (
     Call,
     MalformedCall,
@@ -30,7 +30,7 @@ from toolformer_dag.tools.registry import load_tool
 
 SPECIAL = CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>")
 FORMS = (
-    PAPER,
+    PAPER_MARKERS,
     SPECIAL,
     CallMarkers(begin=" {{", arrow=" => ", end="}}"),
     CallMarkers(begin="[[", arrow="=>", end="]]"),
@@ -82,7 +82,7 @@ def test_the_paper_s_form_becomes_another_one(calls: list[PlacedCall], markers: 
 
 @given(TEXTS | HOSTILE)
 def test_in_the_paper_s_markers_nothing_changes(text: str) -> None:
-    assert in_markers(text, PAPER) == text == in_paper_form(text, PAPER)
+    assert in_markers(text, PAPER_MARKERS) == text == in_paper_form(text, PAPER_MARKERS)
 
 
 @given(CALLS, MARKERS, st.booleans())

@@ -43,7 +43,7 @@ from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.pipeline.stages import table_outputs
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.options import ToolOptions
 
@@ -81,7 +81,7 @@ def saved_model(folder: Path, shape: str, tokenizer: PreTrainedTokenizerBase) ->
     return str(folder)
 
 
-def both(name: str, markers: CallMarkers = PAPER, **options: object) -> list[Engine]:
+def both(name: str, markers: CallMarkers = PAPER_MARKERS, **options: object) -> list[Engine]:
     """Load a model in each engine; `options` are vLLM's."""
     torch.set_num_threads(1)
     mine = ModelSettings(name=name, device="cpu", dtype="float32", markers=markers)

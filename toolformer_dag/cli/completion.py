@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolformer_dag.files import UserError
-from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS, known_profiles, load_settings
+from toolformer_dag.settings.settings_file import PAPER_TOOLS, known_profiles, load_settings
 
 
 def lane_names(incomplete: str) -> list[str]:
@@ -12,7 +12,7 @@ def lane_names(incomplete: str) -> list[str]:
     try:
         lanes = tuple(load_settings().tools)
     except UserError:  # the command will say what is wrong with the file
-        lanes = BUILT_IN_TOOLS
+        lanes = PAPER_TOOLS
     return [name for name in lanes if name.startswith(incomplete)]
 
 

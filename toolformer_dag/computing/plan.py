@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from toolformer_dag.computing.shards import Shard, hub_files, shard_files
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.scoring import OVER_ECHO, PAPER, ScoreError, refuse
+from toolformer_dag.lake.scoring import OVER_ECHO, PAPER_SCORE, ScoreError, refuse
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import (
@@ -68,7 +68,7 @@ class Lane:
     depth: int = 1
     then: tuple["Lane", ...] = ()
     chain_prompt: str = ""
-    score: str = PAPER
+    score: str = PAPER_SCORE
     suffix: str = ""
 
     @property
@@ -89,7 +89,7 @@ class Lane:
     @property
     def scores(self) -> dict[str, str]:
         """The score by the lane's key where it is another than the paper's."""
-        return {} if self.score == PAPER else {self.key: self.score}
+        return {} if self.score == PAPER_SCORE else {self.key: self.score}
 
     @property
     def chainable(self) -> dict[str, "Lane"]:
@@ -221,8 +221,8 @@ def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """Return what tau_f is held against. Raises SettingsError for no score, or one that needs every loss."""
     weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
     general = settings.filtering.score
-    score = section.score or (OVER_ECHO if general == PAPER and _looks_ahead(tool, section) else general)
-    if score != PAPER:
+    score = section.score or (OVER_ECHO if general == PAPER_SCORE and _looks_ahead(tool, section) else general)
+    if score != PAPER_SCORE:
         try:
             refuse(score)
         except ScoreError as error:

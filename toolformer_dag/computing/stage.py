@@ -28,7 +28,7 @@ REJECTIONS = "rejections"
 """The field of a part's record that holds what was left out."""
 VIOLATIONS = "violations"
 """Rows that fail a check, by check."""
-STAGE = "stage"
+MADE_BY = "stage"
 """The field of a part's record that says which stage left out what REJECTIONS counts."""
 RETRY = "retry"
 """Why the next run computes the part again although nothing changed; null for most."""
@@ -328,7 +328,7 @@ class TableOutput:
 
         def made_from() -> Mapping[str, Any]:
             twice = pl.concat(keys).is_duplicated().sum() if len(keys) > 1 else 0
-            facts = {STAGE: self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
+            facts = {MADE_BY: self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
             return record(self.settings, inputs, **{**facts, RETRY: None, **made.facts}) | {
                 STORES: list(made.stores),
                 REJECTIONS: encoded(made.rejected),

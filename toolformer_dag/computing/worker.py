@@ -19,7 +19,7 @@ from toolformer_dag.files import locked
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.processes import forked_end_too
-from toolformer_dag.settings.call_markers import PAPER
+from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.tools.runner import Runner
 
@@ -87,7 +87,7 @@ class Worker:
             from toolformer_dag.model.encoding import Encoding
             from toolformer_dag.model.loading import load_encoding
 
-            self._encoding = Encoding(load_encoding(self.plan.settings.model).tokenizer, PAPER)
+            self._encoding = Encoding(load_encoding(self.plan.settings.model).tokenizer, PAPER_MARKERS)
         return self._encoding
 
     def rows(

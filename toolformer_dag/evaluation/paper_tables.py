@@ -19,7 +19,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import quoted, rows, sql_text
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
-PAPER, DASH = "the paper", "–"
+OF_PAPER, DASH = "the paper", "–"
 BENCHMARK_COLUMNS = {
     "figures_of": "`ours` or `the paper`",
     "model": "condition of the model; in the paper's rows its name there",
@@ -133,7 +133,10 @@ def _count(name: str) -> pl.Expr:
 def _named() -> pl.Expr:
     """Name the row of a model: whose figures are the paper's."""
     return (
-        pl.when(pl.col("figures_of") == PAPER).then(pl.format("paper: {}", "model")).otherwise("model").alias("model")
+        pl.when(pl.col("figures_of") == OF_PAPER)
+        .then(pl.format("paper: {}", "model"))
+        .otherwise("model")
+        .alias("model")
     )
 
 
@@ -267,7 +270,7 @@ def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     )
     found.append(COMPARABLE.get(table.number, OF_THE_PAPER))
     if table.is_of_benchmarks:
-        asked = table.rows(warehouse).filter(pl.col("figures_of") != PAPER)["benchmark"]
+        asked = table.rows(warehouse).filter(pl.col("figures_of") != OF_PAPER)["benchmark"]
         found += _lines_that_fill(table, {"All", *asked})
         left_out = rows(warehouse, LEFT_OUT.replace("{number}", table.number)).iter_rows()
         found += [f"Left out by the reader: {line}." for [line] in left_out]

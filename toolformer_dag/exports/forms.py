@@ -10,7 +10,7 @@ import pyarrow as pa
 from toolformer_dag.exports import FormName
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline.corpus_texts import CorpusText, preference_pairs
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
@@ -144,7 +144,7 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
     return Form("masked", schema, rows, about, {"tokenizer": identity, "sequence_length": sequence_length})
 
 
-def result_spans(text: CorpusText, markers: CallMarkers = PAPER) -> list[tuple[int, int]]:
+def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[tuple[int, int]]:
     """Return where the results of the calls begin and end in x*, in characters."""
     spans, inserted = [], 0
     for call in text.calls:
@@ -184,7 +184,7 @@ ABOUT_PREFERENCES = (
 )
 
 
-def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER) -> Form:
+def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> Form:
     """Return pairs for DPO and its like; see `preference_pairs`."""
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:

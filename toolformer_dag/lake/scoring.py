@@ -12,7 +12,7 @@ import duckdb
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import in_memory, quoted, sql_text
 
-PAPER = "loss_minus - loss_plus"
+PAPER_SCORE = "loss_minus - loss_plus"
 """What loss_deltas and swapped_results hold as delta."""
 OVER_ECHO = "least(delta, delta - echo)"
 """What a call gains, or gains over its echo where that is less; least ignores a null."""

@@ -34,7 +34,7 @@ from toolformer_dag.model.weights import (
     parameters,
     require_whole,
 )
-from toolformer_dag.settings.call_markers import PAPER
+from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
@@ -213,7 +213,7 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
     call = in_markers(" [a(1) -> 2]", encoding.markers).strip()
-    if encoding.markers != PAPER and call not in tokenizer.decode(
+    if encoding.markers != PAPER_MARKERS and call not in tokenizer.decode(
         encoding.calls([" [a(1) -> 2]"])[0], clean_up_tokenization_spaces=False
     ):
         raise ModelError(f"the tokenizer of {name!r} cannot write {call!r}; set [model] markers to what it can write")
@@ -286,7 +286,7 @@ def load_encoding(model: ModelSettings) -> Encoding:
     if model.bos is not None:
         set_bos(name, tokenizer, model.bos)
     markers = checkpoint_markers(name, model.revision) or model.markers
-    if markers != PAPER:
+    if markers != PAPER_MARKERS:
         tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
     check_tokenizer(name, tokenizer)
     for key in OF_THIS_MACHINE:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from toolformer_dag.files import UserError, changed_unseen, locked, replace_folder
 from toolformer_dag.identity import cache_folder, file_hash
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import GGUF, ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import MODEL, SMALL_MODEL
@@ -196,7 +196,7 @@ def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | 
         found = CallMarkers.model_validate(written) if written else None
     except (OSError, ValueError, AttributeError):
         found = None
-    return PAPER if found is None and (folder / CHECKPOINT).is_file() else found
+    return PAPER_MARKERS if found is None and (folder / CHECKPOINT).is_file() else found
 
 
 def refuse_other_markers(model: ModelSettings) -> None:

@@ -12,7 +12,7 @@ import duckdb
 
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.queries import run_sql, sql_text
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_calls, take_out
 from toolformer_dag.texts.chains import Link, read_chain
 
@@ -78,7 +78,7 @@ def corpus_texts(
     connection: duckdb.DuckDBPyConnection,
     names: Mapping[str, str],
     preferences: bool = False,
-    markers: CallMarkers = PAPER,
+    markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[CorpusText]:
     """Yield the texts of C* by digest and segment; memory holds a batch, and DuckDB what its sorting takes.
 
@@ -120,7 +120,7 @@ def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mappi
 
 
 def preference_pairs(
-    text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER
+    text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
     """Yield pairs for DPO and its like: the same text goes on in two ways, of which one was measured to be better.
 

@@ -8,6 +8,7 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     CALL_KEY,
+    MADE_BY,
     SCORED,
     TEXT_KEY,
     ByChunk,
@@ -19,7 +20,6 @@ from toolformer_dag.computing.stage import (
     TableOutput,
     counted,
 )
-from toolformer_dag.computing.stage import STAGE as OF_STAGE
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline.chained_candidates import ahead, finished
 from toolformer_dag.pipeline.losses import (
@@ -82,7 +82,7 @@ def marked(
     found = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
     unscored = calls.filter(pl.col("unfit").is_not_null()).with_columns(reason="unfit")
     table = output.stage.shaped(pl.concat([found, unscored], how="diagonal")).sort(CALL_KEY)
-    return PartRows([table], counted(table), stores, facts={OF_STAGE: STAGE.name})
+    return PartRows([table], counted(table), stores, facts={MADE_BY: STAGE.name})
 
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
 from toolformer_dag.texts.chains import Link
 from toolformer_dag.texts.segments import Segment
@@ -56,7 +56,7 @@ class Dropped:
 
 
 def examples(
-    pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER
+    pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[Example | Dropped]:
     """The texts among `pieces` that get calls, in order. `names`: the tools' names in the text.
 
@@ -80,7 +80,7 @@ def plain_examples(
     offsets: Collection[int],
     calls: Sequence[KeptCall],
     names: Sequence[str],
-    markers: CallMarkers = PAPER,
+    markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[Example]:
     """The texts among `pieces` that hold a character of `offsets`, no place of a call and nothing like a call."""
     starts = [piece.offset for piece in pieces]

@@ -15,6 +15,7 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     CALL,
     CALL_KEY,
+    MADE_BY,
     SCORED,
     TEXT_KEY,
     ByChunk,
@@ -27,7 +28,6 @@ from toolformer_dag.computing.stage import (
     TableOutput,
     counted,
 )
-from toolformer_dag.computing.stage import STAGE as OF_STAGE
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import chained_candidates
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
@@ -147,7 +147,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def control(output: TableOutput, scored: pl.DataFrame, stores: Sequence[str], left_out: Rejected) -> PartRows:
     """Return the rows of swapped calls."""
     table = output.stage.shaped(scored).sort(SWAP_KEY)
-    return PartRows([table], left_out + counted(table), stores, facts={OF_STAGE: STAGE.name})
+    return PartRows([table], left_out + counted(table), stores, facts={MADE_BY: STAGE.name})
 
 
 def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, pl.DataFrame, Rejected]:

@@ -35,5 +35,5 @@ class CallMarkers(SettingsTable):
         return self
 
 
-PAPER = CallMarkers()
+PAPER_MARKERS = CallMarkers()
 """Those of the paper, in which tables and people read calls, whatever the model's are."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfingerprinted, under
 
 GGUF = ".gguf"
@@ -67,8 +67,8 @@ class ModelSettings(SettingsTable):
     quantization: Annotated[str | None, AsBefore(None)] = Field(
         None, description="How vLLM quantizes the weights, such as `fp8`: another model, whose rows are its own."
     )
-    markers: Annotated[CallMarkers, AsBefore(PAPER)] = Field(
-        PAPER,
+    markers: Annotated[CallMarkers, AsBefore(PAPER_MARKERS)] = Field(
+        PAPER_MARKERS,
         description="How calls are written for the model and by it: in prompts, losses, C*, training and decoding. One "
         "may be a token of the tokenizer, such as `<tool_call>`.",
     )

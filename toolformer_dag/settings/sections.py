@@ -153,7 +153,7 @@ class ExecutionSettings(SettingsTable):
     address: Unfingerprinted[str] = Field(
         "auto",
         min_length=1,
-        description="Address of the Ray cluster: HOST:PORT of its head, or auto for the cluster of this machine.",
+        description="Address of the cluster: of Ray, HOST:PORT of its head, or auto for the cluster of this machine.",
     )
     chunk_hours: Unfingerprinted[float] = Field(
         6.0,

@@ -30,7 +30,8 @@ from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
-BUILT_IN_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+PAPER_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
+"""The tools of the paper: the lanes where the settings name none."""
 MAXIMUM_DEPTH = 20
 """Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
 PLACES = {"profile": ["profile"], "shards": ["corpus", "shards"]}
@@ -156,7 +157,7 @@ def load_settings(
 
 
 def _built_in_sections() -> dict[str, Any]:
-    return {name: {} for name in BUILT_IN_TOOLS}
+    return {name: {} for name in PAPER_TOOLS}
 
 
 def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], Path]:
@@ -203,7 +204,7 @@ def _chosen_profile(origin: Origin, written: WrittenSettings) -> dict[str, Any]:
 
 def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
     """Raise SettingsError where a profile names a lane that neither the settings nor the package have."""
-    known = {*BUILT_IN_TOOLS, *written.tools}
+    known = {*PAPER_TOOLS, *written.tools}
     for name, profile in written.profiles.items():
         for key in sorted(profile.tools.keys() - known):
             path = ["profiles", name, "tools", key]

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from toolformer_dag.settings.settings_file import BUILT_IN_TOOLS
+from toolformer_dag.settings.settings_file import PAPER_TOOLS
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.named_tools import distance, price
@@ -46,7 +46,7 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
     )
 
 
-TOOLS = BUILT_IN_TOOLS
+TOOLS = PAPER_TOOLS
 TWO_HOP = "two_hop"
 """Phenomena of question answering that need its result in another call."""
 NAMED_TOOLS = ("distance", "price")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from unicodedata import category
 
-from toolformer_dag.settings.call_markers import PAPER, CallMarkers
+from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.arguments import Schema, argument_rules
 
-API_START, RESULT_ARROW, API_END = PAPER.begin, PAPER.arrow.strip(), PAPER.end
+API_START, RESULT_ARROW, API_END = PAPER_MARKERS.begin, PAPER_MARKERS.arrow.strip(), PAPER_MARKERS.end
 
 NAME = r"[^\s\[\]()]+"
 OPENING = re.compile(rf"\[\s*{NAME}\(")
@@ -48,7 +48,7 @@ class MalformedCall(ValueError):
         self.reason = reason
 
 
-def format_call(call: Call, result: str | None = None, markers: CallMarkers = PAPER) -> str:
+def format_call(call: Call, result: str | None = None, markers: CallMarkers = PAPER_MARKERS) -> str:
     """Format e(c) = " [Calculator(400 / 1400)]" or e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
 
     Values are inserted verbatim. `parse_call` and `clean_result` return values that are safe.
@@ -74,7 +74,7 @@ def parse_call(body: str) -> Call:
     return call
 
 
-def fault(call: Call, markers: CallMarkers = PAPER) -> str | None:
+def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
     """Return why a call cannot be spliced into a text and removed or parsed again; None where it can."""
     written = f"{call.tool}({call.input})"
     end = input_end(written)
@@ -139,7 +139,7 @@ def find_behind_input(sign: str, text: str, start: int = 0) -> int:
 def call_grammar(
     tools: Collection[str],
     schemas: Mapping[str, Schema] = MappingProxyType({}),
-    markers: CallMarkers = PAPER,
+    markers: CallMarkers = PAPER_MARKERS,
     arrow_token: int | None = None,
 ) -> str:
     """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`.
@@ -199,7 +199,7 @@ def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pa
     return re.compile(rf"{re.escape(begin)}(?=(?:{names})\()" if names else r"(?!)")
 
 
-def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> bool:
+def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> bool:
     """Return whether a call to one of `tools` begins in `text`, closed or not.
 
     Such a text is rejected as input: `take_out` would remove the call after splicing.
@@ -220,7 +220,7 @@ class SpliceError(ValueError):
     """The calls cannot be spliced into the text so that `take_out` restores it."""
 
 
-def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER) -> str:
+def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Return x*: the text with e(c, r) inserted at each call's offset; calls may come in any order.
 
     Those of the same offset, a chain, follow each other in the order in which they come.
@@ -241,7 +241,7 @@ def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER)
     return "".join(pieces) + text[at:]
 
 
-def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> str:
+def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Remove all closed calls to `tools` from a text, with and without results."""
     kept, at = [], 0
     for start, _, end in _closed_calls(text, call_opening(tools, markers.begin), markers.end):
@@ -254,14 +254,14 @@ def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
     """Return the closed calls to `tools` in a text: where each stands in `take_out(text)`, and its input."""
     found, inserted = [], 0
     for start, inner, end in _closed_calls(text, call_opening(tools), API_END):
-        arrow = _arrow(text, inner, end, PAPER.arrow)
+        arrow = _arrow(text, inner, end, PAPER_MARKERS.arrow)
         body = text[inner : (end - len(API_END)) if arrow < 0 else arrow].rstrip()
         found.append((start - inserted, body.partition("(")[2].removesuffix(")")))
         inserted += end - start
     return found
 
 
-def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER) -> list[PlacedCall]:
+def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> list[PlacedCall]:
     """Return the calls with results that `splice` put into a text: `splice(take_out(text), found) == text`.
 
     Raises MalformedCall for a closed call to one of `tools` that has no result.
@@ -284,10 +284,10 @@ def in_markers(text: str, markers: CallMarkers) -> str:
     """
     pieces, at = [], 0
     for start, inner, end in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), API_END):
-        arrow, last = _arrow(text, inner, end, PAPER.arrow), end - len(API_END)
+        arrow, last = _arrow(text, inner, end, PAPER_MARKERS.arrow), end - len(API_END)
         begin = markers.begin if text[start] == " " else markers.begin.lstrip()
         pieces += [text[at:start], begin, text[inner : last if arrow < 0 else arrow]]
-        pieces += [] if arrow < 0 else [markers.arrow, text[arrow + len(PAPER.arrow) : last]]
+        pieces += [] if arrow < 0 else [markers.arrow, text[arrow + len(PAPER_MARKERS.arrow) : last]]
         pieces.append(markers.end)
         at = end
     return "".join(pieces) + text[at:]
