@@ -38,11 +38,8 @@ from toolformer_dag.resources import Compute
 from toolformer_dag.training.checkpoint_outputs import (
     CHECKPOINTS,
     checkpoint_reasons,
-    checkpoint_settings,
     publish_curve,
     too_few_to_train,
-    training_data,
-    training_reads,
 )
 from toolformer_dag.training.training_report import (
     TrainingError,
@@ -61,7 +58,7 @@ DESCRIPTIONS = {
 
 
 def checkpoint(plan: Plan, name: str) -> Output:
-    """Return the asset of one of CHECKPOINTS; both are trained alike and on the same texts."""
+    """Return the asset of one of CHECKPOINTS."""
     settings, out, files = plan.settings, checkpoint_folder(plan.settings, name), checkpoint_files(plan.settings, name)
 
     def version() -> str | None:
@@ -75,7 +72,7 @@ def checkpoint(plan: Plan, name: str) -> Output:
             context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
 
         compute.workers.close()  # finetuning and evaluation load models of their own
-        data, recipe = training_data(plan, name)
+        data, recipe = CHECKPOINTS[name].trained_on(plan)
         choosing = len(data.heldout)
         if warning := too_few(choosing, "choose the checkpoint"):
             context.log.warning(warning)
@@ -96,9 +93,9 @@ def checkpoint(plan: Plan, name: str) -> Output:
 
     return Output(
         name=plan.named(f"training/{name}"),
-        settings=checkpoint_settings(plan, name),
-        depends_on=training_reads(plan),
-        description=CHECKPOINTS[name][1],
+        settings=CHECKPOINTS[name].settings(plan),
+        depends_on=CHECKPOINTS[name].reads(plan),
+        description=CHECKPOINTS[name].description,
         kinds={"pytorch", "huggingface"},
         pool="gpu",
         reasons=lambda: shared_reasons(files, lambda: checkpoint_reasons(plan, name)),

@@ -18,6 +18,7 @@ from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import RECORD, TrainingReport, read_card, write_card
 
 CARD_TEXT = Template(sql_text(__package__, "model_card.md"))
@@ -74,6 +75,8 @@ def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.D
 
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
     """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
+    from toolformer_dag.training.recipe import objective_of
+
     folder = checkpoint_folder(plan.settings, name)
     title, about, use = ABOUT[name]
     markers = {name: marker.rstrip() for name, marker in plan.settings.model.markers}
@@ -87,6 +90,7 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
         use=use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
+        objective=objective_of(CHECKPOINTS[name].recipe(plan)).described,
         settings=table(
             ("setting", "value"),
             [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()],

@@ -1,7 +1,8 @@
-"""The two checkpoints of a plan: their training texts, their settings, and why they are out of date."""
+"""The checkpoints of a plan: what each is trained on, what determines it, and why it is out of date."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -25,40 +26,53 @@ from toolformer_dag.training.training_report import (
     run_identity,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint is trained on, and how; another one is one more in CHECKPOINTS.
+
+    - `reads`: the tables that `rows` reads; the warehouse is none, since it shows what training measured.
+    - `determined_by`: what determines the rows beside these tables. `recipe`: the settings that it is trained under.
+    """
+
+    description: str
+    reads: Callable[[Plan], tuple[str, ...]]
+    rows: Callable[[Plan], TrainingData]
+    determined_by: Callable[[Plan], Mapping[str, Any]]
+    recipe: Callable[[Plan], TrainingSettings] = lambda plan: plan.settings.training
+
+    def settings(self, plan: Plan) -> dict[str, Any]:
+        """Return what determines it beside the tables that it reads."""
+        model = {"settings": self.recipe(plan).determining(), "model": dict(plan.model)}
+        return {**model, **self.determined_by(plan)}
+
+    def trained_on(self, plan: Plan) -> tuple[TrainingData, TrainingSettings]:
+        """Return the rows, and how it is trained on so many. Raises MissingPart."""
+        data = self.rows(plan)
+        return data, self.recipe(plan).over(len(data.train))
+
+
+def _on_corpus(column: str, description: str) -> Checkpoint:
+    """Return the checkpoint that is trained on a column of C*; held-out texts of C choose its step."""
+
+    def rows(plan: Plan) -> TrainingData:
+        train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
+        return TrainingData(train.collect()[column].to_list(), heldout_texts.heldout_texts(plan).choosing)
+
+    return Checkpoint(
+        description,
+        lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
+        rows,
+        lambda plan: {"column": column, "chosen_on": plan.settings.training.heldout_texts},
+    )
+
+
 CHECKPOINTS = {
-    "finetuned_checkpoint": ("text_with_calls", "M finetuned on C*: Toolformer (paper, section 2)."),
-    "baseline_checkpoint": (
-        "text",
-        "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
+    "finetuned_checkpoint": _on_corpus("text_with_calls", "M finetuned on C*: Toolformer (paper, section 2)."),
+    "baseline_checkpoint": _on_corpus(
+        "text", "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1)."
     ),
 }
-"""Name -> (column of C* that it is trained on, description)."""
-
-
-def checkpoint_settings(plan: Plan, name: str) -> dict[str, Any]:
-    """Return what determines a checkpoint besides C* and the held-out texts."""
-    return {
-        "settings": plan.settings.training.determining(),
-        "model": dict(plan.model),
-        "column": CHECKPOINTS[name][0],
-        "chosen_on": plan.settings.training.heldout_texts,
-    }
-
-
-def training_reads(plan: Plan) -> tuple[str, ...]:
-    """Return the tables that `training_data` reads; the warehouse is none, since it shows what training measured."""
-    return (plan.named(augmented_corpus.NAME), heldout_texts.NAME)
-
-
-def training_data(plan: Plan, name: str) -> tuple[TrainingData, TrainingSettings]:
-    """Return a checkpoint's training texts with the texts of C that choose its step, and how it is trained on them.
-
-    Raises MissingPart.
-    """
-    column = CHECKPOINTS[name][0]
-    train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
-    data = TrainingData(train.collect()[column].to_list(), heldout_texts.heldout_texts(plan).choosing)
-    return data, plan.settings.training.over(len(data.train))
 
 
 def too_few_to_train(plan: Plan) -> str | None:
@@ -92,7 +106,7 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     if card_is_lost(folder):
         return [f"{folder / CARD} is gone or not what was written; the weights are whole"]
     try:
-        trained_on = training_data(plan, name)
+        trained_on = CHECKPOINTS[name].trained_on(plan)
     except StorageError:  # C* or the held-out texts are missing, which their own reasons report
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:

@@ -72,10 +72,11 @@ def memory_need(
         each += AUTOCAST
     states = each * trained // processes + (parameters - trained) * dtype.itemsize
     logit_bytes = LOGIT_BYTES
-    if objective_of(settings).without_base:
+    objective = objective_of(settings)
+    if objective.without_base:
         states += parameters * dtype.itemsize
         logit_bytes += 4
-    tokens = device_batch(settings, processes) * length
+    tokens = device_batch(settings, processes) * objective.sequences_per_item * length
     value = tokens * text.hidden_size * dtype.itemsize
     checkpointing = on_gpu if settings.gradient_checkpointing is None else settings.gradient_checkpointing
     kept = text.num_hidden_layers * value * (1 if checkpointing else LAYER_VALUES)

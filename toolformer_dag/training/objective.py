@@ -26,14 +26,18 @@ from toolformer_dag.training.sequences import IGNORED, Examples, examples
 class Objective(ABC):
     """What a run minimizes and compares; another one is a subclass, and a line of `objective_of` in recipe.py.
 
+    - `described`: what it is, in a sentence of the model card.
     - `metric`: the name of the figure that chooses the checkpoint; `greater_is_better`: which of two is better.
+    - `sequences_per_item`: how many sequences a pass holds of each item of its batch: of a pair, two.
     - `without_base`: the setting under which no frozen base model is needed beside the trained one, as in
       `training.keep_base = 0`; None where it never is.
     - `base`: the frozen base model, set before the first step where it is needed.
     """
 
+    described: ClassVar[str]
     metric: ClassVar[str]
     greater_is_better: ClassVar[bool]
+    sequences_per_item: ClassVar[int] = 1
     without_base: ClassVar[str | None] = None
 
     def __init__(self, encoding: Encoding, settings: TrainingSettings) -> None:
@@ -68,6 +72,7 @@ class Objective(ABC):
 class LanguageModeling(Objective):
     """The mean loss per predicted token; a row is a text."""
 
+    described = 'Plain language modelling (section 2, "Model Finetuning", of *Toolformer*, Schick et al. 2023).'
     metric, greater_is_better = "perplexity", False
 
     def examples(self, rows: Sequence[str], length: int, packing: bool) -> Examples:
