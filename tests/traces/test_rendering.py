@@ -96,9 +96,25 @@ def test_a_window_says_which_words_count(engine: Engine, tmp_path: Path) -> None
         [read[window]] = texts
         assert sum(variants["own"].weights) == pytest.approx(1)
     assert read["next"].strip() == "It is 17 degrees."
-    assert "Lyon" in read["next_two"]
+    assert "Lyon" in read["next_words"]
     assert read["answer"].strip() == "23 degrees."
     assert read["next"].startswith(read["paper"])
+
+
+def test_a_window_ends_where_the_context_does_and_before_the_next_message_there_is_none(
+    engine: Engine, tmp_path: Path
+) -> None:
+    def places(length: int) -> int | str:
+        found = Reader(settings_at(tmp_path).traces, engine.encoding, length).variants(asked)
+        return found if isinstance(found, str) else len(found["own"].places)
+
+    asked = Asked(TALK, 1, 0, ("-3 degrees", "40 degrees"))
+    counts = [places(length) for length in (2048, *range(1024, 0, -4))]
+    whole, *fewer = dict.fromkeys(counts)
+    reader = Reader(settings_at(tmp_path, window="next").traces, engine.encoding, 2048)
+    next_message = reader.variants(asked)
+    assert isinstance(next_message, dict) and fewer[-2:] == [len(next_message["own"].places), "does_not_fit"]
+    assert sorted(fewer[:-1], key=int, reverse=True) == fewer[:-1] and whole > fewer[0]
 
 
 def test_a_call_gets_results_of_other_conversations_that_differ() -> None:

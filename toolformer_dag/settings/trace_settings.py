@@ -21,11 +21,11 @@ class TraceSettings(SettingsTable):
         description="How a conversation is written for the judge: by the model's own chat template, as ChatML with "
         "Hermes' marks, or as plain lines; `auto` takes the first of these that fits the model.",
     )
-    window: Literal["next_two", "next", "answer", "paper"] = Field(
-        "next_two",
-        description="Which words tell whether a result helped. `next_two`: the next two messages of the assistant with "
-        "the arguments of their calls, up to 100 tokens that weigh alike; `next`: one message; `answer`: its last "
-        "message; `paper`: five tokens with falling weights.",
+    window: Literal["next_words", "next", "answer", "paper"] = Field(
+        "next_words",
+        description="Which words tell whether a result helped. `next_words`: the next 100 tokens that the assistant "
+        "wrote, of at most six messages, with the arguments of their calls; they weigh alike. `next`: those of its "
+        "next message; `answer`: of its last; `paper`: five tokens with falling weights.",
     )
     swaps: int = Field(
         2, ge=2, le=100, description="Results of other conversations that a call is held against, one at a time."

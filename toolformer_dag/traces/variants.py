@@ -34,6 +34,7 @@ BYTES_PER_TOKEN = 8
 class Window:
     """Which words are weighted: of the next `messages` of the assistant, or of its `last` one, up to `tokens`.
 
+    With one message, a result that serves later, as the token of a login does, would seem to tell nothing.
     `weights`: of the tokens in their order; without any they weigh alike.
     """
 
@@ -53,7 +54,7 @@ class Window:
 
 
 WINDOWS = {
-    "next_two": Window(2),
+    "next_words": Window(6),
     "next": Window(1),
     "answer": Window(last=True),
     "paper": Window(tokens=len(WINDOW_WEIGHTS), weights=WINDOW_WEIGHTS),
@@ -102,13 +103,24 @@ class Reader:
         """Return the variants of a call by name, or why there are none.
 
         Reasons: no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template
-        refuses the conversation), does_not_fit (the context of the model).
+        refuses the conversation), does_not_fit (not even the next message fits the context of the model).
         """
-        at, index = asked.at, asked.index
         if asked.call.result is None:
             return "no_result"
-        if not (chosen := self.window.chosen(asked.messages, at)):
+        if not (chosen := self.window.chosen(asked.messages, asked.at)):
             return "nothing_follows"
+        try:
+            found = self._read(asked, chosen)
+            while not (fits := max(len(one.ids) for one in found.values()) <= self.context_length) and chosen[1:]:
+                found = self._read(asked, chosen := chosen[:-1])
+        except RenderingError:
+            return "not_rendered"
+        if not found[OWN].places:
+            return "nothing_follows"
+        return found if fits else "does_not_fit"
+
+    def _read(self, asked: Asked, chosen: Sequence[int]) -> dict[str, Variant]:
+        at, index = asked.at, asked.index
         messages = tuple(map(self._cut, asked.messages[: max(chosen) + 1]))
         results = {
             EMPTY: "",
@@ -117,14 +129,7 @@ class Reader:
         }
         named = {name: with_result(messages, at, index, one) for name, one in results.items()}
         named[NONE] = without_call(messages, at, index)
-        try:
-            found = {name: self._variant(name, one, at, chosen, len(messages)) for name, one in named.items()}
-        except RenderingError:
-            return "not_rendered"
-        if not found[OWN].places:
-            return "nothing_follows"
-        fits = max(len(one.ids) for one in found.values()) <= self.context_length
-        return found if fits else "does_not_fit"
+        return {name: self._variant(name, one, at, chosen, len(messages)) for name, one in named.items()}
 
     def overlap(self, asked: Asked, result: str) -> float:
         """Return the share of the weighted messages' words that stand in the part of a result that is read."""
