@@ -29,8 +29,8 @@ def forecast(plan: Plan) -> str:
         return "Nothing is left to annotate."
     head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
     rows = [
-        f"{one.lane:<22}{one.texts:>12,}{one.sampled:>9,}  {_tokens(one):<36}{_written(one.bytes, _size)}"
-        for one in (*lanes, total)
+        f"{lane.lane:<22}{lane.texts:>12,}{lane.sampled:>9,}  {_tokens(lane):<36}{_written(lane.bytes, _size)}"
+        for lane in (*lanes, total)
     ]
     count = worker_count(plan.settings)
     time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))

@@ -126,7 +126,8 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
     if benchmark.calls_nothing or benchmark.function_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
     asked = [
-        {"prompt": one.prompt, "answers": list(one.answers), "context": one.context} for one in benchmark.questions
+        {"prompt": question.prompt, "answers": list(question.answers), "context": question.context}
+        for question in benchmark.questions
     ]
 
     def judged(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:

@@ -379,8 +379,8 @@ class ObjectStorage(Storage):
         return [path.name for path in self._objects(folder) if path.parent == folder]
 
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
-        for path, one in self._objects(self.root).items():
-            yield StoredFile(path, one["size"], one["last_modified"].timestamp())
+        for path, listed in self._objects(self.root).items():
+            yield StoredFile(path, listed["size"], listed["last_modified"].timestamp())
 
     def remove(self, *paths: Path) -> None:
         with suppress(FileNotFoundError), self._errors("delete", self.root):

@@ -213,12 +213,12 @@ class Encoding:
         yield "", len(text)
 
     def _after_start(self, body: str) -> TextTokens:
-        [found] = self.texts([body])
+        [tokens] = self.texts([body])
         for anchor in NAME_ANCHORS if self.anchor else ():
-            cut, [behind] = len(self._ids(anchor)), self.texts([anchor + body])
-            if behind.ids[:cut] == self._ids(anchor):
-                return TextTokens(behind.ids[cut:], behind.offsets[cut:] - len(anchor), behind.inside[cut:])
-        return found
+            cut, [anchored] = len(self._ids(anchor)), self.texts([anchor + body])
+            if anchored.ids[:cut] == self._ids(anchor):
+                return TextTokens(anchored.ids[cut:], anchored.offsets[cut:] - len(anchor), anchored.inside[cut:])
+        return tokens
 
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
         return self._text(before + start) == self._text(before) + API_START

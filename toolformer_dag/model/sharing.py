@@ -122,8 +122,8 @@ def _replaces_attention(backbone: Backbone, tokens: Sequence[int], expected: Ten
     backbone.uses_custom_attention = True
     if not agrees(expected, logits_or_none(partial(_plain, backbone, tokens)), tolerance):
         return False
-    found = logits_or_none(partial(_continued, CachedHead, backbone, tokens))
-    return agrees(_branched(backbone.model, tokens, expected), found, tolerance)
+    logits = logits_or_none(partial(_continued, CachedHead, backbone, tokens))
+    return agrees(_branched(backbone.model, tokens, expected), logits, tolerance)
 
 
 def _plain(backbone: Backbone, tokens: Sequence[int]) -> Tensor:

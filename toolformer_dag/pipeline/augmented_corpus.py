@@ -95,8 +95,8 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     plain = plain_texts(plan, part, calls)
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
-    found = list(_rows(documents, calls, plain, plan, cuts, rejected))
-    table = pl.DataFrame(found, schema=output.stage.schema, orient="row").sort(ORDER)
+    corpus = list(_rows(documents, calls, plain, plan, cuts, rejected))
+    table = pl.DataFrame(corpus, schema=output.stage.schema, orient="row").sort(ORDER)
     return PartRows([table], rejected, [cuts.name])
 
 
@@ -152,14 +152,14 @@ def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 
 def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str, str]]:
     """(shard, digest, place, text) of the documents that are named."""
-    wanted, found, shards = calls.select(DOCUMENT).unique(), 0, set(calls["shard"])
+    wanted, count, shards = calls.select(DOCUMENT).unique(), 0, set(calls["shard"])
     for shard in (one for one in plan.lake.table(raw_shards.NAME).parts() if one in shards):
         for batch in raw_shards.documents(plan, shard):
             documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
-            found += documents.height
+            count += documents.height
             yield from documents.select(*DOCUMENT, "place", "text").iter_rows()
-    if found < wanted.height:
-        gone = f"calls of {wanted.height - found} documents that are gone"
+    if count < wanted.height:
+        gone = f"calls of {wanted.height - count} documents that are gone"
         raise StaleInput(NAME, WHOLE, gone, "every tool's filtered_calls")
 
 
@@ -175,13 +175,13 @@ def _rows(
     called, markers = list(plan.lane_names.values()), plan.settings.model.markers
     columns = ("tool", "char_offset", "delta", "input", "result", "chain")
     by_document = {key: kept.select(columns).rows() for key, kept in calls.partition_by(DOCUMENT, as_dict=True).items()}
-    places = {key: set(found["offset"]) for key, found in plain.partition_by(DOCUMENT, as_dict=True).items()}
-    while some := list(islice(documents, raw_shards.BATCH)):
-        cut = cuts.of([(place, text) for _, _, place, text in some])
-        for (shard, digest, _, text), (pieces, _) in zip(some, cut, strict=True):
-            found = [_kept_call(call, plan.lane_names) for call in by_document.get((shard, digest), ())]
-            as_they_are = plain_examples(pieces, places.get((shard, digest), ()), found, called, markers)
-            for example in chain(examples(pieces, found, called, markers), as_they_are):
+    places = {key: set(offsets["offset"]) for key, offsets in plain.partition_by(DOCUMENT, as_dict=True).items()}
+    while batch := list(islice(documents, raw_shards.BATCH)):
+        cut = cuts.of([(place, text) for _, _, place, text in batch])
+        for (shard, digest, _, text), (pieces, _) in zip(batch, cut, strict=True):
+            kept_calls = [_kept_call(call, plan.lane_names) for call in by_document.get((shard, digest), ())]
+            as_they_are = plain_examples(pieces, places.get((shard, digest), ()), kept_calls, called, markers)
+            for example in chain(examples(pieces, kept_calls, called, markers), as_they_are):
                 if isinstance(example, Dropped):
                     rejected[shard, example.reason] += example.calls
                 else:

@@ -104,15 +104,15 @@ def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
         return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
     wanted = texts.select("text_digest", "text").unique("text_digest").join(calls, on="text_digest", how="semi")
     units = {digest: TextUnits.of(text) for digest, text in wanted.iter_rows()}
-    found = []
+    units_ahead = []
     for digest, place, asked, before in calls.select(
         "text_digest", pl.col("char_offset") - pl.col("offset"), "input", "before"
     ).iter_rows():
         earlier = (units[digest].ahead(place, link.result) for link in read_chain(before))
         known = {unit.casefold() for some in earlier for unit in some}
         new = [unit for unit in units[digest].ahead(place, asked) if unit.casefold() not in known]
-        found.append(new or None)
-    return pl.Series(found, dtype=pl.List(pl.String()))
+        units_ahead.append(new or None)
+    return pl.Series(units_ahead, dtype=pl.List(pl.String()))
 
 
 def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -121,9 +121,9 @@ def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, 
     The places: text_digest (the hash of text, position and calls before), text, position, before. Calls that look ahead
     are left out.
     """
-    found = finished(output, shard, level - 1).sort(CALL_KEY)
+    calls = finished(output, shard, level - 1).sort(CALL_KEY)
     texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard).select("text_digest", "text")
-    kept = found.filter(ahead(output.lane, texts, found).is_null())
+    kept = calls.filter(ahead(output.lane, texts, calls).is_null())
     kept = kept.with_columns(chain=chains_of(output.lane, kept))
     kept = kept.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
     places = [place_of(*row) for row in kept.select("text_digest", "position", "chain").iter_rows()]
@@ -182,11 +182,11 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     parsed = [
         _parsed(lane, body, why, chain) for body, why, chain in table.select("body", "reason", "chain").iter_rows()
     ]
-    found = pl.DataFrame(
+    columns = pl.DataFrame(
         parsed, schema={"body": pl.String, "called": pl.String, "input": pl.String, "reason": pl.String}, orient="row"
     )
     number = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position") + FIRST_SAMPLE * (level - 1)
-    table = table.drop("body", "reason").hstack(found).with_columns(sample=number, before="chain")
+    table = table.drop("body", "reason").hstack(columns).with_columns(sample=number, before="chain")
     without = kept.join(asked.chosen, left_on="place", right_on="text_digest", how="anti")
     refused = store.refused(places).select("reason", place="text_digest")
     why = without.join(refused, on="place", how="left").with_columns(pl.col("reason").fill_null("no_call"))
@@ -199,37 +199,39 @@ def _parsed(lane: Lane, body: str | None, why: str | None, chain: str) -> tuple[
     if body is None:
         return None, None, None, why or "malformed"
     reason: str | None = "other_tool"
-    for one in lane.chainable.values():
-        written, asked, reason = parsed_call(one, body)
+    for called in lane.chainable.values():
+        written, asked, reason = parsed_call(called, body)
         if reason == "other_tool":
             continue
         before = {Call(link.tool, link.input) for link in read_chain(chain)}
-        if asked is not None and Call(one.tool.name, asked) in before:
-            return written, one.key, None, "repeated_call"
-        return written, one.key, asked, reason
+        if asked is not None and Call(called.tool.name, asked) in before:
+            return written, called.key, None, "repeated_call"
+        return written, called.key, asked, reason
     return body, None, None, reason
 
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
     """Plan the calls that no run and no shard has made, of each tool that is called."""
-    planned = [tool_results.planned(worker, one, calls, claimed) for one, calls in _by_tool(output, shard, level)]
+    planned = [
+        tool_results.planned(worker, of_tool, calls, claimed) for of_tool, calls in _by_tool(output, shard, level)
+    ]
     work = Work()
-    for one in planned:
-        work += one.work
-    return Planned([chunk for one in planned for chunk in one.chunks], work)
+    for part in planned:
+        work += part.work
+    return Planned([chunk for part in planned for chunk in part.chunks], work)
 
 
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return a row per distinct call of each tool; see `tool_results.rows`."""
-    found = [tool_results.answered(worker, one, calls) for one, calls in _by_tool(output, shard, level)]
-    frames = [frame for one in found for frame in one.frames]
+    answers = [tool_results.answered(worker, of_tool, calls) for of_tool, calls in _by_tool(output, shard, level)]
+    frames = [frame for answer in answers for frame in answer.frames]
     rejected: Rejected = Counter()
     facts: dict[str, Any] = {}
-    for one in found:
-        rejected.update(one.rejected)
-        facts.update(one.facts)
+    for answer in answers:
+        rejected.update(answer.rejected)
+        facts.update(answer.facts)
     ordered = pl.concat([output.stage.schema.to_frame(), *frames]).sort("tool", *tool_results.KEY)
-    return PartRows([ordered], rejected, [store for one in found for store in one.stores], facts)
+    return PartRows([ordered], rejected, [store for answer in answers for store in answer.stores], facts)
 
 
 def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOutput, pl.DataFrame]]:
@@ -239,8 +241,11 @@ def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOut
     calls = lake.table(f"{lane.key}/{stage_names(level)[0]}").read(shard).filter(pl.col("input").is_not_null())
     placed = calls.join(texts, on=TEXT_KEY, how="left")
     return [
-        (TableOutput(output.stage, output.plan, one), placed.filter(called=one.key).select("shard", *tool_results.KEY))
-        for one in lane.chainable.values()
+        (
+            TableOutput(output.stage, output.plan, called),
+            placed.filter(called=called.key).select("shard", *tool_results.KEY),
+        )
+        for called in lane.chainable.values()
     ]
 
 

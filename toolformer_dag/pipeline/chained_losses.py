@@ -58,16 +58,16 @@ def _others(chains: pl.Series) -> pl.Series:
     second ones; a chain gets the next in each circle. Null where there is no other.
     """
     links = [read_chain(chain) for chain in chains]
-    found: list[list[str]] = [[] for _ in links]
+    results: list[list[str]] = [[] for _ in links]
     for at in range(max(map(len, links), default=1) - 1):
         circle = sorted({one[at].result for one in links}, key=lambda text: blake2b(text.encode()).digest())
         following = dict(pairwise([*circle, *circle[:1]]))
-        for chain, others in zip(links, found, strict=True):
+        for chain, others in zip(links, results, strict=True):
             others += [following[chain[at].result]] if len(circle) > 1 else []
     return pl.Series(
         [
             orjson.dumps(others).decode() if len(others) == len(chain) - 1 else None
-            for chain, others in zip(links, found, strict=True)
+            for chain, others in zip(links, results, strict=True)
         ],
         dtype=pl.String,
     )
@@ -94,15 +94,15 @@ def planned_chains(
     by_digest = texts.select("text_digest", "text").unique("text_digest")
     chunks = [
         Chunk(
-            some.height,
+            batch.height,
             ChainChunk(
-                lacking.join(some, on="text_digest", how="semi", maintain_order="left"),
-                unknown.join(some, on="text_digest", how="semi", maintain_order="left"),
-                by_digest.join(some, on="text_digest", how="semi"),
+                lacking.join(batch, on="text_digest", how="semi", maintain_order="left"),
+                unknown.join(batch, on="text_digest", how="semi", maintain_order="left"),
+                by_digest.join(batch, on="text_digest", how="semi"),
             ),
-            float(some["tokens"].sum()),
+            float(batch["tokens"].sum()),
         )
-        for some in text_chunks(distinct, of_texts.with_columns(whole=False), *chunk_limits(worker.plan, "judge"))
+        for batch in text_chunks(distinct, of_texts.with_columns(whole=False), *chunk_limits(worker.plan, "judge"))
     ]
     counted = Work(computed=Counter(losses=lacking.height), reused=Counter(losses=asked.height - lacking.height))
     return Planned(chunks, counted)
@@ -117,18 +117,22 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
     for digest, position, chain in wanted:
         *earlier, last = read_chain(chain)
         requests.append(LossRequest(texts[digest], position, last.tool, last.input, last.result, chain_text(earlier)))
-    found = zip(wanted, engine.chained_losses(requests), strict=True)
-    losses.append(pl.DataFrame([(*key, *_values(pair)) for key, pair in found], schema=LOSSES, orient="row"))
+    pairs = zip(wanted, engine.chained_losses(requests), strict=True)
+    losses.append(pl.DataFrame([(*key, *_values(pair)) for key, pair in pairs], schema=LOSSES, orient="row"))
     keys = list(chunk.needs.select(NEED_KEY).iter_rows())
     asked = [other_results(read_chain(chain), orjson.loads(others)) for _, _, chain, others in keys]
     gains = iter(
         engine.needs(
-            [NeedRequest(texts[key[0]], key[1], *one) for key, some in zip(keys, asked, strict=True) for one in some]
+            [
+                NeedRequest(texts[key[0]], key[1], *one)
+                for key, results in zip(keys, asked, strict=True)
+                for one in results
+            ]
         )
     )
     entries = [
-        (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in some]))
-        for key, some in zip(keys, asked, strict=True)
+        (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in results]))
+        for key, results in zip(keys, asked, strict=True)
     ]
     needs.append(pl.DataFrame(entries, schema=NEEDS, orient="row"))
     return Work(Counter(engine.counts.as_dict()) - before, backends=frozenset({engine.backend.identity}))
@@ -173,24 +177,26 @@ def _before(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.Dat
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
     links = [read_chain(chain) for chain in distinct["chain"]]
     first = pl.DataFrame(
-        {"input": [one[0].input for one in links], "result": [one[0].result for one in links]},
+        {"input": [calls[0].input for calls in links], "result": [calls[0].result for calls in links]},
         schema={"input": pl.String, "result": pl.String},
     )
     keyed = distinct.hstack(first)
     keys = ("text_digest", "position", "input", "result")
     alone = stored_losses(worker, lane, keyed.select(keys).unique())
-    found = keyed.join(
+    joined = keyed.join(
         alone.select(*keys, "loss_empty", "reason", first="loss_result"), on=keys, how="left", maintain_order="left"
     )
     befores = [pl.col("first")]
     for length in range(2, lane.depth):
-        cut = [written_chain(one[:length]) if len(one) > length else None for one in links]
-        found = found.with_columns(cut=pl.Series(cut, dtype=pl.String))
+        cut = [written_chain(calls[:length]) if len(calls) > length else None for calls in links]
+        joined = joined.with_columns(cut=pl.Series(cut, dtype=pl.String))
         stored = losses.stored(
-            found.filter(pl.col("cut").is_not_null()).select("text_digest", "position", chain="cut").unique()
+            joined.filter(pl.col("cut").is_not_null()).select("text_digest", "position", chain="cut").unique()
         )
         stored = stored.select("text_digest", "position", pl.col("loss_result").alias(f"before_{length}"), cut="chain")
-        found = found.join(stored, on=("text_digest", "position", "cut"), how="left", maintain_order="left").drop("cut")
+        joined = joined.join(stored, on=("text_digest", "position", "cut"), how="left", maintain_order="left").drop(
+            "cut"
+        )
         befores.append(pl.col(f"before_{length}"))
-    known = found.with_columns(loss_before=pl.min_horizontal(befores), before_reason="reason")
+    known = joined.with_columns(loss_before=pl.min_horizontal(befores), before_reason="reason")
     return known.select(*LOSS_KEY, "loss_empty", "loss_before", "before_reason")

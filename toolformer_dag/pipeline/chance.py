@@ -152,7 +152,7 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
             tables = [
-                plan.lake.table(f"{lane.key}/{one}") for one in (lane.swapped if "swap" in columns else lane.scored)
+                plan.lake.table(f"{lane.key}/{name}") for name in (lane.swapped if "swap" in columns else lane.scored)
             ]
             if files := [file for table in tables for file in table.all_files()]:
                 names = ", ".join(column.split()[0] for column in columns.split(", "))

@@ -74,5 +74,5 @@ class DocumentCuts:
 
     def _cut(self, text: str) -> list[tuple[int, int, int | None]]:
         """Return the pieces of a document as CUTS holds them."""
-        most, found = self._max_tokens, pieces(text, self._max_tokens, self._count)
-        return [(one.start, one.end - one.start, one.tokens if one.tokens > most else None) for one in found]
+        most, cut = self._max_tokens, pieces(text, self._max_tokens, self._count)
+        return [(piece.start, piece.end - piece.start, piece.tokens if piece.tokens > most else None) for piece in cut]

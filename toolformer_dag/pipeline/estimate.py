@@ -92,8 +92,8 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
 
 def annotating(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages from the candidates on; the last is the control, which swaps results among texts of a shard."""
-    found = lane_stages(plan, lane)
-    return found[1 : found.index(swapped_results.STAGE) + 1]
+    stages = lane_stages(plan, lane)
+    return stages[1 : stages.index(swapped_results.STAGE) + 1]
 
 
 def _scaled(

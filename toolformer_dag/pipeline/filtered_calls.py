@@ -74,29 +74,29 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
     with scratch() as connection:
         scores.scored(connection, output.plan, lane, parts, given["files"])
         run_sql(connection, TEXTS_SQL, given)
-        found = by_part(output, parts, answer(connection, "FROM scored_texts"))
-    return {part: PartRows(frames) for part, frames in found.items()}
+        frames_of = by_part(output, parts, answer(connection, "FROM scored_texts"))
+    return {part: PartRows(frames) for part, frames in frames_of.items()}
 
 
 def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
     """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
     lane = output.lane
     scored, texts = output.scored, output.plan.lake.table(f"{lane.key}/heuristic_subset")
-    found: dict[str, list[str]] = {"files": [], "texts": []}
+    paths: dict[str, list[str]] = {"files": [], "texts": []}
     for part in parts:
         files = [file for table in scored for file in table.files(part)]  # damage is named, rows or not
         of_texts = texts.files(part)
         if any(table.pointer(part).rows for table in scored):
-            found["files"] += files
-            found["texts"] += of_texts
-    return found if found["files"] else {}
+            paths["files"] += files
+            paths["texts"] += of_texts
+    return paths if paths["files"] else {}
 
 
 def by_part(output: TableOutput, parts: Sequence[str], rows: pl.DataFrame) -> dict[str, list[pl.DataFrame]]:
     """Return the frames of each part, none for one without rows. Their order stays."""
     schema = output.stage.schema
-    found = rows.select(schema.names()).cast(schema).partition_by("shard", as_dict=True)
-    return {part: [found[part,]] if (part,) in found else [] for part in parts}
+    frames = rows.select(schema.names()).cast(schema).partition_by("shard", as_dict=True)
+    return {part: [frames[part,]] if (part,) in frames else [] for part in parts}
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
@@ -158,8 +158,8 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     counts: dict[str, Rejected] = {part: Counter() for part in parts}
     for shard, reason, count in rejected.iter_rows():
         counts[shard][shard, reason] = count
-    found = by_part(output, parts, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64)))
-    return {part: PartRows(frames, counts[part]) for part, frames in found.items()}
+    frames_of = by_part(output, parts, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64)))
+    return {part: PartRows(frames, counts[part]) for part, frames in frames_of.items()}
 
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
@@ -196,9 +196,9 @@ def rule_inputs(output: TableOutput) -> InputsOf:
     results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
     whole = {name: output.plan.lake.table(name) for name in output.depends_on if name not in results}
     costs = scores.inputs(output.plan, output.lane) if results & {*output.depends_on} else None
-    found = {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
+    part_versions = {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
     cost_versions = {scores.COST_VERSION: {part: costs(part) for part in output.plan.shards}} if costs else {}
-    return lambda _: found | cost_versions
+    return lambda _: part_versions | cost_versions
 
 
 TEXTS = Stage(

@@ -51,12 +51,12 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         for documents in removed_documents.documents(plan, shard):
             splits = pl.Series(map(split_of, documents["text"]), dtype=pl.String)
             held = documents.filter(splits == HELDOUT)
-            for some in held.iter_slices(raw_shards.BATCH):
-                pieces = cuts.of(list(some.select("place", "text").iter_rows()))
+            for batch in held.iter_slices(raw_shards.BATCH):
+                pieces = cuts.of(list(batch.select("place", "text").iter_rows()))
                 texts = []
-                for digest, (found, unfit) in zip(some["digest"], pieces, strict=True):
+                for digest, (fit, unfit) in zip(batch["digest"], pieces, strict=True):
                     rejected[shard, "word_too_long"] += unfit
-                    texts += [(shard, digest, one.index, one.offset, one.text, text_digest(one.text)) for one in found]
+                    texts += [(shard, digest, one.index, one.offset, one.text, text_digest(one.text)) for one in fit]
                 yield pl.DataFrame(texts, schema=schema, orient="row")
 
     return PartRows(frames(), rejected, [cuts.name])
@@ -100,8 +100,8 @@ def _drawn(plan: Plan, texts: pl.LazyFrame) -> tuple[list[str], list[str]]:
     """Return the hashes of the texts that are not trained on, in order, and those of them that choose."""
     corpus = corpus_batches(plan.lake)
     trained = {text_digest(text) for batch in corpus for text in batch.filter(pl.col("split") == TRAIN)["text"]}
-    found = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    order = found.filter(~found.is_in(trained)).to_list()
+    digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
+    order = digests.filter(~digests.is_in(trained)).to_list()
     return order, order[: min(plan.settings.training.heldout_texts, max(len(order) // 2, 1))]  # one alone does both
 
 
@@ -129,9 +129,9 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
     """Read the whole texts of `documents` (shard, digest). Raises MissingPart, DamagedPart."""
     return [
         text
-        for (shard,), some in documents.group_by("shard", maintain_order=True)
+        for (shard,), named in documents.group_by("shard", maintain_order=True)
         for batch in raw_shards.documents(plan, str(shard))
-        for text in batch.join(some, on="digest", how="semi", maintain_order="left")["text"]
+        for text in batch.join(named, on="digest", how="semi", maintain_order="left")["text"]
     ]
 
 

@@ -104,13 +104,13 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     documents = removed_documents.documents(plan, shard)
     if corpus.documents_per_shard is not None:
         hashed = (
-            some.with_columns(text_digest=pl.Series(map(text_digest, some["text"]), dtype=pl.String))
-            for some in documents
+            batch.with_columns(text_digest=pl.Series(map(text_digest, batch["text"]), dtype=pl.String))
+            for batch in documents
         )
         sampled = _smallest(hashed, corpus.documents_per_shard, "document_not_sampled", choice.rejected)
-        documents = (some.drop("text_digest") for some in sampled)
-    batches = (some for rows in documents for some in rows.iter_slices(raw_shards.BATCH))
-    frames: Iterator[pl.DataFrame] = (choice.texts(some) for some in batches)
+        documents = (batch.drop("text_digest") for batch in sampled)
+    batches = (batch for rows in documents for batch in rows.iter_slices(raw_shards.BATCH))
+    frames: Iterator[pl.DataFrame] = (choice.texts(batch) for batch in batches)
     if corpus.texts_per_shard is not None:
         frames = _smallest(frames, corpus.texts_per_shard, "not_sampled", choice.rejected)
     return PartRows(frames, choice.rejected, [cuts.name])
@@ -141,8 +141,8 @@ class _Choice:
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Identify the language of the documents for which the corpus names none."""
         lacking = documents["language"].is_null()
-        found = self._identifier.identify(documents["text"].filter(lacking).to_list())
-        labels = pl.Series([one.label for one in found], dtype=pl.String)
+        languages = self._identifier.identify(documents["text"].filter(lacking).to_list())
+        labels = pl.Series([one.label for one in languages], dtype=pl.String)
         return documents.with_columns(language=documents["language"].scatter(lacking.arg_true(), labels))
 
     def _of(self, document: Document, pieces: Sequence[Segment], unfit: int) -> Iterator[Row]:

@@ -79,9 +79,9 @@ def marked(
         with blamed(tools[key], "keeps"):
             kept.append(bool(tools[key].keeps(by_digest[digest], place - offset, call)))
     kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit("tool_keeps_out"))
-    found = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
+    reasoned = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
     unscored = calls.filter(pl.col("unfit").is_not_null()).with_columns(reason="unfit")
-    table = output.stage.shaped(pl.concat([found, unscored], how="diagonal")).sort(CALL_KEY)
+    table = output.stage.shaped(pl.concat([reasoned, unscored], how="diagonal")).sort(CALL_KEY)
     return PartRows([table], counted(table), stores, facts={MADE_BY: STAGE.name})
 
 

@@ -100,14 +100,14 @@ def planned_losses(
     by_digest = texts.select("text_digest", "text").unique("text_digest")
     chunks = [
         Chunk(
-            some.height,
+            batch.height,
             LossChunk(
-                missing.join(some, on="text_digest", how="semi", maintain_order="left"),
-                by_digest.join(some, on="text_digest", how="semi"),
+                missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
+                by_digest.join(batch, on="text_digest", how="semi"),
             ),
-            float(some["tokens"].sum()),
+            float(batch["tokens"].sum()),
         )
-        for some in text_chunks(distinct, lacking, *chunk_limits(worker.plan, "judge"))
+        for batch in text_chunks(distinct, lacking, *chunk_limits(worker.plan, "judge"))
     ]
     work = Work(computed=Counter(losses=missing.height), reused=Counter(losses=keys.height - missing.height))
     return Planned(chunks, work)
@@ -118,8 +118,8 @@ def loss_tokens(call: pl.Expr) -> pl.Expr:
 
     That is the text up to the place, once alone, and for each call twice behind it.
     """
-    behind = pl.col("position") + call / TOKEN_BYTES + AROUND
-    return 2 * behind.sum() + pl.col("position").max()
+    after = pl.col("position") + call / TOKEN_BYTES + AROUND
+    return 2 * after.sum() + pl.col("position").max()
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:

@@ -71,8 +71,8 @@ def examples(
     outside = len(best) - sum(map(len, placed.values()))
     if outside:
         yield Dropped("outside_every_text", outside)
-    for number, found in sorted(placed.items()):
-        yield _example(pieces[number], found, names, markers)
+    for number, inside in sorted(placed.items()):
+        yield _example(pieces[number], inside, names, markers)
 
 
 def plain_examples(
@@ -106,9 +106,9 @@ def _example(
     if holds_call(piece.text, names, markers):
         return Dropped("holds_call", len(calls))
     placed = [
-        PlacedCall(one.char_offset - piece.offset, Call(link.tool, link.input), link.result)
-        for one in calls
-        for link in one.links
+        PlacedCall(kept.char_offset - piece.offset, Call(link.tool, link.input), link.result)
+        for kept in calls
+        for link in kept.links
     ]
     try:
         with_calls = splice(piece.text, placed, markers)

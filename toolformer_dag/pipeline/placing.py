@@ -48,18 +48,18 @@ def at_tokens(worker: Worker, output: TableOutput, shard: str, calls: pl.DataFra
     """Return the rows of `calls` (UNPLACED) that stand before a token and are calls of the tool; count the others."""
     lane = output.lane
     rows: list[tuple[object, ...]] = []
-    for some in calls.partition_by(TEXT_KEY, maintain_order=True):
-        text, offset = some["text"][0], some["offset"][0]
+    for of_text in calls.partition_by(TEXT_KEY, maintain_order=True):
+        text, offset = of_text["text"][0], of_text["offset"][0]
         places = scored_candidates.TokenPlaces(worker.encoding(), text)
-        for digest, segment, context, source, place, asked, result, p_api, words in some.select(
+        for digest, segment, context, source, place, asked, result, p_api, words in of_text.select(
             "digest", "segment", "context", "source", "at", "input", "result", "p_api", "words"
         ).iter_rows():
-            found = places.at(place - offset)
+            token_place = places.at(place - offset)
             body, input, reason = scored_candidates.parsed_call(lane, f"{lane.tool.name}({asked})")
-            if found is None or reason:
+            if token_place is None or reason:
                 rejected[shard, reason or "inside_a_token"] += 1
                 continue
-            at, position = found
+            at, position = token_place
             key = (lane.key, shard, digest, segment, position, 0)
             cleaned = result and clean_result(result, lane.limits.max_result_characters)
             rows.append((*key, source, offset + at, p_api, body, input, words, None, context, cleaned))

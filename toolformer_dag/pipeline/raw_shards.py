@@ -112,8 +112,8 @@ def nothing_read(plan: Plan) -> str | None:
         return None
     shard, *others = sorted(parts)
     lines = plan.lake.table(REJECTED_LINES)
-    found = lines.read(shard).rows(named=True) if lines.has(shard) else []
-    reasons = {one["reason"]: one["detail"] for one in reversed(found)}
+    rejections = lines.read(shard).rows(named=True) if lines.has(shard) else []
+    reasons = {one["reason"]: one["detail"] for one in reversed(rejections)}
     summary = "; ".join(f"{reason}: {detail}" for reason, detail in reasons.items()) or "it is empty"
     more = f" (and {len(others)} more shards)" if others else ""
     return (
@@ -164,15 +164,15 @@ class _Reading:
             raise UnusableRows
 
     def _documents(self) -> Iterator[pl.DataFrame]:
-        found = 0
+        read = 0
         for batch in self._shard.batches(self._choice):
             self.facts["format"] = batch.layout.format
             for rejection in batch.rejections:
                 self._reject(rejection)
             self._ignored.update(batch.ignored)
-            found += batch.frame.height
+            read += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
-        if not found:
+        if not read:
             self._warn()
         if self._ignored:
             summary = "; ".join(f"{what} ({count:,} times)" for what, count in self._ignored.items())

@@ -64,7 +64,7 @@ def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def benchmark_files(plan: Plan) -> list[Path]:
     """Return the files of `corpus.decontaminate`; of a folder, those of SUFFIXES. Raises UserError."""
-    found: list[Path] = []
+    listed: list[Path] = []
     for path in plan.settings.corpus.decontaminate:
         inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         files = inside if path.is_dir() else [path]
@@ -72,8 +72,8 @@ def benchmark_files(plan: Plan) -> list[Path]:
             raise UserError(
                 f"corpus.decontaminate: {path} is no file of a benchmark, and no folder with any; correct it"
             )
-        found += files
-    return sorted(set(found))
+        listed += files
+    return sorted(set(listed))
 
 
 def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -82,15 +82,15 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     def frames() -> Iterator[pl.DataFrame]:
         for documents in raw_shards.documents(worker.plan, shard):
-            for some in documents.iter_slices(SCREENED_AT_ONCE):
-                found = {
-                    place: names[text] for place, text in reversed(passages.found_in(some["text"].to_list()).rows())
+            for batch in documents.iter_slices(SCREENED_AT_ONCE):
+                benchmarks = {
+                    place: names[text] for place, text in reversed(passages.found_in(batch["text"].to_list()).rows())
                 }
-                yield some.select(
+                yield batch.select(
                     "shard",
                     "digest",
-                    text_digest=pl.Series(map(text_digest, some["text"]), dtype=pl.String),
-                    benchmark=pl.Series([found.get(place) for place in range(some.height)], dtype=pl.String),
+                    text_digest=pl.Series(map(text_digest, batch["text"]), dtype=pl.String),
+                    benchmark=pl.Series([benchmarks.get(place) for place in range(batch.height)], dtype=pl.String),
                 )
 
     return PartRows(frames())
@@ -190,8 +190,8 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
             batches = connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE)
             for frame in map(pl.DataFrame, batches):
                 rejected.update(counted(frame))
-                for (shard,), some in frame.group_by("shard", maintain_order=True):
-                    by_shard[str(shard)] = fingerprint([by_shard.get(str(shard)), some["digest"].to_list()])
+                for (shard,), of_shard in frame.group_by("shard", maintain_order=True):
+                    by_shard[str(shard)] = fingerprint([by_shard.get(str(shard)), of_shard["digest"].to_list()])
                 yield frame.select(schema.names()).cast(schema)
 
     return PartRows(frames(), rejected, facts={BY_SHARD: by_shard})

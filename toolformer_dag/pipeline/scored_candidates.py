@@ -171,15 +171,15 @@ def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Cl
     estimated = texts.with_columns(tokens=store.estimated_tokens("position" in texts.columns))
     chunks = [
         Chunk(
-            some.height,
+            batch.height,
             TextChunk(
-                some.drop("tokens"),
-                store.positions.stored(some.select("text_digest")),
-                present.join(some, on="text_digest", how="semi").select(SAMPLE_KEY),
+                batch.drop("tokens"),
+                store.positions.stored(batch.select("text_digest")),
+                present.join(batch, on="text_digest", how="semi").select(SAMPLE_KEY),
             ),
-            float(some["tokens"].sum()),
+            float(batch["tokens"].sum()),
         )
-        for some in text_chunks(estimated, free, *chunk_limits(worker.plan, "proposer"))
+        for batch in text_chunks(estimated, free, *chunk_limits(worker.plan, "proposer"))
     ]
     reused = Counter(texts=texts.height - unknown, samples=present.height)
     work = Work(computed=Counter(texts=unknown), reused=reused)
@@ -271,10 +271,10 @@ class TokenPlaces:
 def _at_tokens(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
     """The samples of another model before the judge's tokens; those where none begins are counted."""
     places = {text: TokenPlaces(worker.encoding(), text) for text in table["text"].unique()}
-    found = [places[text].at(char) for text, char in table.select("text", "char").iter_rows()]
+    token_places = [places[text].at(char) for text, char in table.select("text", "char").iter_rows()]
     table = table.with_columns(
-        position=pl.Series([one and one[1] for one in found], dtype=pl.Int32),
-        char_offset=pl.col("offset") + pl.Series([one and one[0] for one in found], dtype=pl.Int64),
+        position=pl.Series([token and token[1] for token in token_places], dtype=pl.Int32),
+        char_offset=pl.col("offset") + pl.Series([token and token[0] for token in token_places], dtype=pl.Int64),
     )
     fit = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
     outside = table.filter(~fit).with_columns(reason=pl.lit("inside_a_token"))

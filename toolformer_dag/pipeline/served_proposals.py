@@ -66,8 +66,8 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
     """Ask for a chunk of samples and commit them. Raises ModelError."""
     plan, lane = worker.plan, output.lane
     asked = list(chunk.select("text", "sample").iter_rows())
-    found = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, asked)
-    _store(worker, lane).append(chunk.select(KEY).with_columns(written=pl.Series(found, dtype=pl.String)))
+    completions = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, asked)
+    _store(worker, lane).append(chunk.select(KEY).with_columns(written=pl.Series(completions, dtype=pl.String)))
     return Work()
 
 

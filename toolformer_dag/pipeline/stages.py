@@ -44,12 +44,12 @@ def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
 
     Chains have two more per call, and two that score them.
     """
-    found = (left_over_texts.STAGE if plan.start else LANE_STAGES[0], *LANE_STAGES[1:])
-    found = tuple(proposals.stage(lane) if stage is scored_candidates.STAGE else stage for stage in found)
+    stages = (left_over_texts.STAGE if plan.start else LANE_STAGES[0], *LANE_STAGES[1:])
+    stages = tuple(proposals.stage(lane) if stage is scored_candidates.STAGE else stage for stage in stages)
     chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
-    behind = found.index(tool_results.STAGE) + 1
+    after = stages.index(tool_results.STAGE) + 1
     scored = (chained_deltas.STAGE, chained_deltas.SWAPS) if chained else ()
-    return (*found[:behind], *chained, *found[behind:-1], *scored, found[-1])
+    return (*stages[:after], *chained, *stages[after:-1], *scored, stages[-1])
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:

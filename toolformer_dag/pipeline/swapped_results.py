@@ -63,12 +63,12 @@ def exchange(
     giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in(FIRST_SAMPLES)
     exchanged = _exchanged(giving.with_columns(gives=gives), swaps)
-    found = sampled.join(exchanged, on=ASKED, how="left", maintain_order="left").with_columns(
+    joined = sampled.join(exchanged, on=ASKED, how="left", maintain_order="left").with_columns(
         pl.col("swap").fill_null(0)
     )
     absent = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     reason = pl.when("sampled").then(absent).otherwise(pl.lit("not_sampled"))
-    return found.with_columns(swap_reason=reason, result="swapped").drop("sampled", "swapped")
+    return joined.with_columns(swap_reason=reason, result="swapped").drop("sampled", "swapped")
 
 
 def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -82,7 +82,7 @@ def _sampled(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.Data
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
     hashed = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
     first, own = (
-        one.rank("dense").over("shard") <= limit for one in (pl.col("hash"), pl.when("proposed").then("hash"))
+        key.rank("dense").over("shard") <= limit for key in (pl.col("hash"), pl.when("proposed").then("hash"))
     )
     return hashed.select(*TEXT_KEY, "text_digest", sampled=first | own.fill_null(False))
 
@@ -116,8 +116,8 @@ def _donors(circle: pl.DataFrame, swaps: int) -> Iterator[list[int]]:
 
 def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
     """The same on every machine and in every version."""
-    found = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
-    return pl.Series(found, dtype=pl.String)
+    digests = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
+    return pl.Series(digests, dtype=pl.String)
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -163,9 +163,9 @@ def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, p
         lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance) if name == "loss_deltas" else scored
     )
     limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
-    found = exchange(scored, texts, likeliest_places(places), limit, swaps)
-    left_out = counted(calls) + counted(found, "swap_reason")
-    return texts, found.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
+    exchanged = exchange(scored, texts, likeliest_places(places), limit, swaps)
+    left_out = counted(calls) + counted(exchanged, "swap_reason")
+    return texts, exchanged.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
 
 
 STAGE = Stage(

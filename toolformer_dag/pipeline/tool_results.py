@@ -121,12 +121,12 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     others = store.stored(calls).join(given, on=KEY, how="anti")
     stored = pl.concat([RESULTS.to_frame(), others, given], how="diagonal")
     # what is stored wins: another process may have had an answer to a call that was lost here
-    found = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])
-    require_whole(output, "results", calls.height - found.height)
-    table = found.with_columns(tool=pl.lit(output.lane.key), tool_version=pl.lit(output.lane.tool.version))
-    reasons = sorted(set(found.join(stored, on=KEY, how="anti")["reason"]))
+    results = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])
+    require_whole(output, "results", calls.height - results.height)
+    table = results.with_columns(tool=pl.lit(output.lane.key), tool_version=pl.lit(output.lane.tool.version))
+    reasons = sorted(set(results.join(stored, on=KEY, how="anti")["reason"]))
     facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"} if reasons else {}
-    rejected = counted(candidates.drop_nulls("shard").join(found, on=KEY))
+    rejected = counted(candidates.drop_nulls("shard").join(results, on=KEY))
     ordered = table.select(output.stage.schema.names()).sort(KEY)
     return PartRows([ordered], rejected, [store.name], facts)
 

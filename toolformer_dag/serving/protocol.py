@@ -424,8 +424,8 @@ class ChatAnswer(ChoiceAnswer):
             return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
         content = [
-            {**one_of(one.text, one.log_probability), "top_logprobs": [one_of(*other) for other in one.likeliest]}
-            for _, one in tokens
+            {**one_of(token.text, token.log_probability), "top_logprobs": [one_of(*other) for other in token.likeliest]}
+            for _, token in tokens
         ]
         return {"content": content, "refusal": None}
 

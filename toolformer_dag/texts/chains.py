@@ -48,13 +48,13 @@ def other_results(links: Sequence[Link], others: Sequence[str]) -> list[tuple[st
     `others`: for each call but the last another call's result. Each earlier result is exchanged alone, before each of
     the calls behind it.
     """
-    found = []
-    for at, other in enumerate(others):
-        swapped = [*links[:at], Link(links[at].tool, links[at].input, other), *links[at + 1 :]]
+    requests = []
+    for at, swap in enumerate(others):
+        swapped = [*links[:at], Link(links[at].tool, links[at].input, swap), *links[at + 1 :]]
         for later in range(at + 1, len(links)):
             call = format_call(Call(links[later].tool, links[later].input))
-            found.append((chain_text(links[:later]), chain_text(swapped[:later]), call))
-    return found
+            requests.append((chain_text(links[:later]), chain_text(swapped[:later]), call))
+    return requests
 
 
 def least_need(length: int, gains: Sequence[float]) -> float:
@@ -64,7 +64,7 @@ def least_need(length: int, gains: Sequence[float]) -> float:
     """
     at, needs = 0, []
     for first in range(length - 1):
-        behind = length - 1 - first
-        needs.append(max(gains[at : at + behind]))
-        at += behind
+        later = length - 1 - first
+        needs.append(max(gains[at : at + later]))
+        at += later
     return min(needs)

@@ -108,13 +108,13 @@ def records_batch(
 def _first_of(columns: Sequence[Column], rows: int) -> Column:
     if len(columns) == 1:
         return columns[0]
-    found: Column = [None] * rows
+    values: Column = [None] * rows
     for column in columns:
-        found = [
-            value if other is None or not (value is None or isinstance(value, Unread)) else other
-            for value, other in zip(found, column, strict=True)
+        values = [
+            value if later is None or not (value is None or isinstance(value, Unread)) else later
+            for value, later in zip(values, column, strict=True)
         ]
-    return found
+    return values
 
 
 def _kinds(column: Column) -> set[type]:

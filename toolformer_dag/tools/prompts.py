@@ -56,11 +56,13 @@ def missing_examples(tool: Tool) -> ToolError:
 
 def _sample_arguments(schema: Schema) -> str:
     """The arguments that a schema requires, with values of their types."""
-    found = schema.get("properties") or {}
-    required = {name: found.get(name) for name in argument_names(schema) if name in (schema.get("required") or ())}
+    properties = schema.get("properties") or {}
+    required = {name: properties.get(name) for name in argument_names(schema) if name in (schema.get("required") or ())}
     values = {
-        name: next(iter(one.get("enum") or [SAMPLE_VALUES.get(str(one.get("type")), "...")]))
-        for name, one in ((name, one if isinstance(one, Mapping) else {}) for name, one in required.items())
+        name: next(iter(declared.get("enum") or [SAMPLE_VALUES.get(str(declared.get("type")), "...")]))
+        for name, declared in (
+            (name, declared if isinstance(declared, Mapping) else {}) for name, declared in required.items()
+        )
     }
     return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
 
