@@ -32,8 +32,8 @@ class Backbone:
 
     def bodies(self) -> list[Any]:
         """Return the modules that may be the body: the base model, the decoder in it (OPT), or `model` (Llama 4)."""
-        found = [self.model.base_model, self.model.get_decoder(), getattr(self.model, "model", None)]
-        return [body for body in found if body is not None and body is not self.model]
+        modules = [self.model.base_model, self.model.get_decoder(), getattr(self.model, "model", None)]
+        return [body for body in modules if body is not None and body is not self.model]
 
     def run_whole_model(self) -> None:
         """Stop splitting: use this where body and head apart do not reproduce the model's logits."""
@@ -65,11 +65,11 @@ class Backbone:
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
         """Compute log p of targets [N] or [N, C] in float32, of the same shape, from features [N, F]."""
         several = targets if targets.ndim > 1 else targets[:, None]
-        found = []
+        parts = []
         for rows, wanted in zip(torch.split(features, ROWS), torch.split(several, ROWS), strict=True):
             logits = self.logits(rows)
-            found.append(logits.gather(1, wanted) - logits.logsumexp(1, keepdim=True))
-        return torch.cat(found).view_as(targets)
+            parts.append(logits.gather(1, wanted) - logits.logsumexp(1, keepdim=True))
+        return torch.cat(parts).view_as(targets)
 
     def _last_hidden(self, output: Any) -> Tensor:
         self._output_type = type(output)

@@ -51,11 +51,11 @@ def _answer(client: httpx.Client, address: str, request: dict[str, object]) -> s
     for attempt in range(TRIES):
         sleep(0.5 * 2 ** (attempt - 1) if attempt else 0)
         try:
-            found = client.post(address, json=request)
-            if found.status_code in BUSY or found.status_code >= 500:
-                reason = f"HTTP {found.status_code}"
+            response = client.post(address, json=request)
+            if response.status_code in BUSY or response.status_code >= 500:
+                reason = f"HTTP {response.status_code}"
             else:
-                return str(found.raise_for_status().json()["choices"][0]["message"]["content"] or "")
+                return str(response.raise_for_status().json()["choices"][0]["message"]["content"] or "")
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
         except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:

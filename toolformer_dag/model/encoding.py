@@ -148,10 +148,10 @@ class Encoding:
 
         What it would write after that is a result of its own.
         """
-        found = copy(self)
-        found.__dict__.pop("_ends", None)
-        found._closing = (*self._closing, self.markers.arrow)
-        return found
+        encoding = copy(self)
+        encoding.__dict__.pop("_ends", None)
+        encoding._closing = (*self._closing, self.markers.arrow)
+        return encoding
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
         """Return whether a sample whose last token may end it is whole: a "]" in a string or a list ends none."""
@@ -182,7 +182,7 @@ class Encoding:
 
     def _are_apart(self, text: str, tokens: TextTokens) -> bool:
         """Return whether tokens begin at both ends of ` [` in each beginning of a call, and texts can write them."""
-        if not (ends := {end for found in self._begun.finditer(text) for end in found.span()}):
+        if not (ends := {end for match in self._begun.finditer(text) for end in match.span()}):
             return True
         return not self.added and ends <= set(tokens.offsets[~tokens.inside].tolist())
 
@@ -209,7 +209,7 @@ class Encoding:
         if self.added:
             yield from (place for place in marker_places(text, self.markers) if place[0] in self._apart_tokens)
         else:
-            yield from ((found[0], found.start()) for found in self._begun.finditer(text))
+            yield from ((match[0], match.start()) for match in self._begun.finditer(text))
         yield "", len(text)
 
     def _after_start(self, body: str) -> TextTokens:

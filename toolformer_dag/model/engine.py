@@ -156,8 +156,8 @@ class Engine:
             for before in (request.before, request.other):
                 prefix = self.encoding.bos + texts[request.text].ids[: request.position] + encoded[before]
                 queries.append(TokenQuery("loss_call", prefix, call, places, [[call[at]] for at in places]))
-        found = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
-        return [own - other for own, other in zip(found[::2], found[1::2], strict=True)]
+        sums = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
+        return [own - other for own, other in zip(sums[::2], sums[1::2], strict=True)]
 
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
         """Return so many tokens from x_i on: `token`, `weight`, and -log p as `loss_empty`, `loss_call`, `loss_result`.
@@ -208,10 +208,10 @@ def _proposal(item: Item, encoding: Encoding) -> Proposal:
     return Proposal(item.probabilities, item.text.offsets, tuple(calls))
 
 
-def _choose(item: Item, before: int, selection: Selection, found: NDArray[np.float32]) -> list[SamplePoint]:
+def _choose(item: Item, before: int, selection: Selection, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
     """Note p_i, 0 where x_i begins inside a character, and return the points to sample; none where p is not finite."""
-    if len(found):
-        item.probabilities = np.where(item.text.inside, np.float32(0), found)
+    if len(probabilities):
+        item.probabilities = np.where(item.text.inside, np.float32(0), probabilities)
         finite = bool(np.isfinite(item.probabilities).all())
         item.missing = selection.missing_samples(item.request, item.probabilities) if finite else []
     sampling, points = selection.sampling, []
@@ -256,11 +256,11 @@ class LossScorer:
         """Return the losses without and with the result in the order of the requests; see `Engine.chained_losses`."""
         fitting = [request for request in self.requests if self._fits(request)]
         self._ask(fitting, KINDS[1:])
-        found: list[tuple[float, float] | None] = []
+        losses: list[tuple[float, float] | None] = []
         for request in self.requests:
             call, result = (self._loss(request, _z(kind, request)) for kind in ("loss_call", "loss_result"))
-            found.append(None if call is None or result is None else (call, result))
-        return found
+            losses.append(None if call is None or result is None else (call, result))
+        return losses
 
     def token_losses(self) -> list[dict[str, Any]]:
         """Return each token in the window of the only request with its losses; none where it does not fit."""
@@ -276,7 +276,7 @@ class LossScorer:
             {
                 "token": request.text[starts[j] : starts[j + 1]],
                 "weight": weights[j - i],
-                **{kind: -found[j] for kind, found in known.items()},
+                **{kind: -values[j] for kind, values in known.items()},
             }
             for j in self._window(request)
         ]
@@ -290,8 +290,8 @@ class LossScorer:
                 places[key] = dict.fromkeys(self._window(request)) | places[key]
                 self.known[key[1:]] = {}
         waiting = {key: list(needed) for key, needed in places.items() if needed}
-        found = self.backend.log_probabilities([self._query(*key, needed) for key, needed in waiting.items()])
-        for ((_, text, z), needed), values in zip(waiting.items(), found, strict=True):
+        answers = self.backend.log_probabilities([self._query(*key, needed) for key, needed in waiting.items()])
+        for ((_, text, z), needed), values in zip(waiting.items(), answers, strict=True):
             self.known[text, z] = dict(zip(needed, values[:, 0].tolist(), strict=True))
 
     def _query(self, kind: str, text: str, z: str, places: Sequence[int]) -> TokenQuery:

@@ -77,8 +77,8 @@ class GreedyBatch:
     @torch.inference_mode()
     def likeliest(self, row: int, tokens: int) -> dict[int, float]:
         """Return so many of the most likely next tokens of a row with their log p, the likeliest first."""
-        found = self.scores[row].log_softmax(-1).topk(min(tokens, self.scores.shape[1]))
-        return dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+        top = self.scores[row].log_softmax(-1).topk(min(tokens, self.scores.shape[1]))
+        return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
     @torch.inference_mode()
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:

@@ -55,12 +55,12 @@ class TokenBudget:
         must be repeatable. Raises ModelError where a single sequence does not fit into memory under a budget of its own
         length: `work` may spend a larger one on several rows of a sequence.
         """
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         waiting = list(order) if order is not None else sorted(range(len(lengths)), key=lengths.__getitem__)
         while waiting:
             batch = next(batches(waiting, lengths, self.tokens * share))
             try:
-                found.update(zip(batch, work(batch), strict=True))
+                results.update(zip(batch, work(batch), strict=True))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -75,7 +75,7 @@ class TokenBudget:
                 continue
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # after the except block: the error keeps the tensors of its frames alive
-        return [found[index] for index in range(len(lengths))]
+        return [results[index] for index in range(len(lengths))]
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

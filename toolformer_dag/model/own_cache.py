@@ -89,13 +89,13 @@ class ModelCache:
         step = ids.shape[1] if self.use.chunks or not self.width else 1
         if every is not None and self.has_states:
             step = min(step, every)
-        before, found = self.width, []
+        before, features = self.width, []
         for first in range(0, ids.shape[1], step):
-            found.append(self._forward(ids[:, first : first + step]))
+            features.append(self._forward(ids[:, first : first + step]))
             if every is not None and (self.width - before) % every == 0:
                 self.store_states()
         self.lengths = [length + len(ids) for length, ids in zip(self.lengths, sequences, strict=True)]
-        return torch.cat(found, 1)
+        return torch.cat(features, 1)
 
     def store_states(self) -> None:
         """Store the states after the columns so far; they are lost with the next token."""
@@ -284,15 +284,15 @@ class OwnBranches:
         head = self.texts.head
         use = replace(head.use, company="equal") if head.use.company == "any" and head.has_states else head.use
         before = self.count
-        found: dict[int, Tensor] = {}
+        ends: dict[int, Tensor] = {}
         for group in use.grouped(list(map(len, sequences))):
             lengths = [len(sequences[at]) for at in group]
             cache = ModelCache(head.backbone, head.use, len(group))
             features = cache.run([sequences[at] for at in group])
-            found.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
+            ends.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
             begun = cache.cut(range(len(group)), lengths) if use.company == "any" else cache
             self.groups.append(([before + at for at in group], begun))
-        return torch.stack([found[at] for at in range(len(sequences))])
+        return torch.stack([ends[at] for at in range(len(sequences))])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""

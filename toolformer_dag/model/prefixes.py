@@ -85,12 +85,12 @@ class CachedPrefixes:
         order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)
         starts = dict(zip(order, accumulate((sizes[tree] for tree in order), initial=0), strict=False))
         self.paths = [[starts[tree] + node for node in path] for tree, path in built.paths]
-        found: Nodes = defaultdict(list)
+        nodes: Nodes = defaultdict(list)
         cuts = list(batches(order, sizes, budget))
-        ends = [self._run_trees([built.trees[tree] for tree in cut], found) for cut in cuts]
+        ends = [self._run_trees([built.trees[tree] for tree in cut], nodes) for cut in cuts]
         self.passes = len(cuts)
         self.ends = torch.cat(ends) if ends else None
-        self.layers = {layer: tuple(map(torch.cat, zip(*found.pop(layer), strict=True))) for layer in list(found)}
+        self.layers = {layer: tuple(map(torch.cat, zip(*nodes.pop(layer), strict=True))) for layer in list(nodes)}
 
     def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens.
@@ -104,7 +104,7 @@ class CachedPrefixes:
         ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
         return torch.cat([ends, self._run_texts(ids, texts, paths)], 1) if ids.shape[1] else ends
 
-    def _run_trees(self, trees: Sequence[PrefixTree], found: Nodes) -> Tensor:
+    def _run_trees(self, trees: Sequence[PrefixTree], nodes: Nodes) -> Tensor:
         """Run trees in one pass, append their keys to `found`, and return features [nodes, F]."""
         ids = padded([tree.tokens for tree in trees], self.backbone.device)
         places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
@@ -115,7 +115,7 @@ class CachedPrefixes:
         visibility = Visibility(positions, positions, 1 + max(map(max, depths)), self.backbone.model.dtype, seen)
 
         def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            found[layer.number].append((keys[rows, :, columns], values[rows, :, columns]))
+            nodes[layer.number].append((keys[rows, :, columns], values[rows, :, columns]))
             return attention(layer, queries, keys, values, visibility.bias(layer))
 
         return self.backbone.features(ids, positions, attend)[rows, columns]

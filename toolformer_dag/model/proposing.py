@@ -88,9 +88,9 @@ class Proposing:
         if not fitting or (len(self.samples) and fitting < self._worthwhile()):
             return
         admitted = [self.waiting.popleft() for _ in range(fitting)]
-        found = self._probabilities(free[:fitting], [self.items[number] for number in admitted])
+        by_text = self._probabilities(free[:fitting], [self.items[number] for number in admitted])
         begun = {}
-        for number, slot, probabilities in zip(admitted, free, found, strict=False):
+        for number, slot, probabilities in zip(admitted, free, by_text, strict=False):
             if points := [point for point in self.items[number].choose(probabilities) if len(point.streams)]:
                 self.slots[number], begun[number] = slot, points
         self._begin(begun)
@@ -108,9 +108,9 @@ class Proposing:
         for batch in batches(range(len(items)), lengths, self.backbone.budget.tokens):
             result += self._pass([slots[number] for number in batch], [items[number] for number in batch])
         if len(self.start) > 1:
-            for slot, item, found in zip(slots, items, result, strict=True):
+            for slot, item, probabilities in zip(slots, items, result, strict=True):
                 for first in range(0, item.asked, self.places.probes):
-                    self._further_tokens(slot, item, found[first : first + self.places.probes], first)
+                    self._further_tokens(slot, item, probabilities[first : first + self.places.probes], first)
         return result
 
     def _pass(self, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
@@ -124,13 +124,13 @@ class Proposing:
         self.counts.passes += 1
         for item in items:
             self.counts.add("positions" if item.asked else "samples", self.texts.tokens_run(item.ids))
-        found = self._first_tokens(features, first, items)
+        probabilities = self._first_tokens(features, first, items)
         if len(items) > 1:
             finite = features.isfinite().all(-1).cpu().numpy()
             for row, item in enumerate(items):
                 if not finite[row, item.before - 1 - first : len(item.ids) - first].all():
-                    [found[row]] = self._pass([slots[row]], [item])
-        return found
+                    [probabilities[row]] = self._pass([slots[row]], [item])
+        return probabilities
 
     def _first_tokens(self, features: Tensor, first: int, items: Sequence[TokenText]) -> list[Probabilities]:
         """Return the probability of the first token of " [" at every place; `features` begin at token `first`."""
@@ -140,16 +140,16 @@ class Proposing:
         rows = torch.cat([features[row, begin : begin + n] for row, begin, n in starts])
         return np.split(self._chances(rows, self.start[0]), np.cumsum([n for *_, n in starts])[:-1])
 
-    def _further_tokens(self, slot: int, item: TokenText, found: Probabilities, first: int) -> None:
+    def _further_tokens(self, slot: int, item: TokenText, probabilities: Probabilities, first: int) -> None:
         """Multiply p_i in `found`, from place `first` on, by the probabilities of the other tokens of " ["."""
-        n = len(found)
+        n = len(probabilities)
         branches = self.texts.branches(n, len(self.start))
         branches.admit([slot] * n, [item.before + first + i for i in range(n)])
         for token, following in pairwise(self.start):
             features = branches.step(torch.full((n,), token, device=self.backbone.device))
             self.counts.add("positions", branches.tokens_run)
             self.counts.passes += 1
-            found *= self._chances(features, following)
+            probabilities *= self._chances(features, following)
 
     def _chances(self, features: Tensor, token: int) -> Probabilities:
         """Return the probability of a token after each of the features [N, F]."""
@@ -159,19 +159,19 @@ class Proposing:
 
     def _begin(self, points: Mapping[int, Sequence[SamplePoint]]) -> None:
         """Start a branch at each point of these items, with all of its samples."""
-        located = [(number, point) for number, found in points.items() for point in found]
+        located = [(number, point) for number, of_item in points.items() for point in of_item]
         self.branches.admit([self.slots[number] for number, _ in located], [point.kept for _, point in located])
-        for number, found in points.items():
-            counts = [len(point.streams) for point in found]
+        for number, of_item in points.items():
+            counts = [len(point.streams) for point in of_item]
             new = np.zeros(sum(counts), self.samples.dtype)
             new["item"] = number
             new["sample"] = np.arange(len(new))
-            new["row"] = len(self.tokens) + np.repeat(np.arange(len(found)), counts)
-            new["stream"] = np.concatenate([point.streams for point in found])
+            new["row"] = len(self.tokens) + np.repeat(np.arange(len(of_item)), counts)
+            new["stream"] = np.concatenate([point.streams for point in of_item])
             self.samples = np.concatenate([self.samples, new])
             self.drawn[number] = [[] for _ in new]
-            self.tokens = np.r_[self.tokens, np.full(len(found), self.start[0])]
-            self.ages = np.r_[self.ages, np.zeros(len(found), np.int64)]
+            self.tokens = np.r_[self.tokens, np.full(len(of_item), self.start[0])]
+            self.ages = np.r_[self.ages, np.zeros(len(of_item), np.int64)]
 
     def _step(self) -> None:
         """Run a token of every row and draw the next one of every sample; samples that end leave their rows."""

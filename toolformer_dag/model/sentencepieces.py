@@ -46,10 +46,10 @@ def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        own, *found = (file if file.is_file() else None for file in map(folder.joinpath, (OWN, *FILES)))
+        own, *others = (file if file.is_file() else None for file in map(folder.joinpath, (OWN, *FILES)))
     else:
         from huggingface_hub import try_to_load_from_cache
 
         cached = [try_to_load_from_cache(name, file, revision=revision) for file in (OWN, *FILES)]
-        own, *found = (Path(file) if isinstance(file, str) else None for file in cached)
-    return next(filter(None, found), None) if own is None else None
+        own, *others = (Path(file) if isinstance(file, str) else None for file in cached)
+    return next(filter(None, others), None) if own is None else None

@@ -98,11 +98,11 @@ class ServiceBackend:
             if text.asked  # elsewhere p is known, and samples alone are missing
         ]
         first = iter(self.walk_scores(["positions"], [(*walk, [start[0]]) for walk in walks]))
-        found = [np.array([scores[start[0]] for scores in next(first)] if text.asked else []) for text in texts]
+        log_p = [np.array([scores[start[0]] for scores in next(first)] if text.asked else []) for text in texts]
         for written in range(1, len(start)):
             later = self._later_scores(head, texts, start[:written], start[written])
-            found = [before + more for before, more in zip(found, later, strict=True)]
-        return [np.exp(values).astype(np.float32) for values in found]
+            log_p = [before + more for before, more in zip(log_p, later, strict=True)]
+        return [np.exp(values).astype(np.float32) for values in log_p]
 
     def _later_scores(
         self, head: Sequence[int], texts: Sequence[TokenText], written: Sequence[int], token: int
@@ -195,7 +195,7 @@ class ServiceRows:
         """Forbid pairs of a row and its next token."""
         for at, token in places:
             self._rows[at].forbidden.add(token)
-            self._rows[at].found = None
+            self._rows[at].permitted = None
 
     def permit(self, row: int, form: CallForm) -> bool:
         """Return whether a token is written ahead in the form."""
@@ -207,7 +207,7 @@ class ServiceRows:
         lost = [row for row in self._rows if row.best is None and not row.in_call]
         asked = [TokenRequest(row.ids, forbidden=row.forbidden) for row in lost]
         for row, answer in zip(lost, self._backend.run(asked), strict=True):
-            [row.found] = answer.tokens
+            [row.permitted] = answer.tokens
         return [0 if row.best is None else row.best for row in self._rows]
 
     def _write(self, forms: Mapping[int, CallForm]) -> None:
@@ -253,7 +253,7 @@ class _Row:
     ahead: list[tuple[int, Scores]] = field(default_factory=list)
     in_call: bool = False
     forbidden: set[int] = field(default_factory=set)
-    found: int | None = None  # the most likely permitted token, where it is none of the likeliest
+    permitted: int | None = None  # the most likely permitted token, where it is none of the likeliest
 
     @property
     def scores(self) -> Scores:
@@ -264,12 +264,12 @@ class _Row:
         """Return the likeliest permitted token, None where it is not among the likeliest."""
         if self.in_call:
             return self.ahead[0][0] if self.ahead else None
-        return next((token for token in self.scores if token not in self.forbidden), self.found)
+        return next((token for token in self.scores if token not in self.forbidden), self.permitted)
 
     def append(self, token: int) -> None:
         self.ids.append(token)
         self.ahead = self.ahead[1:] if self.ahead and self.ahead[0][0] == token else []
-        self.forbidden, self.found = set(), None
+        self.forbidden, self.permitted = set(), None
 
 
 def _scores(answer: TokenAnswer) -> list[Scores]:

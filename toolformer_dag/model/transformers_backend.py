@@ -129,10 +129,10 @@ class TransformersBackend:
             self.counts.add(query.kind, new_tokens)
         lengths = [len(query.prefix) + max(query.places) for query in queries]
         work = partial(self._run_texts, prefixes, queries)
-        found = self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
-        for number in np.flatnonzero([np.isnan(values).any() for values in found]) if len(queries) > 1 else ():
-            [found[number]] = self._answers([queries[number]])
-        return found
+        answers = self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
+        for number in np.flatnonzero([np.isnan(values).any() for values in answers]) if len(queries) > 1 else ():
+            [answers[number]] = self._answers([queries[number]])
+        return answers
 
     def _run_texts(
         self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]

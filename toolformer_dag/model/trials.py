@@ -46,9 +46,9 @@ def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """
     # same length: another length rounds differently, which may change the choice of an expert
     begin, end, other_end = tokens[:TRIAL_ENDS], tokens[TRIAL_ENDS:TRIAL], tokens[TRIAL:]
-    expected, found = (own_logits(model, [*begin, *behind])[: len(begin)] for behind in (end, other_end))
+    expected, actual = (own_logits(model, [*begin, *tail])[: len(begin)] for tail in (end, other_end))
     tolerance = SAME_ORDER_TOLERANCES[model.dtype] * expected.abs().max()
-    if bool((expected - found).abs().max() > tolerance):  # false for NaN
+    if bool((expected - actual).abs().max() > tolerance):  # false for NaN
         raise ModelError(
             f"{type(model).__name__} attends to later tokens; use a causal model (some models need "
             "is_decoder = true in config.json)"
@@ -63,10 +63,10 @@ def trial_tokens(encoding: Encoding) -> list[int]:
     """
     tokenizer, wanted = encoding.tokenizer, TRIAL + TRIAL_ENDS
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    found = [token for token in encoding.texts([ORDINARY_TEXT])[0].ids if token not in special]
-    if len(found) < wanted:
-        found += sorted({*tokenizer.get_vocab().values()} - {*found, *special})
-    return [*encoding.bos, *islice(cycle(found), wanted)][:wanted]
+    ordinary = [token for token in encoding.texts([ORDINARY_TEXT])[0].ids if token not in special]
+    if len(ordinary) < wanted:
+        ordinary += sorted({*tokenizer.get_vocab().values()} - {*ordinary, *special})
+    return [*encoding.bos, *islice(cycle(ordinary), wanted)][:wanted]
 
 
 def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
@@ -85,9 +85,9 @@ def logits_or_none(way: Callable[[], Tensor]) -> Tensor | None:
         return None
 
 
-def agrees(expected: Tensor, found: Tensor | None, tolerance: float) -> bool:
+def agrees(expected: Tensor, actual: Tensor | None, tolerance: float) -> bool:
     """Return whether two tables of logits differ by at most `tolerance` times the largest expected logit."""
-    return found is not None and bool((expected - found).abs().max() <= tolerance * expected.abs().max())
+    return actual is not None and bool((expected - actual).abs().max() <= tolerance * expected.abs().max())
 
 
 CLEARLY = 3.0

@@ -175,11 +175,11 @@ def _local_answer(output: Any) -> TokenAnswer:
     return TokenAnswer(list(written.token_ids), ran, scores, read)
 
 
-def _served_answer(prompt: Sequence[int], found: Any) -> TokenAnswer:
-    [choice] = found["choices"]
+def _served_answer(prompt: Sequence[int], answer: Any) -> TokenAnswer:
+    [choice] = answer["choices"]
     steps = (choice["logprobs"] or {"content": ()})["content"]
     scores = [{one["token_id"]: one["logprob"] for one in step["top_logprobs"]} for step in steps]
-    rows = zip(prompt, found["prompt_logprobs"] or (), strict=False)
+    rows = zip(prompt, answer["prompt_logprobs"] or (), strict=False)
     read = [row[str(token)]["logprob"] if row else nan for token, row in rows]
-    cached = (found["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+    cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
     return TokenAnswer(choice["token_ids"], len(prompt) + len(choice["token_ids"]) - 1 - cached, scores, read)

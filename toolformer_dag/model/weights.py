@@ -154,8 +154,8 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
     """
     folder = model_folder(name, revision)
     files = _identifying(folder) if folder else []
-    found = [file for file in files if weights or file.suffix != ".safetensors"]
-    file = changed_unseen(found) or next(filter(_is_misnamed, found), None)
+    loaded = [file for file in files if weights or file.suffix != ".safetensors"]
+    file = changed_unseen(loaded) or next(filter(_is_misnamed, loaded), None)
     if file is None:
         return
     if not file.with_name(CHECKPOINT).is_file():
@@ -178,8 +178,8 @@ def model_folder(name: str, revision: str | None = None) -> Path | None:
 
     if folder := _folder(name):
         return folder
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(config).parent if isinstance(config, str) else None
 
 
 MARKERS = "call_markers"
@@ -193,10 +193,10 @@ def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | 
         return None
     try:
         written = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
-        found = CallMarkers.model_validate(written) if written else None
+        markers = CallMarkers.model_validate(written) if written else None
     except (OSError, ValueError, AttributeError):
-        found = None
-    return PAPER_MARKERS if found is None and (folder / CHECKPOINT).is_file() else found
+        markers = None
+    return PAPER_MARKERS if markers is None and (folder / CHECKPOINT).is_file() else markers
 
 
 def refuse_other_markers(model: ModelSettings) -> None:
