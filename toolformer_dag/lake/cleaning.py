@@ -35,23 +35,23 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
     hold on to files for that long.
     """
     old = (datetime.now(UTC) - grace).timestamp()
-    found = list(_unneeded(lake, old))
+    items = list(_unneeded(lake, old))
     if not dry_run:
-        found = _removed(lake, found, old)
-    return [RemovedFile(lake.storage.shown(item.path), item.bytes, reason) for item, reason in found]
+        items = _removed(lake, items, old)
+    return [RemovedFile(lake.storage.shown(item.path), item.bytes, reason) for item, reason in items]
 
 
-def _removed(lake: Lake, found: Sequence[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
+def _removed(lake: Lake, items: Sequence[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
     """Remove what was found; return it without stored rows that a run has opened meanwhile."""
-    stores = {item.owner for item, _ in found if item.kind == "rows"}
-    removed = [one for one in found if one[0].owner not in stores]
+    stores = {item.owner for item, _ in items if item.kind == "rows"}
+    removed = [one for one in items if one[0].owner not in stores]
     lake.storage.remove(*(item.path for item, _ in removed))
     for store in sorted(stores):
-        removed += _removed_rows(lake, store, [one for one in found if one[0].owner == store], old)
+        removed += _removed_rows(lake, store, [one for one in items if one[0].owner == store], old)
     return removed
 
 
-def _removed_rows(lake: Lake, store: str, found: list[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
+def _removed_rows(lake: Lake, store: str, items: list[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
     """Remove stored rows, unless a run has opened them since the lake was listed: their identity is in use again.
 
     One that opens them in this moment finds them lacking and computes them again.
@@ -59,8 +59,8 @@ def _removed_rows(lake: Lake, store: str, found: list[tuple[Item, str]], old: fl
     with suppress(FileNotFoundError):
         if lake.storage.changed(lake.root / store / IDENTITY) >= old:
             return []
-    lake.storage.remove(*(item.path for item, _ in found))
-    return found
+    lake.storage.remove(*(item.path for item, _ in items))
+    return items
 
 
 @dataclass

@@ -38,7 +38,7 @@ def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame |
     if name is None:
         return rows(connection, ALL)
     for query in (COLUMNS, MACRO):
-        found: pl.DataFrame = connection.sql(query, params={"name": name}).pl()
-        if found.height:
-            return found
+        columns: pl.DataFrame = connection.sql(query, params={"name": name}).pl()
+        if columns.height:
+            return columns
     return None

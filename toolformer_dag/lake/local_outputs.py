@@ -61,9 +61,9 @@ class LocalOutput:
             return
         upload = self.storage.upload
         with self.storage.alone(self._object(".lock")), ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
-            found = self._files()
-            list(pool.map(lambda name: upload(self._object(found[name]), self.folder / name), found))
-            manifest = sealed(self.name, {FILES: found})
+            hashes = self._files()
+            list(pool.map(lambda name: upload(self._object(hashes[name]), self.folder / name), hashes))
+            manifest = sealed(self.name, {FILES: hashes})
             self.storage.mark(self._object(MANIFEST), manifest)
             write_whole(self._object(MANIFEST), manifest)
 
@@ -81,8 +81,8 @@ class LocalOutput:
 
     def _files(self) -> dict[str, str]:
         """The files that are here, by name: their hashes."""
-        found = [self.folder / name for name in self.names] if self.names else sorted(self.folder.rglob("*"))
-        files = (path for path in found if path.is_file())
+        paths = [self.folder / name for name in self.names] if self.names else sorted(self.folder.rglob("*"))
+        files = (path for path in paths if path.is_file())
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in files}
 
     def _replace(self, storage: ObjectStorage, here: dict[str, str], wanted: dict[str, str]) -> bool:
@@ -114,7 +114,7 @@ def contents_in_use(storage: Storage, folder: Path, old: float) -> set[str] | No
     None where that is damaged or gone, or changed since `old`: what it replaced may still be read.
     """
     try:
-        found = set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
-        return found if storage.changed(folder / MANIFEST) < old else None
+        names = set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
+        return names if storage.changed(folder / MANIFEST) < old else None
     except (FileNotFoundError, ValueError, KeyError):
         return None

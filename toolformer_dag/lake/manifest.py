@@ -86,10 +86,10 @@ def decode(line: bytes) -> Pointer:
 def _value(line: bytes) -> dict[str, Any]:
     """The fields of a line. Raises ValueError."""
     try:
-        found: dict[str, Any] = orjson.loads(line)
+        value: dict[str, Any] = orjson.loads(line)
     except ValueError:  # a number that is none, or a very large one: json has a place for them
-        found = json.loads(line)
-    return found
+        value = json.loads(line)
+    return value
 
 
 _last: dict[str, Any] = {}

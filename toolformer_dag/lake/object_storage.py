@@ -196,8 +196,8 @@ class ObjectStorage(Storage):
 
     def read(self, path: Path) -> tuple[bytes, Version]:
         with self._errors("read", path):
-            found = self._store.get(self._key(path))
-            return bytes(found.bytes()), Version(found.meta["e_tag"], found.meta["version"])
+            response = self._store.get(self._key(path))
+            return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
         """Read a manifest; in a session, one listing tells which changed since this machine has seen them."""
@@ -266,8 +266,8 @@ class ObjectStorage(Storage):
     def download(self, path: Path, local: Path) -> None:
         """Write an object that need not fit into memory to a file. Raises FileNotFoundError, WriteError."""
         with self._errors("read", path):
-            found = self._store.get(self._key(path))
-        self._copy(local, self._blocks(path, found))
+            response = self._store.get(self._key(path))
+        self._copy(local, self._blocks(path, response))
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
         with suppress(UnreadableFile):
@@ -291,11 +291,11 @@ class ObjectStorage(Storage):
         folder, around = path.parents[1], current()
         try:
             listed = around.once(self.shown(folder), lambda: self._objects(folder)) if around else {}
-            found = listed[path]["size"] if path in listed else self._head(path)["size"]
+            stored = listed[path]["size"] if path in listed else self._head(path)["size"]
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
-        if found != size:
-            raise UnreadableFile(f"has {found} bytes, not the {size} that were written")
+        if stored != size:
+            raise UnreadableFile(f"has {stored} bytes, not the {size} that were written")
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         Path(path).unlink(missing_ok=True)
@@ -405,9 +405,9 @@ class ObjectStorage(Storage):
         with self._errors("read", path):
             return self._store.head(self._key(path))
 
-    def _blocks(self, path: Path, found: "GetResult") -> Iterator[Any]:
+    def _blocks(self, path: Path, response: "GetResult") -> Iterator[Any]:
         with self._errors("read", path):
-            yield from found.stream(min_chunk_size=READ_BYTES)
+            yield from response.stream(min_chunk_size=READ_BYTES)
 
     def _copy(self, path: Path, blocks: Iterable[Any]) -> None:
         """Write a copy under a name of its own and rename it. Raises WriteError."""
@@ -443,6 +443,6 @@ class ObjectStorage(Storage):
         """Return why something failed, and what to do."""
         google = self.url.startswith("gs:")
         keys = "GOOGLE_APPLICATION_CREDENTIALS" if google else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        code = next((found for sign in CODES for found in re.findall(sign, error)), "")
+        code = next((code for sign in CODES for code in re.findall(sign, error)), "")
         remedy = next(remedy for sign, remedy in REMEDIES if re.search(sign, error))
         return remedy.format(bucket=urlsplit(self.url).netloc, code=code, keys=keys)

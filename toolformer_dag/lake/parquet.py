@@ -106,9 +106,9 @@ _verified: set[tuple[str, int, int, int]] = set()
 
 def _require_owner(path: Path, owner: str | None) -> None:
     """Raise UnreadableFile for a file of another row store; earlier releases did not say of which it is."""
-    found = None if owner is None else pl.read_parquet_metadata(path).get(OWNER)
-    if found not in (None, owner):
-        raise UnreadableFile(f"was written for {found}")
+    written_for = None if owner is None else pl.read_parquet_metadata(path).get(OWNER)
+    if written_for not in (None, owner):
+        raise UnreadableFile(f"was written for {written_for}")
 
 
 def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None:
@@ -176,8 +176,8 @@ class ContentHash:
 
     def hexdigest(self) -> str:
         """Return the hash of all rows so far."""
-        found = {path: stream.hexdigest() for path, stream in self._streams.items()}
-        return fingerprint([self._schema, found])
+        hashes = {path: stream.hexdigest() for path, stream in self._streams.items()}
+        return fingerprint([self._schema, hashes])
 
     def _feed(self, path: str, values: pa.Array) -> None:
         kind = values.type

@@ -31,20 +31,20 @@ def record_rows(records: Records, versions: Mapping[str, str], lanes: Mapping[st
     ]
     return {
         "sources": pl.DataFrame(list(versions.items()), SOURCES, orient="row"),
-        "rejections": _rejections(record for found in records.values() for record in found),
+        "rejections": _rejections(record for made in records.values() for record in made),
         "lanes": pl.DataFrame(applied, LANES),
         "filter_rules": pl.DataFrame(applied, FILTER_RULES),
-        "settings": pl.DataFrame(_made_with(found[0] for found in records.values() if found), MADE_WITH, orient="row"),
+        "settings": pl.DataFrame(_made_with(made[0] for made in records.values() if made), MADE_WITH, orient="row"),
     }
 
 
 def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     """REJECTIONS; those of single calls and of chains together."""
-    found = Counter[tuple[str, str | None, str, str]]()
+    counts = Counter[tuple[str, str | None, str, str]]()
     for record in records:
         for one in record.get("rejections", []):
-            found[record["stage"], record["tool"], one["shard"], one["reason"]] += one["count"]
-    return pl.DataFrame([(*key, count) for key, count in found.items()], REJECTIONS, orient="row")
+            counts[record["stage"], record["tool"], one["shard"], one["reason"]] += one["count"]
+    return pl.DataFrame([(*key, count) for key, count in counts.items()], REJECTIONS, orient="row")
 
 
 def _made_with(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, str | None, str, str]]:

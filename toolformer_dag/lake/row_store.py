@@ -72,11 +72,11 @@ class RowStore:
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return those of `keys` (at least the key columns) that are not stored, in their order, each once."""
         asked = keys.select(self.key).unique(maintain_order=True)
-        return asked.join(self._found(asked, self.key), on=self.key, how="anti", maintain_order="left")
+        return asked.join(self._rows(asked, self.key), on=self.key, how="anti", maintain_order="left")
 
     def stored(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows stored under `keys`, one per key, in no particular order."""
-        return self._found(keys.select(self.key).unique(), self.schema.names())
+        return self._rows(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
         """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema.
@@ -105,7 +105,7 @@ class RowStore:
             if reason is None or self.storage.exists(path):
                 yield CheckedFile(path, file.bytes, reason)
 
-    def _found(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
         """The rows under `keys`, of each key the oldest. Raises StorageError where others merge all the time."""
         first, empty = self.key[0], self.schema.to_frame().lazy().select(columns)
         asked = pl.col(first).is_in(keys[first].unique().implode())
@@ -114,8 +114,8 @@ class RowStore:
             if paths is not None:
                 scans = [pl.scan_parquet(path, glob=False).select(columns).filter(asked) for path in paths]
                 with suppress(FileNotFoundError):  # merged away since
-                    found = pl.concat([empty, *scans]).collect(engine="streaming")
-                    rows = found.join(keys, on=self.key, how="semi", maintain_order="left")
+                    scanned = pl.concat([empty, *scans]).collect(engine="streaming")
+                    rows = scanned.join(keys, on=self.key, how="semi", maintain_order="left")
                     return rows.unique(self.key, keep="first", maintain_order=True)
             self.refresh()
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")

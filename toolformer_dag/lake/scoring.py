@@ -88,4 +88,4 @@ def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
         "TOOLS": ", ".join(map(quoted, scores)),
         "SCORE": f"CASE tool {cases} END",
     }
-    return re.sub("|".join(texts), lambda found: texts[found[0]], SCORED_SQL.partition("\n\n")[2])
+    return re.sub("|".join(texts), lambda match: texts[match[0]], SCORED_SQL.partition("\n\n")[2])

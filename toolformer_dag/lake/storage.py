@@ -105,10 +105,10 @@ class Storage:
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
         """Replace a manifest and return which it is. Raises Overtaken where it is not `before` any more."""
         with locked(path.with_name(f".{path.name}.lock")):
-            found = ABSENT
+            present = ABSENT
             with suppress(FileNotFoundError), path.open("rb") as stream:
-                found = _first_line(stream.readline())
-            if found != before:
+                present = _first_line(stream.readline())
+            if present != before:
                 raise Overtaken(self.shown(path))
             write_whole(path, content)
         return _first_line(content)
@@ -222,10 +222,10 @@ def _below(folder: str, place: str, walked: set[str], all_parts: bool) -> Iterat
     for entry in entries:
         if _is_folder(entry):
             inner = os.path.realpath(entry.path) if entry.is_symlink() else f"{place}/{entry.name}"
-            found = _below(entry.path, inner, walked, all_parts)
-            if (first := next(found, None)) is not None:
+            inside = _below(entry.path, inner, walked, all_parts)
+            if (first := next(inside, None)) is not None:
                 yield first
-                yield from found
+                yield from inside
                 if not all_parts and place.endswith(f"/{PARTS}"):
                     return
         elif file := _stored(entry):

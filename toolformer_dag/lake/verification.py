@@ -52,11 +52,11 @@ def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
         return []
     began, note = time.time_ns() - COARSE, lake.root / VERIFIED
     checked = checked_files(lake, _verified_until(note))
-    found = [one for one in checked if one.reason is not None and one.path.exists()]
-    for damaged in found:
-        set_aside_file(lake, damaged.path)
+    damaged = [one for one in checked if one.reason is not None and one.path.exists()]
+    for file in damaged:
+        set_aside_file(lake, file.path)
     write_whole(note, str(began).encode())
-    return found
+    return damaged
 
 
 def _verified_until(note: Path) -> int:
@@ -85,11 +85,11 @@ def _published(lake: Lake, name: str, since: int) -> list[CheckedFile]:
     table = lake.table(name)
     with session():
         fault = table.damage()
-        found = [file for part in table.parts() for file in table.checked_files(part, since)]
+        checked = [file for part in table.parts() for file in table.checked_files(part, since)]
     if fault == GONE:  # there is none yet where the first run of all was killed, or goes on
-        return found
+        return checked
     size = table.path.stat().st_size if table.path.is_file() else 0
-    return [CheckedFile(table.path, size, fault), *found]
+    return [CheckedFile(table.path, size, fault), *checked]
 
 
 def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:

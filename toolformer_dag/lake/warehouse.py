@@ -253,8 +253,8 @@ def refuse_other_file(database: Path) -> None:
 
 def _foreign_names(database: Path) -> list[str]:
     """Return what a database in which the tables of a warehouse are missing holds, as in `table letters`."""
-    found = _names(database)
-    return [] if {"table lanes", "table rejections"} <= set(found) else found
+    names = _names(database)
+    return [] if {"table lanes", "table rejections"} <= set(names) else names
 
 
 def _names(database: Path) -> list[str]:
@@ -396,20 +396,20 @@ def _costs(pointer: Pointer | None) -> list[str]:
 
 def _source_version(table: Table) -> str:
     def ask() -> str:
-        found = _pointers(table)
-        first = next((pointer.record["settings"] for pointer in found.values() if pointer), None)
-        return fingerprint([first, {part: _version(pointer) for part, pointer in found.items()}])
+        pointers = _pointers(table)
+        first = next((pointer.record["settings"] for pointer in pointers.values() if pointer), None)
+        return fingerprint([first, {part: _version(pointer) for part, pointer in pointers.items()}])
 
     return table.remembered("version of what is copied", ask)
 
 
 def _pointers(table: Table) -> dict[str, Pointer | None]:
     """The pointer of every part; None for a damaged one."""
-    found: dict[str, Pointer | None] = dict.fromkeys(table.parts())
-    for part in found:
+    pointers: dict[str, Pointer | None] = dict.fromkeys(table.parts())
+    for part in pointers:
         with suppress(StorageError):
-            found[part] = table.pointer(part)
-    return found
+            pointers[part] = table.pointer(part)
+    return pointers
 
 
 def _version(pointer: Pointer | None) -> list[object] | None:
@@ -426,10 +426,10 @@ def _shard_version(pointer: Pointer | None) -> list[object] | None:
     """
     if pointer and not (pointer.rows or pointer.record.get("rejections")):
         return [pointer.data_version]
-    found = _version(pointer)
-    if found and pointer and pointer.record["stage"] == "filtered_calls":
-        found.append(pointer.record.get("inputs"))
-    return found
+    own = _version(pointer)
+    if own and pointer and pointer.record["stage"] == "filtered_calls":
+        own.append(pointer.record.get("inputs"))
+    return own
 
 
 def _part_files(
@@ -442,15 +442,15 @@ def _part_files(
             return True
         return part in shards and not (table.name == DOCUMENTS and part in last.documents)
 
-    found: dict[str, list[str]] = {}
+    paths: dict[str, list[str]] = {}
     for table in tables:
         sources = map(lake.table, table.sources)
-        found[table.name] = [
+        paths[table.name] = [
             file
             for source in sources
             for file in source.all_files([part for part in source.parts() if lacks(table, part)])
         ]
-    return found
+    return paths
 
 
 def _records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:

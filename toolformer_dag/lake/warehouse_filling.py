@@ -76,9 +76,9 @@ class WarehouseTable:
     def determining(self) -> Mapping[str, object]:
         """Return what the copy depends on beside the rows."""
         schema = {name: str(dtype) for name, dtype in self.schema.items()}
-        found = {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
+        declared = {"comment": self.comment, "columns": dict(self.columns), "schema": schema, "select": self.select}
         scores = {"scores": dict(self.scores), "score_sql": IDENTITY} if self.scores else {}
-        return {**found, "views": self.views, **scores}
+        return {**declared, "views": self.views, **scores}
 
     @property
     def has_costs(self) -> bool:
@@ -202,8 +202,8 @@ def _read(table: WarehouseTable, files: Sequence[str], tables: Sequence[Warehous
     """The query for the rows of part files; of loss_deltas they are numbered."""
     if table.scores or table.name == SCORED:
         asked = f"tool_costs AS ({_costs_asked(tables)})" if reads_cost(table.scores) else ""
-        found = relation(files, table.scores, asked, swaps="swap" in table.columns)
-        return found if table.name == SCORED else f"SELECT * EXCLUDE (row) FROM ({found})"
+        query = relation(files, table.scores, asked, swaps="swap" in table.columns)
+        return query if table.name == SCORED else f"SELECT * EXCLUDE (row) FROM ({query})"
     named = ", ".join(map(quoted, files))
     return f"FROM read_parquet([{named}], hive_partitioning = false, union_by_name = {table.measured})"
 
@@ -217,14 +217,14 @@ def views_sql(tables: Sequence[WarehouseTable]) -> str:
 def _sampled(tables: Sequence[WarehouseTable]) -> str:
     """The text of a view over all samples, those of calls after others among them."""
     names = [one.name for one in tables if one.name.startswith(SAMPLED)]
-    found = " UNION ALL ".join(f"SELECT tool, input FROM {name}" for name in names)
-    return f"CREATE VIEW sampled AS {found};COMMENT ON VIEW sampled IS 'Every sample, of calls after others too.';"
+    query = " UNION ALL ".join(f"SELECT tool, input FROM {name}" for name in names)
+    return f"CREATE VIEW sampled AS {query};COMMENT ON VIEW sampled IS 'Every sample, of calls after others too.';"
 
 
 def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
     """The text of a view over all tables of results, those of calls after others among them."""
-    found = _costs_asked(tables)
-    return f"CREATE VIEW tool_costs AS {found};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"
+    query = _costs_asked(tables)
+    return f"CREATE VIEW tool_costs AS {query};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"
 
 
 def _costs_asked(tables: Sequence[WarehouseTable]) -> str:
@@ -265,8 +265,8 @@ def _comment(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTa
 
 
 def _comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
-    found = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
-    return dict(connection.execute(found, [name]).fetchall())
+    query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
+    return dict(connection.execute(query, [name]).fetchall())
 
 
 def _comment_columns(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
