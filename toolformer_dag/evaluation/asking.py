@@ -175,10 +175,10 @@ def generations(
         generated.append(_generated(store, asking, missing[at : at + CHUNK]))
     fresh = pl.concat([ROW.to_frame(), *generated])
     rows = pl.concat([fresh, store.stored(requested)]).iter_rows(named=True)
-    found = {(row["prompt"], row["context"]): _generation(row) for row in rows}
-    if damaged := requested.height - len(found):
+    by_pair = {(row["prompt"], row["context"]): _generation(row) for row in rows}
+    if damaged := requested.height - len(by_pair):
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
-    return [found[pair] for pair in pairs], fresh
+    return [by_pair[pair] for pair in pairs], fresh
 
 
 def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:

@@ -70,20 +70,22 @@ in_first_twenty_words: Rule = partial(in_first_words, words=20)
 
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
     """Judge ASDiv, SVAMP and MAWPS: compare the predicted number with the answers, within 0.005."""
-    found = predicted_number(output)
-    return found is not None and any(abs(found - number) <= Decimal("0.005") for number in map(_number, answers))
+    predicted = predicted_number(output)
+    return predicted is not None and any(
+        abs(predicted - number) <= Decimal("0.005") for number in map(_number, answers)
+    )
 
 
 def predicted_number(output: str) -> Decimal | None:
     """Return the first number, or the first number after `=` of an equation such as `5+3=8` (footnote 7)."""
     equals = EQUALS.search(output)
-    found = (NUMBER.search(output, equals.end()) if equals else None) or NUMBER.search(output)
-    return _number(found[0]) if found else None
+    match = (NUMBER.search(output, equals.end()) if equals else None) or NUMBER.search(output)
+    return _number(match[0]) if match else None
 
 
 def numbers_in(text: str) -> list[Decimal]:
     """Return all numbers of a text, in order."""
-    return [_number(found) for found in NUMBER.findall(text)]
+    return [_number(written) for written in NUMBER.findall(text)]
 
 
 def _number(text: str) -> Decimal:

@@ -102,28 +102,28 @@ def json_file(file: Path) -> Any:
     return _parsed(_text(file), str(file))
 
 
-def list_in(found: Any, file: Path, key: str | None) -> list[Any]:
+def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
     """Return the list in `found`, the parsed content of `file`, or under its `key`. Raises BenchmarkError."""
-    listed = found if key is None else found.get(key) if isinstance(found, dict) else None
+    listed = parsed if key is None else parsed.get(key) if isinstance(parsed, dict) else None
     if not isinstance(listed, list):
         what = f"{file} holds no list{f' {key!r}' if key else ''}"
-        raise BenchmarkError(f"{what}; give the benchmark's own file ({_described(found)})")
+        raise BenchmarkError(f"{what}; give the benchmark's own file ({_described(parsed)})")
     return listed
 
 
 def files(folder: Path, *patterns: str) -> list[Path]:
     """Return the files of a folder that match a pattern, sorted. Raises BenchmarkError where none matches."""
-    if found := sorted(file for pattern in patterns for file in folder.glob(pattern)):
-        return found
+    if matching := sorted(file for pattern in patterns for file in folder.glob(pattern)):
+        return matching
     raise BenchmarkError(f"{folder} holds no {' or '.join(patterns)}; put the benchmark's files there")
 
 
 def content(path: Path) -> str:
     """Hash a file, or all files of a folder with their names, to 32 hex characters. Raises BenchmarkError."""
-    found = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    paths = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     digest = hashlib.blake2b(digest_size=16)
     try:
-        for file in found:
+        for file in paths:
             require_regular(file)
             digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode() + file.read_bytes())
     except OSError as error:
@@ -134,11 +134,11 @@ def content(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _described(found: Any) -> str:
+def _described(value: Any) -> str:
     """Say what a value is: its fields, or its type."""
-    if not isinstance(found, dict):
-        return f"it holds {type(found).__name__} {found!r:.40}"
-    return f"it has the fields {', '.join(map(str, found)) or 'none'}"[:200]
+    if not isinstance(value, dict):
+        return f"it holds {type(value).__name__} {value!r:.40}"
+    return f"it has the fields {', '.join(map(str, value)) or 'none'}"[:200]
 
 
 def benchmark(

@@ -144,12 +144,12 @@ def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
     The first job fills the warehouse and does not measure: it must not fail because of a measurement, which the second
     job makes again.
     """
-    found = {}
+    damaged = {}
     for table in (lake.table(name) for declared in EVALUATED for name in declared.sources):
         for part in table.parts():
             try:
                 table.files(part)
             except DamagedPart as error:
                 table.remove(part)
-                found[f"{table.name} {part}"] = str(error)
-    return found
+                damaged[f"{table.name} {part}"] = str(error)
+    return damaged

@@ -46,8 +46,10 @@ def _set(file: Path) -> Benchmark:
             for call in record["ground_truth"]:
                 [arguments] = call.values()
                 _ = [[*values] for values in arguments.values()]  # TypeError where they are no lists
-    found = benchmark(file.stem, {file: json_lines(file)}, partial(_question, answers), in_first_twenty_words)
-    return replace(found, function_calls=max((len(json.loads(one.answers[0])) for one in found.questions), default=1))
+    of_file = benchmark(file.stem, {file: json_lines(file)}, partial(_question, answers), in_first_twenty_words)
+    return replace(
+        of_file, function_calls=max((len(json.loads(one.answers[0])) for one in of_file.questions), default=1)
+    )
 
 
 def _question(answers: Mapping[str, Any], record: Any) -> QuestionOrReason:

@@ -72,8 +72,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         for limit in sorted(set(limits)):
             places = [at for at, one in enumerate(limits) if one == limit]
             prompts = [requests[at].args[0] for at in places]
-            found = self._asking.write(prompts, [_context(requests[at].doc) for at in places], limit)
-            written |= {at: _until(one.plain, requests[at].args[1]) for at, one in zip(places, found, strict=True)}
+            generated = self._asking.write(prompts, [_context(requests[at].doc) for at in places], limit)
+            written |= {at: _until(one.plain, requests[at].args[1]) for at, one in zip(places, generated, strict=True)}
         for at, request in enumerate(requests):
             self.cache_hook.add_partial("generate_until", request.args, written[at])
         return [written[at] for at in range(len(requests))]
@@ -103,18 +103,18 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         inputs = torch.tensor([ids], device=self._model.device)
         logits = self._model.model(inputs, use_cache=False).logits[0, -new - 1 : -1].float()
         right = inputs[0, -new:]
-        found = logits.log_softmax(-1).gather(-1, right[:, None])
-        return float(found.double().sum()), bool((logits.argmax(-1) == right).all())
+        log_p = logits.log_softmax(-1).gather(-1, right[:, None])
+        return float(log_p.double().sum()), bool((logits.argmax(-1) == right).all())
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return log p of each text in nats, in windows as `perplexity` cuts them; 0 for a text of one token."""
-        found = []
+        log_p = []
         for request in requests:
             try:
-                found.append(-perplexity(self._model, [request.args[0]], disabled=False).nats)
+                log_p.append(-perplexity(self._model, [request.args[0]], disabled=False).nats)
             except ValueError:  # nothing to predict
-                found.append(0.0)
-        return found
+                log_p.append(0.0)
+        return log_p
 
 
 def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:

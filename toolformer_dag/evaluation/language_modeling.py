@@ -73,10 +73,10 @@ def perplexity(
     start = encoding.start if disabled else []
     nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     for first in range(0, len(pieces), PIECES):
-        some = pieces[first : first + PIECES]
-        answers = backend.log_probabilities([_query(piece, start) for piece, _ in some])
-        for (piece, text), found in zip(some, answers, strict=True):
-            losses = _losses(piece, found.astype(np.float64), start)
+        batch = pieces[first : first + PIECES]
+        answers = backend.log_probabilities([_query(piece, start) for piece, _ in batch])
+        for (piece, text), log_p in zip(batch, answers, strict=True):
+            losses = _losses(piece, log_p.astype(np.float64), start)
             nats[text] += losses.sum()
             tokens[text] += len(losses)
     predicted = int(tokens.sum())
@@ -100,13 +100,13 @@ def _query(piece: list[int], start: Sequence[int]) -> TokenQuery:
     return TokenQuery("perplexity", [], piece, places, [[piece[at], *start[-1:]] for at in places])
 
 
-def _losses(piece: list[int], found: NDArray[np.float64], start: Sequence[int]) -> NDArray[np.float64]:
+def _losses(piece: list[int], log_p: NDArray[np.float64], start: Sequence[int]) -> NDArray[np.float64]:
     """Return the losses in nats of the predicted tokens, from log p of each and of the last token of ` [`."""
     if not start:
-        return -found[:, 0]
+        return -log_p[:, 0]
     begun = list(start[:-1])
     disabled = np.array([piece[:at][at - len(begun) :] == begun for at in range(1, len(piece))], np.bool_)
     predicted = ~(disabled & (np.array(piece[1:], np.int64) == start[-1]))
-    rest = np.where(disabled, np.log1p(-np.exp(found[:, 1])), 0)  # log p of everything but the disabled token
-    losses: NDArray[np.float64] = (rest - found[:, 0])[predicted]
+    rest = np.where(disabled, np.log1p(-np.exp(log_p[:, 1])), 0)  # log p of everything but the disabled token
+    losses: NDArray[np.float64] = (rest - log_p[:, 0])[predicted]
     return losses

@@ -203,14 +203,14 @@ def measured_on(plan: Plan, checkpoint: str) -> tuple[pl.DataFrame | None, pl.Da
     """Return accuracy (`accuracy_by_condition`) and perplexity; None for what was not measured on this checkpoint."""
     version = checkpoint_versions(plan).get(checkpoint)
     pointers = {name: plan.lake.table(name).whole_pointer(WHOLE) for name in TABLES}
-    found = {
+    tables = {
         name: plan.lake.table(name).read(WHOLE)
         if pointer and pointer.record["inputs"].get(checkpoint) == version
         else None
         for name, pointer in pointers.items()
     }
-    accuracy = found[ACCURACY]
-    return None if accuracy is None else accuracy_by_condition(accuracy), found[PERPLEXITY]
+    accuracy = tables[ACCURACY]
+    return None if accuracy is None else accuracy_by_condition(accuracy), tables[PERPLEXITY]
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
@@ -285,9 +285,9 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     def rows(model: "LanguageModel", conditions: list[Condition]) -> Iterator[tuple[object, ...]]:
         plainly = conditions[0]
         for source, texts in sources.items():
-            found = perplexity(model, texts)
-            low, high = found.interval
-            figures = (found.tokens, found.perplexity, low, high, found.bits_per_byte)
+            measure = perplexity(model, texts)
+            low, high = measure.interval
+            figures = (measure.tokens, measure.perplexity, low, high, measure.bits_per_byte)
             yield source, plainly.name, len(texts), *figures, plainly.of_model
 
     measured: list[tuple[object, ...]] = []

@@ -265,16 +265,16 @@ OF_THE_PAPER = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J f
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     """Say whose figures are of which model, and what was left out."""
     whose = [f"Ours are of {line}." for [line] in rows(warehouse, WHOSE).iter_rows()]
-    found = (
+    lines = (
         [] if table.number in ("2", "10") else whose or ["Nothing of ours was measured yet; run `toolformer-dag run`."]
     )
-    found.append(COMPARABLE.get(table.number, OF_THE_PAPER))
+    lines.append(COMPARABLE.get(table.number, OF_THE_PAPER))
     if table.is_of_benchmarks:
         asked = table.rows(warehouse).filter(pl.col("figures_of") != OF_PAPER)["benchmark"]
-        found += _lines_that_fill(table, {"All", *asked})
+        lines += _lines_that_fill(table, {"All", *asked})
         left_out = rows(warehouse, LEFT_OUT.replace("{number}", table.number)).iter_rows()
-        found += [f"Left out by the reader: {line}." for [line] in left_out]
-    return found
+        lines += [f"Left out by the reader: {line}." for [line] in left_out]
+    return lines
 
 
 def _lines_that_fill(table: PaperTable, asked: set[str]) -> list[str]:
@@ -290,8 +290,8 @@ def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl
     """Return calls and right answers of Toolformer over `decoding.min_probability`; None where that has no place."""
     if table.number != "9":
         return None
-    found = rows(warehouse, "FROM over_min_probability WHERE benchmark = 'All' AND condition = 'Toolformer'")
-    return None if found.is_empty() else found
+    curve = rows(warehouse, "FROM over_min_probability WHERE benchmark = 'All' AND condition = 'Toolformer'")
+    return None if curve.is_empty() else curve
 
 
 def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:

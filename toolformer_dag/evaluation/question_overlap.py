@@ -45,15 +45,15 @@ def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFr
     """
     asked = [(one.name, number, each.prompt) for one in benchmarks for number, each in enumerate(one.questions, 1)]
     passages = SharedPassages([own_words(prompt) for *_, prompt in asked])
-    found: dict[int, Place] = {}
+    places: dict[int, Place] = {}
     for rows in corpus:
         texts = rows.filter(pl.col("split") == TRAIN)
         for at in range(0, texts.height, BATCH):
             batch = texts[at : at + BATCH]
             for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
                 place = batch.select("document_hash", "digest", "segment", "shard").row(row)
-                found[question] = min(found.get(question, place), place)
-    first = {question: (shard, digest, segment) for question, (_, digest, segment, shard) in found.items()}
+                places[question] = min(places.get(question, place), place)
+    first = {question: (shard, digest, segment) for question, (_, digest, segment, shard) in places.items()}
     table = [
         (name, number, at in first if words >= FEWEST_WORDS else None, *first.get(at, (None, None, None)))
         for at, ((name, number, _), words) in enumerate(zip(asked, passages.words, strict=True))

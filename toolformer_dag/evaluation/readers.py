@@ -65,11 +65,11 @@ def lama(folder: Path) -> list[Benchmark]:
 
 
 def _templates(file: Path) -> dict[str, str]:
-    found = {}
+    templates = {}
     for number, record in enumerate(json_lines(file), 1):
         with expect_shape(f"{file}, record {number}"):
-            found[record["relation"]] = record["template"].strip()
-    return found
+            templates[record["relation"]] = record["template"].strip()
+    return templates
 
 
 def _squad(record: Any) -> QuestionOrReason:
@@ -132,14 +132,14 @@ def trivia_qa(file: Path) -> list[Benchmark]:
     - A question and its answers.
     """
     known = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
-    found = records(file, "Data", lone=file.suffix != ".json")
-    return _open_benchmark("TriviaQA", file, found, _trivia, known)
+    read = records(file, "Data", lone=file.suffix != ".json")
+    return _open_benchmark("TriviaQA", file, read, _trivia, known)
 
 
 def _open_benchmark(
-    name: str, file: Path, found: Iterable[Any], convert: Callable[[Any], QuestionOrReason], known: str
+    name: str, file: Path, read: Iterable[Any], convert: Callable[[Any], QuestionOrReason], known: str
 ) -> list[Benchmark]:
-    return [benchmark(name, {file: found}, convert, in_first_twenty_words, frozenset({"QA"}), known)]
+    return [benchmark(name, {file: read}, convert, in_first_twenty_words, frozenset({"QA"}), known)]
 
 
 OPEN = "question or qText with a list answer, answers or golden_answers"
@@ -154,8 +154,10 @@ def _question_and_answers(record: Any) -> QuestionOrReason:
 def _web_question(record: Any) -> QuestionOrReason:
     if "utterance" not in record:
         return _question_and_answers(record)
-    found = DESCRIPTION.findall(record["targetValue"])
-    return _open_question(record["utterance"], [bare or re.sub(r"\\(.)", r"\1", quoted) for quoted, bare in found])
+    descriptions = DESCRIPTION.findall(record["targetValue"])
+    return _open_question(
+        record["utterance"], [bare or re.sub(r"\\(.)", r"\1", quoted) for quoted, bare in descriptions]
+    )
 
 
 def _trivia(record: Any) -> QuestionOrReason:
@@ -186,8 +188,8 @@ def _listed(texts: Any) -> Iterable[str]:
     """Return a list of texts. Raises TypeError for a string, which would count as a list of letters."""
     if isinstance(texts, str):
         raise TypeError("a list of texts is expected, not a string")
-    found: Iterable[str] = texts
-    return found
+    listed: Iterable[str] = texts
+    return listed
 
 
 LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")  # as in the paper; English questions need no translation
@@ -203,17 +205,17 @@ def mlqa(folder: Path) -> list[Benchmark]:
     With `...context-en-question-en.json`, each language has a second benchmark: the same questions, found by their ids,
     in English (Table 6, "All En").
     """
-    found = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
+    paths = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
     english = sorted(folder.glob("*context-en-question-en.json"))
-    _check_distinct([*found, *english])
-    benchmarks = [each for file in found for each in (_mlqa(file), *(_in_english(file, one) for one in english))]
+    _check_distinct([*paths, *english])
+    benchmarks = [each for file in paths for each in (_mlqa(file), *(_in_english(file, one) for one in english))]
     return [each for each in benchmarks if each.questions or not each.name.endswith(ALL_ENGLISH)]
 
 
-def _check_distinct(found: list[Path]) -> None:
+def _check_distinct(paths: list[Path]) -> None:
     """Raise BenchmarkError for two files of a language: MLQA's `dev-...` and `test-...` would share a name."""
     first: dict[str, Path] = {}
-    for file in found:
+    for file in paths:
         other = first.setdefault(_language(file), file)
         if other is not file:
             raise BenchmarkError(
@@ -235,9 +237,11 @@ def _in_english(file: Path, english: Path) -> Benchmark:
     """Read the questions of `file` in English; those without an English one are left out."""
     name, pairs = _named_pairs(file)
     in_english = {pair[0]: pair for pair in _named_pairs(english)[1]}
-    found = [in_english.get(pair[0] or ABSENT) for pair in pairs]
+    english_pairs = [in_english.get(pair[0] or ABSENT) for pair in pairs]
     named = f"{name} ({_language(file)}{ALL_ENGLISH}"
-    return benchmark(named, {english: found}, lambda pair: _mlqa_question(pair) if pair else ABSENT, in_first_ten_words)
+    return benchmark(
+        named, {english: english_pairs}, lambda pair: _mlqa_question(pair) if pair else ABSENT, in_first_ten_words
+    )
 
 
 ABSENT = "not_in_english"
@@ -292,9 +296,9 @@ def mawps(folder: Path) -> list[Benchmark]:
     Records have `sQuestion` and `lSolutions` (the original), or `input` (context and question) and `target`, as JSON or
     CSV.
     """
-    found = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
+    read = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
     known = "sQuestion and lSolutions; input and target"
-    return [benchmark("MAWPS", found, _mawps, number_is_right, known=known)]
+    return [benchmark("MAWPS", read, _mawps, number_is_right, known=known)]
 
 
 def _asdiv(problem: Any) -> QuestionOrReason:
@@ -331,8 +335,8 @@ def irrelevance(path: Path) -> list[Benchmark]:
     or a text. The user's last message is asked. The functions of the record (`function`), none of which helps, are not
     offered: what is measured is whether the tools of the settings are called. Right is an answer without a call.
     """
-    found = files(path, "*irrelevance*.json", "*irrelevance*.jsonl") if path.is_dir() else [path]
-    return [_without_call(file.stem, file, _irrelevant) for file in found]
+    paths = files(path, "*irrelevance*.json", "*irrelevance*.jsonl") if path.is_dir() else [path]
+    return [_without_call(file.stem, file, _irrelevant) for file in paths]
 
 
 def when2call(file: Path) -> list[Benchmark]:
@@ -345,8 +349,8 @@ def when2call(file: Path) -> list[Benchmark]:
 
 
 def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
-    found = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
-    return replace(found, calls_nothing=True)
+    questions = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
+    return replace(questions, calls_nothing=True)
 
 
 def _irrelevant(record: Any) -> QuestionOrReason:

@@ -262,14 +262,16 @@ def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
 
     A question with fewer numbers than a baseline takes has no answer, which is wrong.
     """
-    found: list[QuestionOutcome] = []
+    outcomes: list[QuestionOutcome] = []
     if benchmark.correct is not number_is_right:
-        return found
+        return outcomes
     for name, (taken, answer) in BASELINES.items():
         condition = Condition(f"{NO_MODEL}: {name}", None, NO_MODEL)
         for number, question in enumerate(benchmark.questions, 1):
             given = numbers_in(question.prompt)
             written = f" {answer(*given[:taken]):f}" if len(given) >= taken else ""
             reason = None if written else "too_few_numbers"
-            found.append(judge(benchmark, number, condition, Generation(written, written, (), tokens=0, reason=reason)))
-    return found
+            outcomes.append(
+                judge(benchmark, number, condition, Generation(written, written, (), tokens=0, reason=reason))
+            )
+    return outcomes
