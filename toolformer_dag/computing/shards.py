@@ -153,8 +153,8 @@ def _pinned(settings: Settings) -> HubSplit:
     file, version = storage.root / PINS / f"{fingerprint(asked)}.json", ABSENT
     try:
         content, version = storage.read(file)
-        found = unsealed(content)
-        return HubSplit(**{**found["resolved"], "files": tuple(found["resolved"]["files"])})
+        pinned = unsealed(content)
+        return HubSplit(**{**pinned["resolved"], "files": tuple(pinned["resolved"]["files"])})
     except FileNotFoundError:  # the first use
         pass
     except (ValueError, KeyError, TypeError) as error:
@@ -213,8 +213,8 @@ def _below(fixed: Path, whole: Path) -> Iterator[Path]:
     if fixed == whole:
         return (path for path in whole.rglob("*") if path.name.lower().endswith(DATA))
     below = str(whole.relative_to(fixed))
-    found = fixed.glob(f"{below}/*" if below.endswith("**") else below)
-    return (path for path in found if path.name.lower().endswith(DATA) or not path.is_dir())
+    matching = fixed.glob(f"{below}/*" if below.endswith("**") else below)
+    return (path for path in matching if path.name.lower().endswith(DATA) or not path.is_dir())
 
 
 def _regular(path: Path) -> Path:
@@ -246,14 +246,14 @@ def _is_data(path: Path, fixed: Path) -> bool:
     return not any(one.name == "attributes" and one != fixed and (one.parent / "documents").is_dir() for one in folders)
 
 
-def _named(found: list[tuple[Path, Path]]) -> list[ShardFile]:
-    stems = [_stem(path.relative_to(folder).as_posix()) for folder, path in found]
+def _named(paths: list[tuple[Path, Path]]) -> list[ShardFile]:
+    stems = [_stem(path.relative_to(folder).as_posix()) for folder, path in paths]
     counts = Counter(stems)
-    shared = [path for stem, (_, path) in zip(stems, found, strict=True) if counts[stem] > 1]
+    shared = [path for stem, (_, path) in zip(stems, paths, strict=True) if counts[stem] > 1]
     common = Path(os.path.commonpath([path.parent for path in shared])) if shared else Path()
     return [
         ShardFile(_short(stem if counts[stem] == 1 else path.relative_to(common).as_posix()), path)
-        for stem, (_, path) in zip(stems, found, strict=True)
+        for stem, (_, path) in zip(stems, paths, strict=True)
     ]
 
 

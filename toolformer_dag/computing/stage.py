@@ -369,8 +369,8 @@ def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> Inpu
     concerning = {over_all.name.rpartition("/")[2]: pointer.record[BY_SHARD]} if over_all and pointer else {}
 
     def of(shard: str) -> Mapping[str, Any]:
-        found = {name: table.part_version(shard) for name, table in tables.items()}
-        return found | {name: by_shard[shard] for name, by_shard in concerning.items() if shard in by_shard}
+        part_versions = {name: table.part_version(shard) for name, table in tables.items()}
+        return part_versions | {name: by_shard[shard] for name, by_shard in concerning.items() if shard in by_shard}
 
     return of
 

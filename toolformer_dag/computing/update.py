@@ -67,29 +67,29 @@ class Reasons:
     @property
     def retry_only(self) -> bool:
         """Whether nothing changed, and only what was incomplete is tried again."""
-        return not self.removed and all(isinstance(one, Incomplete) for one in self._found())
+        return not self.removed and all(isinstance(one, Incomplete) for one in self._all())
 
     @property
     def lines(self) -> tuple[str, ...]:
         """Say it for people: each change and each sentence once, then shards."""
-        new = [part for part, found in self.parts.items() if NEVER_MADE in found and part != WHOLE]
+        new = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
         touched = self._touched()
         grouped: dict[str, Sequence[str]] = {TOUCHED: touched, "without rows": new, "removed": self.removed}
         left_out = {*touched, *([NEVER_MADE] if new else [])}
-        lines = dict.fromkeys(str(one) for one in self._found() if str(one) not in left_out)
+        lines = dict.fromkeys(str(one) for one in self._all() if str(one) not in left_out)
         return (*lines, *(f"{heading}: {_few(names)}" for heading, names in grouped.items() if names))
 
     def _touched(self) -> list[str]:
-        return [one for one in self._found() if isinstance(one, Touched)]
+        return [one for one in self._all() if isinstance(one, Touched)]
 
     def settings(self) -> list[str]:
         """Say which settings changed: `tau_f 0.5 -> 0.8`, or the name alone where values are hashes or long texts."""
-        changed = {one.field: one for one in self._found() if isinstance(one, FieldChange)}
+        changed = {one.field: one for one in self._all() if isinstance(one, FieldChange)}
         settings = [one for name, one in sorted(changed.items()) if name.startswith("settings.")]
         return [_in_short(one) for one in settings if "columns" not in one.field]
 
-    def _found(self) -> Iterator[FieldChange | str]:
-        return (one for found in self.parts.values() for one in found)
+    def _all(self) -> Iterator[FieldChange | str]:
+        return (one for reasons in self.parts.values() for one in reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +131,16 @@ def differences(output: TableOutput) -> Reasons:
 
     Where no part differs, return what differs in an inner table: parts may follow.
     """
-    found = (_own_differences(one) for one in (output, *output.inner))
-    return next((one for one in found if one), Reasons())
+    reasons = (_own_differences(one) for one in (output, *output.inner))
+    return next((why for why in reasons if why), Reasons())
 
 
 def _own_differences(output: TableOutput) -> Reasons:
     with session():
         inputs_of = output.inputs_of()
-        found = {part: difference(output, part, inputs_of) for part in output.parts}
-        removed = tuple(part for part in output.table.parts() if part not in found)
-    return Reasons({part: reasons for part, reasons in found.items() if reasons}, removed)
+        by_part = {part: difference(output, part, inputs_of) for part in output.parts}
+        removed = tuple(part for part in output.table.parts() if part not in by_part)
+    return Reasons({part: reasons for part, reasons in by_part.items() if reasons}, removed)
 
 
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[FieldChange | str]:
@@ -159,17 +159,17 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
             return [f"{name} lacks it"]
     if made.get(RETRY):
         return [Incomplete(made[RETRY])]
-    found = changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
-    return _of_file(output.plan.shards[part].place, found) if part in output.plan.shards else found
+    changed = changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
+    return _of_file(output.plan.shards[part].place, changed) if part in output.plan.shards else changed
 
 
-def _of_file(place: str, found: Sequence[FieldChange]) -> Sequence[FieldChange | str]:
+def _of_file(place: str, changed: Sequence[FieldChange]) -> Sequence[FieldChange | str]:
     """Name the file where its stamp differs."""
-    stamped = {one.field: one for one in found if one.field in ("inputs.bytes", "inputs.mtime_ns")}
-    size, rest = stamped.get("inputs.bytes"), [one for one in found if one.field not in stamped]
+    stamped = {change.field: change for change in changed if change.field in ("inputs.bytes", "inputs.mtime_ns")}
+    size, rest = stamped.get("inputs.bytes"), [change for change in changed if change.field not in stamped]
     if size is not None:
         return [*rest, f"{place}: {size.old} -> {size.new} bytes"]
-    return [*rest, Touched(place)] if stamped else found
+    return [*rest, Touched(place)] if stamped else changed
 
 
 def withdraw(outputs: Sequence[TableOutput], shard: str) -> None:
@@ -191,22 +191,22 @@ def update(worker: Worker, workers: Workers, output: TableOutput, progress: Prog
     with session():
         for inner in output.inner:
             _bring_up_to_date(worker, workers, inner, progress)
-        found, work = _bring_up_to_date(worker, workers, output, progress)
-        return _report(output, found, work, time.monotonic() - began)
+        reasons, work = _bring_up_to_date(worker, workers, output, progress)
+        return _report(output, reasons, work, time.monotonic() - began)
 
 
 def _bring_up_to_date(
     worker: Worker, workers: Workers, output: TableOutput, progress: Progress
 ) -> tuple[Reasons, Work]:
-    found, lake, parts = _own_differences(output), output.plan.lake, _Parts(worker, output)
+    reasons, lake, parts = _own_differences(output), output.plan.lake, _Parts(worker, output)
     with session():
-        for part in found.parts:
+        for part in reasons.parts:
             _check_inputs(output, part)
     if output.stage.pool == "tools":
         workers = Workers(worker, {output.name: output}, in_process)
     # an error here ends the chunks that are under way
-    with lake.batch(), closing(workers.map_chunks(parts.tasks(list(found.parts)))) as computed:
-        for part in found.removed:
+    with lake.batch(), closing(workers.map_chunks(parts.tasks(list(reasons.parts)))) as computed:
+        for part in reasons.removed:
             for table in (output.table, *map(lake.table, output.stage.beside)):
                 table.remove(part)
         for ended in computed:
@@ -214,7 +214,7 @@ def _bring_up_to_date(
                 parts.ended(*ended)
             lake.flush(due=True)
             progress(parts.done, parts.total)
-    return found, parts.work + Work(damaged=worker.close_rows())
+    return reasons, parts.work + Work(damaged=worker.close_rows())
 
 
 class _Parts:
@@ -320,22 +320,22 @@ def _check_inputs(output: TableOutput, part: str) -> None:
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {other}", name)
 
 
-def _report(output: TableOutput, found: Reasons, work: Work, seconds: float) -> TableReport:
+def _report(output: TableOutput, reasons: Reasons, work: Work, seconds: float) -> TableReport:
     with session():
         pointers, version = output.table.pointers(), output.table.version()
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():
-        for one in pointer.record[REJECTIONS]:
-            rejections[one["reason"]] += one["count"]
+        for rejection in pointer.record[REJECTIONS]:
+            rejections[rejection["reason"]] += rejection["count"]
         violations.update(pointer.record[VIOLATIONS])
     return TableReport(
         name=output.name,
         rows={part: pointer.rows for part, pointer in pointers.items()},
         data_version=version or "",
         seconds=seconds,
-        updated=tuple(found.parts),
-        differences=found,
+        updated=tuple(reasons.parts),
+        differences=reasons,
         rejections=dict(sorted(rejections.items())),
         violations=dict(violations),
         work=work,
