@@ -50,30 +50,30 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
     Raises BadArguments: `bad_arguments`, where it is not of this form, `twice: NAME`, `unknown: NAME`, `missing: NAME`,
     or `bad_arguments: NAME is no integer` and the like.
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     at = len(text) - len(text.lstrip())
     while at < len(text.rstrip()):
-        if found:
+        if arguments:
             at = _end(_COMMA, text, at)
         key = _KEY.match(text, at)
         if key is None:
             raise BadArguments("bad_arguments")
-        if key[1] in found:
+        if key[1] in arguments:
             raise BadArguments(f"twice: {key[1]}")
         try:
-            found[key[1]], at = _DECODER.raw_decode(text, key.end())
-            json.dumps(found[key[1]], ensure_ascii=False).encode()  # refuses half a surrogate pair
+            arguments[key[1]], at = _DECODER.raw_decode(text, key.end())
+            json.dumps(arguments[key[1]], ensure_ascii=False).encode()  # refuses half a surrogate pair
         except (ValueError, RecursionError) as error:
             raise BadArguments("bad_arguments") from error
-    _check(found, schema)
-    return found
+    _check(arguments, schema)
+    return arguments
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    if found is None:
+    match = pattern.match(text, at)
+    if match is None:
         raise BadArguments("bad_arguments")
-    return found.end()
+    return match.end()
 
 
 def _check(arguments: Mapping[str, Any], schema: Schema) -> None:
@@ -130,9 +130,9 @@ def _validator(schema: str) -> Any:
     return extend(kind, rules)(whole, registry=Registry())  # nothing is fetched for a reference
 
 
-def _without_dialect(found: dict[str, Any]) -> dict[str, Any]:
+def _without_dialect(part: dict[str, Any]) -> dict[str, Any]:
     """Leave out `$schema`, by which a part would choose a validator of its own."""
-    return {name: value for name, value in found.items() if name != "$schema"}
+    return {name: value for name, value in part.items() if name != "$schema"}
 
 
 def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:

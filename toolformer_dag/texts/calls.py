@@ -110,16 +110,16 @@ def input_end(text: str, start: int = 0) -> int | None:
     if opening is None:
         return start
     depth = 0
-    for found in _SIGNS.finditer(text, opening.end()):
-        match found[0]:
+    for sign in _SIGNS.finditer(text, opening.end()):
+        match sign[0]:
             case "[":
                 depth += 1
             case "]" if depth:
                 depth -= 1
             case "]":
-                return found.start()
+                return sign.start()
             case ")" if not depth:
-                return found.end()
+                return sign.end()
             case '"':
                 return None
             case "(" | ")":
@@ -252,29 +252,29 @@ def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MAR
 
 def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
     """Return the closed calls to `tools` in a text: where each stands in `take_out(text)`, and its input."""
-    found, inserted = [], 0
+    calls, inserted = [], 0
     for start, inner, end in _closed_calls(text, call_opening(tools), API_END):
         arrow = _arrow(text, inner, end, PAPER_MARKERS.arrow)
         body = text[inner : (end - len(API_END)) if arrow < 0 else arrow].rstrip()
-        found.append((start - inserted, body.partition("(")[2].removesuffix(")")))
+        calls.append((start - inserted, body.partition("(")[2].removesuffix(")")))
         inserted += end - start
-    return found
+    return calls
 
 
 def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> list[PlacedCall]:
-    """Return the calls with results that `splice` put into a text: `splice(take_out(text), found) == text`.
+    """Return the calls with results that `splice` put into a text: `splice(take_out(text), calls) == text`.
 
     Raises MalformedCall for a closed call to one of `tools` that has no result.
     """
-    found, inserted = [], 0
+    calls, inserted = [], 0
     for start, inner, end in _closed_calls(text, call_opening(tools, markers.begin), markers.end):
         arrow, last = _arrow(text, inner, end, markers.arrow), end - len(markers.end)
         if arrow < 0:
             raise MalformedCall("no_result", text[inner:last])
         (name, _, given), result = text[inner : arrow - 1].partition("("), text[arrow + len(markers.arrow) : last]
-        found.append(PlacedCall(start - inserted, Call(name, given), result))
+        calls.append(PlacedCall(start - inserted, Call(name, given), result))
         inserted += end - start
-    return found
+    return calls
 
 
 def in_markers(text: str, markers: CallMarkers) -> str:
@@ -317,20 +317,20 @@ def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
 
 def _arrow(text: str, inner: int, end: int, arrow: str) -> int:
     """Return where the arrow of the call begins whose name begins at `inner`; -1 where it has none."""
-    found = text.find(f"){arrow}", max((input_end(text, inner) or 0) - 1, inner), end)
-    return found + 1 if found >= 0 else -1
+    bracket = text.find(f"){arrow}", max((input_end(text, inner) or 0) - 1, inner), end)
+    return bracket + 1 if bracket >= 0 else -1
 
 
 def _closed_calls(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, int, int]]:
     """Where calls begin, with the leading space, where their names do, and where they end."""
     at = 0
-    for found in opening.finditer(text):
-        if found.start() < at:  # inside the input or result of the previous call
+    for match in opening.finditer(text):
+        if match.start() < at:  # inside the input or result of the previous call
             continue
-        last = find_behind_input(end, text, found.end())
-        if last < 0 and text.find(end, found.end()) < 0:
+        last = find_behind_input(end, text, match.end())
+        if last < 0 and text.find(end, match.end()) < 0:
             return
         if last < 0:
             continue
         at = last + len(end)
-        yield found.start(), found.end(), at
+        yield match.start(), match.end(), at

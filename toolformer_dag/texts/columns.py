@@ -84,8 +84,8 @@ def raw_batch(
         column = _first_of(columns[field], len(lines))
         plain = {str} if field in layout.required else {str, type(None)}
         texts[field], faults = (column, []) if _kinds(column) <= plain else _texts(field, column, layout)
-        for at, reason, found in faults:
-            wrong = f"{layout.paths(field)}: expected text, found {found}"
+        for at, reason, kind in faults:
+            wrong = f"{layout.paths(field)}: expected text, found {kind}"
             if field not in (layout.required if reason == "not_utf8" else layout.strict):
                 ignored[wrong] += 1
             else:
@@ -132,9 +132,9 @@ def _texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None]
         texts.append(text)
         if text is None and (value is not None or field in layout.required):
             bad = isinstance(value, bytes)
-            kind = f"{value.kind} in the way to it" if isinstance(value, Unread) else type(value).__name__
-            found = "null" if value is None else "bytes that are not UTF-8" if bad else kind
-            faults.append((at, "not_utf8" if bad else "wrong_type", found))
+            of_type = f"{value.kind} in the way to it" if isinstance(value, Unread) else type(value).__name__
+            kind = "null" if value is None else "bytes that are not UTF-8" if bad else of_type
+            faults.append((at, "not_utf8" if bad else "wrong_type", kind))
     return texts, faults
 
 
@@ -184,7 +184,7 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
             refused += [Rejection(line, "duplicate_digest", digest) for line, digest in lines]
             frame = frame.filter(~repeated)
         dates, undated = _dates(frame, own_date=bool(batch.layout.places["date"]))
-        found = frame.with_columns(
+        documents = frame.with_columns(
             pl.col("url", "title").fill_null(""),
             pl.coalesce("domain", pl.col("url").str.extract(HOST), pl.lit("")).alias("domain"),
             dates.alias("date"),
@@ -192,7 +192,7 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
         rejections = sorted((*batch.rejections, *refused), key=lambda one: one.line)
         asked = f"{batch.layout.paths('date')}: expected a date, YYYY-MM-DD until {LATEST_DATE}"
         counts = {asked: undated} if undated else {}
-        yield Batch(batch.layout, found.select(DOCUMENTS.names()), tuple(rejections), {**batch.ignored, **counts})
+        yield Batch(batch.layout, documents.select(DOCUMENTS.names()), tuple(rejections), {**batch.ignored, **counts})
 
 
 def _twice(digests: Iterable[str], seen: set[str]) -> Iterator[bool]:
@@ -203,13 +203,13 @@ def _twice(digests: Iterable[str], seen: set[str]) -> Iterator[bool]:
 
 def _dates(frame: pl.DataFrame, *, own_date: bool) -> tuple[pl.Series, int]:
     """Return the dates, and how many of the records' own are written in a form that is not read."""
-    found = url_dates(frame["url"])
+    of_urls = url_dates(frame["url"])
     if not own_date:
-        return found, 0
+        return of_urls, 0
     day = pl.col("date").str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
     own = frame.select(pl.when(day <= LATEST_DATE).then(day)).to_series()
     unread = int((own.is_null() & (frame["date"] != "")).sum())
-    return frame.select(pl.coalesce(own, found)).to_series(), unread
+    return frame.select(pl.coalesce(own, of_urls)).to_series(), unread
 
 
 def url_dates(urls: pl.Series) -> pl.Series:

@@ -56,11 +56,11 @@ def date_from_url(url: str, latest: date) -> date | None:
     """
     address = url.partition("#")[0].lower()
     path = "/" + (address.partition("://")[2] or address).partition("/")[2]
-    found = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
-    day = _day(found) if found else None
-    if found is None or day is None or day > latest:
+    match = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
+    day = _day(match) if match else None
+    if match is None or day is None or day > latest:
         return None
-    return None if _contradicted(day, path, in_slug=found.re is not FOLDERS) else day
+    return None if _contradicted(day, path, in_slug=match.re is not FOLDERS) else day
 
 
 def _contradicted(day: date, path: str, *, in_slug: bool) -> bool:
@@ -71,13 +71,13 @@ def _contradicted(day: date, path: str, *, in_slug: bool) -> bool:
     return in_slug and any(int(folder["year"]) != day.year for folder in YEAR_FOLDER.finditer(path))
 
 
-def _day(found: re.Match[str]) -> date | None:
+def _day(match: re.Match[str]) -> date | None:
     try:
-        return date(*_year_and_month(found), int(found["day"]))
+        return date(*_year_and_month(match), int(match["day"]))
     except ValueError:  # such as February 30
         return None
 
 
-def _year_and_month(found: re.Match[str]) -> tuple[int, int]:
-    month = found["month"]
-    return int(found["year"]), int(month) if month.isdecimal() else MONTHS.index(month[:3]) + 1
+def _year_and_month(match: re.Match[str]) -> tuple[int, int]:
+    month = match["month"]
+    return int(match["year"]), int(month) if month.isdecimal() else MONTHS.index(month[:3]) + 1

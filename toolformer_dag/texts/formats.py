@@ -158,25 +158,27 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
         return next((steps for record in records if (steps := steps_to(record, path))), None)
 
     given, names = dict(choice.fields), shown(_names(records))
-    found = BY_NAME.get(choice.format) or next((one for one in FORMATS if all(map(place, one.recognized_by))), None)
-    if found is None and "text" not in given:
+    chosen = BY_NAME.get(choice.format) or next((one for one in FORMATS if all(map(place, one.recognized_by))), None)
+    if chosen is None and "text" not in given:
         remedy = "set corpus.format, or name their fields under [corpus.fields]"
         raise ShardFault("unknown_format", f"no format fits the first records; they have {names}; {remedy}")
-    return _laid_out(found or CorpusFormat("fields", (), {}), given, place, names)
+    return _laid_out(chosen or CorpusFormat("fields", (), {}), given, place, names)
 
 
 def _laid_out(
-    found: CorpusFormat, given: Mapping[str, str], place: Callable[[str], Steps | None], names: str
+    chosen: CorpusFormat, given: Mapping[str, str], place: Callable[[str], Steps | None], names: str
 ) -> Layout:
-    paths = {**found.fields, **{field: (path,) for field, path in given.items()}}
-    strict = frozenset({*found.required, *given})
+    paths = {**chosen.fields, **{field: (path,) for field, path in given.items()}}
+    strict = frozenset({*chosen.required, *given})
     lacking = [field for field in FIELDS if field in strict and not any(map(place, paths[field]))]
     if lacking:
-        source = f"corpus.fields.{lacking[0]}" if lacking[0] in given else f"the format {found.name}"
+        source = f"corpus.fields.{lacking[0]}" if lacking[0] in given else f"the format {chosen.name}"
         looked = " or ".join(paths[lacking[0]])
         message = f"{source} reads {lacking[0]} from {looked}, which the first records lack; they have {names}"
         raise ShardFault("missing_field", message)
-    return Layout(found.name, {field: _places(paths.get(field, ()), place) for field in FIELDS}, found.required, strict)
+    return Layout(
+        chosen.name, {field: _places(paths.get(field, ()), place) for field in FIELDS}, chosen.required, strict
+    )
 
 
 def _places(paths: Iterable[str], place: Callable[[str], Steps | None]) -> tuple[Steps, ...]:
@@ -206,15 +208,15 @@ def steps_to(record: Any, path: str) -> Steps | None:
 
 def values_at(records: Sequence[Any], way: Steps, absent: Any = None) -> list[Any]:
     """Return what lies at the end of a way in each record: `absent` where nothing does, or Unread."""
-    found: Sequence[Any] = records
+    values: Sequence[Any] = records
     for step in way:
         if isinstance(step, str):
-            found = [
-                value.get(step, absent) if isinstance(value, dict) else _other(value, step, absent) for value in found
+            values = [
+                value.get(step, absent) if isinstance(value, dict) else _other(value, step, absent) for value in values
             ]
         else:
-            found = [_other(value, step, absent) for value in found]
-    return list(found)
+            values = [_other(value, step, absent) for value in values]
+    return list(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +250,10 @@ def unfolded(value: Any) -> Any:
 
 def read_json(text: str) -> Any:
     """Parse JSON, with U+FFFD for half a surrogate pair, which no text can hold. Raises ValueError, RecursionError."""
-    found = json.loads(text)
+    value = json.loads(text)
     if HALF.search(text):
-        found = json.loads(whole_text(json.dumps(found, ensure_ascii=False)))
-    return found
+        value = json.loads(whole_text(json.dumps(value, ensure_ascii=False)))
+    return value
 
 
 def whole_text(text: str) -> str:

@@ -40,31 +40,31 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
 
 def _batch(layout: Layout, lines: Sequence[bytes], first: int) -> Batch:
     numbers: list[int] = []
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     rejections: list[Rejection] = []
     for number, line in enumerate(lines, first):
         if not line or (line.isspace() and len(line) < MAX_LINE_BYTES):
             continue
         record = _parsed(line) if len(line) < MAX_LINE_BYTES else MISSING
         if isinstance(record, dict):
-            found.append(record)
+            records.append(record)
             numbers.append(number)
         else:
             rejections.append(Rejection(number, *_why(line, record)))
-    return records_batch(layout, numbers, found, rejections)
+    return records_batch(layout, numbers, records, rejections)
 
 
 def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the objects of the first FIRST_RECORDS lines, or without any there the first one after them."""
     head = b"\n".join(lines[:FIRST_RECORDS])
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number, line in enumerate(() if ARRAY.match(head) else lines):
-        if number >= FIRST_RECORDS and found:
+        if number >= FIRST_RECORDS and records:
             break
-        found += [record] if isinstance(record := _parsed(line), dict) and record else []
-    if not found:
+        records += [record] if isinstance(record := _parsed(line), dict) and record else []
+    if not records:
         raise _other_file(head, blank=not any(map(bytes.strip, lines)))
-    return found
+    return records
 
 
 def _other_file(head: bytes, blank: bool) -> ShardFault:

@@ -87,12 +87,12 @@ class TextUnits:
         nowhere is no look ahead: a tool may be asked anything. Not covered: numbers that are words in the input, names
         in scripts without capitals, names that are spelled otherwise, and the call's result.
         """
-        found: dict[str, str] = {}
+        units: dict[str, str] = {}
         for unit, written, _ in _units(input):
             later = self.ends.get(unit, 0) > offset and self.in_words.get(unit, offset + 1) > offset
             if later and (unit in self.names or not unit[0].isalpha()):
-                found.setdefault(unit, written)
-        return list(found.values())
+                units.setdefault(unit, written)
+        return list(units.values())
 
 
 def _units(text: str) -> Iterator[tuple[str, str, int]]:

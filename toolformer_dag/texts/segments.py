@@ -61,13 +61,13 @@ def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
 
 def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
     """Cut segments of a document at the ends of their paragraphs; `index` counts anew."""
-    found = [
+    cut = [
         (text.offset + start, text.text[start:end])
         for text in texts
         for start, end in _cut(text.text, 0, len(text.text), CUTS[0])
         if start < end
     ]
-    return [Segment(index, *place) for index, place in enumerate(found)]
+    return [Segment(index, *place) for index, place in enumerate(cut)]
 
 
 def _fitting(

@@ -24,8 +24,8 @@ def _words(texts: Sequence[str]) -> tuple[Numbers, Places]:
     Words are runs of letters, marks and digits, without case (NFKC).
     """
     plain = pl.Series("word", texts, dtype=pl.String).str.normalize("NFKC").str.to_lowercase()
-    found = pl.DataFrame({"word": plain.str.extract_all(WORD)}).with_row_index("place").explode("word")
-    words = found.filter(pl.col("word").is_not_null())
+    extracted = pl.DataFrame({"word": plain.str.extract_all(WORD)}).with_row_index("place").explode("word")
+    words = extracted.filter(pl.col("word").is_not_null())
     return words["word"].hash().to_numpy(), words["place"].cast(pl.Int64).to_numpy()
 
 
@@ -62,7 +62,7 @@ class SharedPassages:
 
     def found_in(self, others: Sequence[str]) -> pl.DataFrame:
         """Return which texts share a passage with which of `others`: their numbers, as `text` and `place`, sorted."""
-        found = [PAIRS.to_frame()]
+        pairs = [PAIRS.to_frame()]
         for n, hashes, places in _passages(*_words(others)) if self._texts else ():
             if n not in self._texts:
                 continue
@@ -70,8 +70,8 @@ class SharedPassages:
             likely = self._maybe[n][hashes & BITS]
             left = pl.DataFrame({"hash": hashes[likely], "place": places[likely]})
             right = pl.DataFrame({"hash": known, "text": texts})
-            found.append(left.join(right, on="hash").select(PAIRS.names()))
-        return pl.concat(found).unique().sort(PAIRS.names())
+            pairs.append(left.join(right, on="hash").select(PAIRS.names()))
+        return pl.concat(pairs).unique().sort(PAIRS.names())
 
 
 def _bits(hashes: Numbers) -> NDArray[np.bool_]:

@@ -39,9 +39,9 @@ def matches(pattern: str, value: str) -> bool:
     import polars as pl
     import regex
 
-    found = pl.Series([value]).str.contains(pattern, strict=False)[0]
-    if found is not None:
-        return bool(found)
+    contained = pl.Series([value]).str.contains(pattern, strict=False)[0]
+    if contained is not None:
+        return bool(contained)
     try:
         return regex.search(pattern, value, timeout=PATTERN_SECONDS) is not None
     except regex.error as error:
@@ -96,12 +96,12 @@ class _Parts:
         if not isinstance(part, dict):
             return part
         resolver = resolver.in_subresource(self._dialect.create_resource(part))
-        found = {key: self._below(key, value, resolver) for key, value in part.items() if _is_kept(key, value)}
+        fields = {key: self._below(key, value, resolver) for key, value in part.items() if _is_kept(key, value)}
         if isinstance(part.get("$ref"), str):
-            found["$ref"] = self._target(part["$ref"], resolver)
+            fields["$ref"] = self._target(part["$ref"], resolver)
         if isinstance(part.get("$dynamicRef"), str):
             self._target(part["$dynamicRef"], resolver)  # decoding leaves it out; it has to lead somewhere all the same
-        return found
+        return fields
 
     def _below(self, key: str, value: Any, resolver: Any) -> Any:
         if key not in _NESTED:
