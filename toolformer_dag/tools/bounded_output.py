@@ -23,7 +23,7 @@ SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-f
 
 def mended(content: bytes) -> bytes:
     """Return whole lines of JSON with U+FFFD for half a surrogate pair, as programs cut texts."""
-    return SURROGATES.sub(lambda found: b"\\ufffd" if len(found[0]) == 6 else found[0], content)
+    return SURROGATES.sub(lambda match: b"\\ufffd" if len(match[0]) == 6 else match[0], content)
 
 
 def pass_on(limit: int, message: str, command: list[str]) -> int:

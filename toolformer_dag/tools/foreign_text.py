@@ -89,8 +89,10 @@ class Identifier:
     def identify(self, texts: Sequence[str]) -> list[IdentifiedLanguage]:
         """Identify the likeliest language of each text; the label of a text without letters is arbitrary."""
         # line by line: of the packages that provide `fasttext`, fasttext-predict takes no list
-        found = [self.model.predict(" ".join(text.split())) for text in texts]
-        return [IdentifiedLanguage(label.removeprefix("__label__"), float(sure)) for (label, *_), (sure, *_) in found]
+        predictions = [self.model.predict(" ".join(text.split())) for text in texts]
+        return [
+            IdentifiedLanguage(label.removeprefix("__label__"), float(sure)) for (label, *_), (sure, *_) in predictions
+        ]
 
     def identity(self) -> str:
         """Return the content hash of the model's file. Raises IdentifierError."""
@@ -157,7 +159,9 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     foreign = [place for place, chunk in enumerate(chunks) if may_be_foreign(chunk)]
     asked = [chunk_text(chunks[place]) for place in foreign]
     budget.spend(sum(map(len, asked)))
-    surely = [found.label != ENGLISH_LABEL and found.confidence > CONFIDENCE for found in identifier.identify(asked)]
+    surely = [
+        language.label != ENGLISH_LABEL and language.confidence > CONFIDENCE for language in identifier.identify(asked)
+    ]
     if any(surely):
         first, last = english_borders(chunks, identifier, budget)
         placed = zip(foreign, asked, surely, strict=True)
@@ -196,8 +200,12 @@ def english_borders(chunks: list[list[str]], identifier: Identifier, budget: Wor
     def is_english(place: int) -> bool:
         text = chunk_text(chunks[place])
         budget.spend(len(text))
-        found = identifier.identify([text])[0]
-        return found.label == ENGLISH_LABEL and found.confidence >= ENGLISH_CONFIDENCE and _holds_letter(chunks[place])
+        language = identifier.identify([text])[0]
+        return (
+            language.label == ENGLISH_LABEL
+            and language.confidence >= ENGLISH_CONFIDENCE
+            and _holds_letter(chunks[place])
+        )
 
     places = range(len(chunks))
     first = next(filter(is_english, places), None)

@@ -186,15 +186,15 @@ class _Sifted:
             yield item
 
     def _kept(self, tool: Any) -> dict[str, Any] | None:
-        found = tool if isinstance(tool, dict) else {}
-        name, description, schema = found.get("name"), found.get("description"), found.get("inputSchema")
+        fields = tool if isinstance(tool, dict) else {}
+        name, description, schema = fields.get("name"), fields.get("description"), fields.get("inputSchema")
         if not isinstance(name, str) or not isinstance(schema, dict):
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
         given = {
             key: value for key, value in schema.items() if value is not None and (key, value) != ("properties", [])
         }
-        self._schemas[name] = {"type": "object", **given}, found.get("outputSchema")  # PHP writes {} as []
+        self._schemas[name] = {"type": "object", **given}, fields.get("outputSchema")  # PHP writes {} as []
         return {
             "name": name,
             "description": description if isinstance(description, str) else "",
@@ -282,11 +282,11 @@ class Session:
 def open_session(key: str, options: McpOptions) -> Session:
     """Connect to the server, starting a command, and find the tool. Raises ToolDown."""
     session, tools = _connected(key, options)
-    found = tools.get(options.tool)
-    if found is not None and found.input_schema == options.input_schema:
+    tool = tools.get(options.tool)
+    if tool is not None and tool.input_schema == options.input_schema:
         return session
     session.close()
-    what = "is no longer there" if found is None else "takes other arguments than are listed"
+    what = "is no longer there" if tool is None else "takes other arguments than are listed"
     raise ToolDown(
         f"[tools.{key}]: the tool {options.tool!r} of the server {options.server!r} {what}; run "
         "`toolformer-dag servers`, which shows what changed"

@@ -53,15 +53,15 @@ def numbers(text: str) -> list[Number]:
     account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before
     or 12 after the point. Signs are not read: in prose they are mostly dashes.
     """
-    found: list[Number] = []
+    read: list[Number] = []
     identifiers = [match.span() for match in IDENTIFIER.finditer(text)]
     for run in RUN.finditer(text):
         if _within(run.start(), identifiers):
             continue
         for piece in _pieces(run[0]):
             if single := SINGLE.fullmatch(piece):
-                found.append(Number(run.start(), run.end(), _value(*single.groups(""))))
-    return found
+                read.append(Number(run.start(), run.end(), _value(*single.groups(""))))
+    return read
 
 
 def _within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
@@ -158,10 +158,10 @@ def _products(
                     yield first, rounded
 
 
-def _token_positions(text: str, found: Sequence[Number]) -> list[int]:
+def _token_positions(text: str, in_text: Sequence[Number]) -> list[int]:
     """Return the token position of each number; a gap longer than any window is counted only in part."""
     at, position, end = [], 0, 0
-    for number in found:
+    for number in in_text:
         position += 1 + _tokens(text, end, number.start)
         end = number.end
         at.append(position)
@@ -189,12 +189,12 @@ def selection_rule(text: str, whole: str) -> str | None:
     - "three_numbers" (iii): three numbers, for 1 % of the documents. A hash of `whole`, the document's text, selects
       them, so a document and its segments are selected together.
     """
-    found = numbers(text)
-    if len(found) >= 3 and holds_operation(text, found):
+    in_text = numbers(text)
+    if len(in_text) >= 3 and holds_operation(text, in_text):
         return "operation"
-    if any(_after_phrase(text, number) for number in found):
+    if any(_after_phrase(text, number) for number in in_text):
         return "phrase"
-    return "three_numbers" if len(found) >= 3 and _picked(whole) else None
+    return "three_numbers" if len(in_text) >= 3 and _picked(whole) else None
 
 
 def _after_phrase(text: str, number: Number) -> bool:

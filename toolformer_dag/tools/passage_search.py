@@ -236,9 +236,9 @@ class PassageSearch:
         any_term = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, tantivy.Query.term_query(self._schema, "words", term, "freq")) for term in terms]
         )
-        found = self._with_ties(any_term, limit)
-        numbers = self._searcher.fast_field_values("number", [address for _, address in found])
-        ranked = sorted(zip(found, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
+        hits = self._with_ties(any_term, limit)
+        numbers = self._searcher.fast_field_values("number", [address for _, address in hits])
+        ranked = sorted(zip(hits, numbers, strict=True), key=lambda hit: (-round(hit[0][0], SCORE_DIGITS), hit[1]))
         packed = [(score, bytes(self._searcher.doc(address)["passage"][0])) for (score, address), _ in ranked[:limit]]
         return [(score, Passage.unpacked(passage)) for score, passage in packed]
 
@@ -246,10 +246,10 @@ class PassageSearch:
         """Return (score, address) of the best `limit` passages and of all that score as the last of them."""
         wanted = limit + TIE_MARGIN
         while True:
-            found: list[tuple[float, Any]] = self._searcher.search(query, wanted, count=False).hits
-            scores = [round(score, SCORE_DIGITS) for score, _ in found]
-            if len(found) < wanted or scores[-1] < scores[limit - 1]:
-                return found
+            hits: list[tuple[float, Any]] = self._searcher.search(query, wanted, count=False).hits
+            scores = [round(score, SCORE_DIGITS) for score, _ in hits]
+            if len(hits) < wanted or scores[-1] < scores[limit - 1]:
+                return hits
             wanted *= 4
 
 

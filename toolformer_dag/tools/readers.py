@@ -97,8 +97,8 @@ def reader_input(question: str, passages: Sequence[Passage]) -> str:
     """Format question and passages; the question comes first, so that truncation cuts the last passages."""
     if not passages:
         return f"Answer the question in a few words.\nQuestion: {question}"
-    found = "\n".join(f"{passage.title}: {passage.text}" for passage in passages)
-    return f"Answer the question in a few words, from the passages.\nQuestion: {question}\nPassages:\n{found}"
+    listed = "\n".join(f"{passage.title}: {passage.text}" for passage in passages)
+    return f"Answer the question in a few words, from the passages.\nQuestion: {question}\nPassages:\n{listed}"
 
 
 class Seq2SeqReader:
@@ -164,11 +164,11 @@ class ExtractiveReader:
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         pairs = [(n, passage.text) for n, own in enumerate(passages) for passage in own]
-        found: dict[int, tuple[float, str]] = {}
+        best: dict[int, tuple[float, str]] = {}
         for (n, text), span in zip(pairs, self._spans([(questions[n], text) for n, text in pairs]), strict=True):
-            if span and span[0] > found.get(n, (0.0, ""))[0]:
-                found[n] = span[0], text[span[1] : span[2]]
-        return [ToolResult(found[n][1]) if n in found else NO_ANSWER for n in range(len(questions))]
+            if span and span[0] > best.get(n, (0.0, ""))[0]:
+                best[n] = span[0], text[span[1] : span[2]]
+        return [ToolResult(best[n][1]) if n in best else NO_ANSWER for n in range(len(questions))]
 
     def _spans(self, pairs: Sequence[tuple[str, str]]) -> list[Span | None]:
         """Return the score and the characters of the best span of each pair of question and text."""

@@ -161,13 +161,13 @@ def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[T
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
-    found = getattr(_import(key, use, module_name, root), class_name, None)
-    if not _is_tool(found):
+    tool_class = getattr(_import(key, use, module_name, root), class_name, None)
+    if not _is_tool(tool_class):
         raise ToolError(
             f"[tools.{key}]: use = {use!r} is not a tool; {class_name!r} must be a class of {module_name} that derives "
             "from toolformer_dag.tools.tool.Tool and defines run"
         )
-    return found
+    return tool_class
 
 
 def built_in_tools() -> list[str]:

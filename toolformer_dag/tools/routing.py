@@ -70,12 +70,12 @@ class Router:
         """
         terms = [tantivy.Query.term_query(self._schema, "terms", term, "freq") for term in _terms(text)]
         query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         for score, at in self._searcher.search(query, len(self._keys)).hits if terms else []:  # the best comes first
-            if len(found) >= most and score < min(found.values()):
+            if len(scores) >= most and score < min(scores.values()):
                 break
-            found.setdefault(self._keys[self._searcher.doc(at)["number"][0]], float(score))
-        return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:most])
+            scores.setdefault(self._keys[self._searcher.doc(at)["number"][0]], float(score))
+        return dict(sorted(scores.items(), key=lambda one: (-one[1], one[0]))[:most])
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:

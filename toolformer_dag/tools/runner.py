@@ -205,13 +205,13 @@ class Runner:
                 self._count(answers[call])
         return fitting
 
-    def _run_batches(self, waiting: Iterator[CallBatch], found: dict[ToolCall, ToolResult]) -> None:
+    def _run_batches(self, waiting: Iterator[CallBatch], answers: dict[ToolCall, ToolResult]) -> None:
         """Run batches until none is waiting; lanes share `waiting`, and after an error none begins another batch."""
         worker = TimedWorker()
         try:
             for batch in waiting:
                 for call, result in self._results(batch, worker):
-                    found[call] = result
+                    answers[call] = result
                     self._count(result)
         finally:
             deque(waiting, maxlen=0)

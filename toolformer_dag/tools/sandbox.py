@@ -204,8 +204,8 @@ def _command(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
     """Return the paths that exist, each once, without those below another."""
-    found = dict.fromkeys(filter(Path.exists, paths))
-    return [path for path in found if not found.keys() & set(path.parents)]
+    existing = dict.fromkeys(filter(Path.exists, paths))
+    return [path for path in existing if not existing.keys() & set(path.parents)]
 
 
 def _readable(tool: Tool) -> Iterator[Path]:

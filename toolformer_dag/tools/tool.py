@@ -175,11 +175,11 @@ class Tool(ABC):
         schema = self.schema
         if schema is None:
             return None
-        found = read_arguments(input, schema)
+        arguments = read_arguments(input, schema)
         if self.Arguments is None:
-            return found
+            return arguments
         try:
-            return self.Arguments.model_validate(found)
+            return self.Arguments.model_validate(arguments)
         except ValidationError as error:
             first = error.errors()[0]
             raise BadArguments(f"bad_arguments: {'.'.join(map(str, first['loc']))} {first['type']}") from error

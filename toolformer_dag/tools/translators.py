@@ -66,8 +66,8 @@ def _with_languages(tokenizer: Any, file: Path) -> Any:
     first = SentencePieceProcessor(model_file=str(file)).get_piece_size() + 1  # fairseq adds <pad>
     read = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     pieces = {piece: number for piece, number in read["vocab"].items() if number < first}
-    behind = {code: first + number for number, code in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token])}
-    whole = NllbTokenizer(vocab={**pieces, **behind}, merges=[tuple(merge) for merge in read["merges"]])
+    languages = {code: first + number for number, code in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token])}
+    whole = NllbTokenizer(vocab={**pieces, **languages}, merges=[tuple(merge) for merge in read["merges"]])
     whole.backend_tokenizer.normalizer = tokenizer.backend_tokenizer.normalizer
     return whole
 
@@ -143,10 +143,10 @@ class Int8:
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
         """Translate encoded texts greedily to English of at most `max_tokens` tokens each."""
         pieces = [self.tokenizer.convert_ids_to_tokens(each) for each in ids]
-        found = self._translator.translate_batch(
+        translated = self._translator.translate_batch(
             pieces, target_prefix=[[ENGLISH]] * len(pieces), beam_size=1, max_decoding_length=self._max_tokens
         )
-        english = [self.tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+        english = [self.tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in translated]
         texts: list[str] = self.tokenizer.batch_decode(english, skip_special_tokens=True)
         return texts
 
@@ -165,15 +165,15 @@ class NeuralTranslator:
             checkpoint = self._checkpoint
             languages = self._identifier.identify(texts)
             coded = zip(texts, languages, strict=True)
-            found = dict(enumerate(_code(text, language.label, checkpoint.tokenizer) for text, language in coded))
-            known = {n: code.result for n, code in found.items() if code.result}
+            results = dict(enumerate(_code(text, language.label, checkpoint.tokenizer) for text, language in coded))
+            known = {n: code.result for n, code in results.items() if code.result}
             ids = encode(checkpoint.tokenizer, [texts[n] for n in known], list(known.values()))
             placed = dict(zip(known, ids, strict=True))
             fitting = {n: own for n, own in placed.items() if len(own) <= self._options.max_input_tokens}
             english = checkpoint.translate(list(fitting.values())) if fitting else []
-        found |= dict.fromkeys(known, ToolResult(None, "input_too_long"))
-        found |= dict(zip(fitting, map(ToolResult, english), strict=True))
-        return list(found.values())
+        results |= dict.fromkeys(known, ToolResult(None, "input_too_long"))
+        results |= dict(zip(fitting, map(ToolResult, english), strict=True))
+        return list(results.values())
 
     def wants(self, text: str) -> str | None:
         return next(("foreign_chunk" for _ in foreign_chunks(text, self._identifier)), None)

@@ -63,25 +63,25 @@ def facts(passage: Passage) -> Iterator[tuple[RelationWords, str]]:
     """Yield what a passage tells of its entity, in the words of the encyclopaedia."""
     for sentence in _SENTENCE_END.split(passage.text):
         for known in _known():
-            found = next((match for one in known.patterns if (match := one.fullmatch(sentence))), None)
-            if found and found["e"] == passage.title:
-                yield known, found["v"]
+            match = next(filter(None, (pattern.fullmatch(sentence) for pattern in known.patterns)), None)
+            if match and match["e"] == passage.title:
+                yield known, match["v"]
 
 
 def answer(question: str, passages: Sequence[Passage]) -> str | None:
     """Return the value of the likeliest relation of the entity that a question names; None where it names none."""
     asked = dict.fromkeys(stems(question))
-    found: list[tuple[float, float, str]] = []
+    values: list[tuple[float, float, str]] = []
     for passage in passages:
         name = stems(passage.title)
         named = sum(stem in asked for stem in name) / max(len(name), 1)
         if named >= LEAST:
             words = [stem for stem in asked if stem not in name]
-            found += [(named, known.score(words), value) for known, value in facts(passage)]
-    return max(found)[2] if found else None
+            values += [(named, known.score(words), value) for known, value in facts(passage)]
+    return max(values)[2] if values else None
 
 
 def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
     """Answer each question from its passages of the synthetic world's encyclopaedia."""
-    found = [answer(question, own) for question, own in zip(questions, passages, strict=True)]
-    return [ToolResult(text) if text else NO_ANSWER for text in found]
+    answers = [answer(question, own) for question, own in zip(questions, passages, strict=True)]
+    return [ToolResult(text) if text else NO_ANSWER for text in answers]

@@ -83,20 +83,20 @@ class _Parser:
         return token
 
     def _sum(self) -> Fraction:
-        found = self._product()
+        value = self._product()
         while sign := self._take("+-"):
             right = self._product()
-            found = found + right if sign == "+" else found - right
-        return found
+            value = value + right if sign == "+" else value - right
+        return value
 
     def _product(self) -> Fraction:
-        found = self._signed()
+        value = self._signed()
         while sign := self._take("*/"):
             right = self._signed()
             if sign == "/" and not right:
                 raise NoResult("division_by_zero")
-            found = found * right if sign == "*" else found / right
-        return found
+            value = value * right if sign == "*" else value / right
+        return value
 
     def _signed(self) -> Fraction:
         negative = False

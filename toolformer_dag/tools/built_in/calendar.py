@@ -41,8 +41,8 @@ class Calendar(Tool):
             return []
         day = date.fromisoformat(context)
         parts = {f"{day:%A}", f"{day:%B}", str(day.year)}
-        found = [match.start() for match in DATED.finditer(text) if match[0] in parts]
-        return [Proposed(at, "") for at in found[:: -(-len(found) // PER_TEXT) or 1]]
+        places = [match.start() for match in DATED.finditer(text) if match[0] in parts]
+        return [Proposed(at, "") for at in places[:: -(-len(places) // PER_TEXT) or 1]]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call) for call in calls]

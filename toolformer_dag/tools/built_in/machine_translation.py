@@ -37,15 +37,17 @@ class EmbeddedTranslator:
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
         english = [translate(text) for text in texts]
-        return [ToolResult(found) if found else ToolResult(None, "unknown_phrase") for found in english]
+        return [
+            ToolResult(translation) if translation else ToolResult(None, "unknown_phrase") for translation in english
+        ]
 
     def wants(self, text: str) -> str | None:
         """Return `lexicon_phrase` where an article and a word of the lexicon stand between English words.
 
         The phrases have two or three words, too few for fastText; it identifies up to BESIDE words before and after.
         """
-        for found in _PHRASE.finditer(text):
-            if found[1].lower() in lexicon() and self._is_english_beside(text, *found.span()):
+        for match in _PHRASE.finditer(text):
+            if match[1].lower() in lexicon() and self._is_english_beside(text, *match.span()):
                 return "lexicon_phrase"
         return None
 
@@ -55,7 +57,7 @@ class EmbeddedTranslator:
         sides = [" ".join(side) for side in (before, after)]
         if not all(any(map(str.isalpha, side)) for side in sides):
             return False
-        return all(found.label == ENGLISH_LABEL for found in self._identifier.identify(sides))
+        return all(language.label == ENGLISH_LABEL for language in self._identifier.identify(sides))
 
     def identity(self) -> Mapping[str, object]:
         """Return the fingerprint of the dictionary and the version of its rules."""
@@ -101,9 +103,9 @@ class MachineTranslation(Tool):
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
         """Return translations inside the quotes of a gloss, of phrases that fastText takes for another language."""
-        found = list(glosses.glosses(text))
-        labels = Identifier(self.options.identifier).identify([one.input.lower() for one in found])
-        return [one for one, language in zip(found, labels, strict=True) if language.label != ENGLISH_LABEL]
+        proposed = list(glosses.glosses(text))
+        labels = Identifier(self.options.identifier).identify([call.input.lower() for call in proposed])
+        return [call for call, language in zip(proposed, labels, strict=True) if language.label != ENGLISH_LABEL]
 
     def rule_identity(self) -> Mapping[str, object]:
         return {"rule": glosses.VERSION, "identifier": Identifier(self.options.identifier).identity()}

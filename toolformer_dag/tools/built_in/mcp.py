@@ -52,11 +52,11 @@ def filled(template: str, answer: "CallToolResult") -> str:
     if not isinstance(value, Mapping):
         raise NoResult("no_object")
 
-    def field(found: re.Match[str]) -> str:
+    def field(match: re.Match[str]) -> str:
         below: Any = value
-        for name in found[1].split("."):
+        for name in match[1].split("."):
             if not isinstance(below, Mapping) or name not in below:
-                raise NoResult(f"no_field: {found[1]}")
+                raise NoResult(f"no_field: {match[1]}")
             below = below[name]
         return compact(below)
 
@@ -147,7 +147,7 @@ class McpTool(Tool):
             if answer.is_error:
                 _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
                 return ToolResult(None, "tool_error")
-            found = text_of(answer) if self.options.result is None else filled(self.options.result, answer)
+            text = text_of(answer) if self.options.result is None else filled(self.options.result, answer)
         except SessionLost:
             self.close(session)
             raise
@@ -156,4 +156,4 @@ class McpTool(Tool):
                 message = self.options.public(cause)
                 _log.warning("%s(%.80s): %s; MCP client: %s", self.name, call.input, error.reason, message)
             return ToolResult(None, error.reason)
-        return ToolResult(None, "no_text") if found is None else ToolResult(found)
+        return ToolResult(None, "no_text") if text is None else ToolResult(text)

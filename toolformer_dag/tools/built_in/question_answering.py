@@ -61,8 +61,8 @@ class QuestionAnswering(Tool):
         passages = [[passage for _, passage in search.search(one, most)] if search else [] for one in asked.values()]
         with self._reading:
             answers = self._reader(list(asked.values()), passages) if asked else []
-        found = dict(zip(asked, answers, strict=True))
-        return [found.get(n, ToolResult(None, "no_question")) for n in range(len(calls))]
+        by_number = dict(zip(asked, answers, strict=True))
+        return [by_number.get(n, ToolResult(None, "no_question")) for n in range(len(calls))]
 
     def identity(self) -> Mapping[str, object]:
         retrieval = self.options.retrieval_identity() if self.options.passages_read else {}

@@ -32,9 +32,9 @@ def propose_searches(text: str) -> Iterator[Proposed]:
 
 
 def _searches(text: str) -> Iterator[Proposed]:
-    found = [one for one in FACT.finditer(text) if one[0].lower() not in COMMON]
-    for number, fact in enumerate(found):
-        name = next((one for one in reversed(found[:number]) if one[0][0].isalpha()), None)
+    facts = [one for one in FACT.finditer(text) if one[0].lower() not in COMMON]
+    for number, fact in enumerate(facts):
+        name = next((one for one in reversed(facts[:number]) if one[0][0].isalpha()), None)
         if name is not None and _is_new(text, fact) and fact.start() - name.end() < NEAR:
             between = text[name.end() : fact.start()]
             if "\n" not in between:

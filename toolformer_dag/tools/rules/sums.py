@@ -48,13 +48,13 @@ def propose_sums(text: str, strict: bool) -> Iterator[Proposed]:
     Nearest operands come first. `strict`, for web pages: the result is at least 20 or has decimals, no operand is 0, 1
     or 2, and the number is no year and no part of a date, time or version.
     """
-    found = sorted([*_in_digits(text), *_in_words(text)])
+    in_text = sorted([*_in_digits(text), *_in_words(text)])
     tokens = [match.start() for match in TOKEN.finditer(text)]
-    at = [bisect_right(tokens, one.start) for one in found]
-    for number, target in enumerate(found):
+    at = [bisect_right(tokens, one.start) for one in in_text]
+    for index, target in enumerate(in_text):
         if target.in_digits and _may_be_result(target) and (not strict or _is_quantity(text, target)):
-            first = max(bisect_left(at, at[number] - WINDOW + 1), number - OPERANDS)
-            for _, call in zip(range(CALLS), _answering(found[first:number], target, strict), strict=False):
+            first = max(bisect_left(at, at[index] - WINDOW + 1), index - OPERANDS)
+            for _, call in zip(range(CALLS), _answering(in_text[first:index], target, strict), strict=False):
                 yield Proposed(target.start, call)
 
 
