@@ -124,15 +124,15 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
     gains = iter(
         engine.needs(
             [
-                NeedRequest(texts[key[0]], key[1], *one)
-                for key, results in zip(keys, asked, strict=True)
-                for one in results
+                NeedRequest(texts[key[0]], key[1], *triple)
+                for key, triples in zip(keys, asked, strict=True)
+                for triple in triples
             ]
         )
     )
     entries = [
-        (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in results]))
-        for key, results in zip(keys, asked, strict=True)
+        (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in triples]))
+        for key, triples in zip(keys, asked, strict=True)
     ]
     needs.append(pl.DataFrame(entries, schema=NEEDS, orient="row"))
     return Work(Counter(engine.counts.as_dict()) - before, backends=frozenset({engine.backend.identity}))

@@ -152,16 +152,17 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
             tables = [
-                plan.lake.table(f"{lane.key}/{name}") for name in (lane.swapped if "swap" in columns else lane.scored)
+                plan.lake.table(f"{lane.key}/{source}")
+                for source in (lane.swapped if "swap" in columns else lane.scored)
             ]
             if files := [file for table in tables for file in table.all_files()]:
                 names = ", ".join(column.split()[0] for column in columns.split(", "))
                 read = scores.calls(plan, lane, tables[0].parts(), files, swaps="swap" in columns)
                 connection.execute(f"INSERT INTO {name} BY NAME SELECT {names} FROM ({read})")
         tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-        one = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
-        connection.execute(f"CREATE TABLE lanes {one} tau_f", {"tool": lane.key, "value": tau_f})
-        connection.execute(f"CREATE TABLE filter_rules {one} by_chance", {"tool": lane.key, "value": by_chance})
+        select = "AS SELECT $tool::VARCHAR AS tool, $value::DOUBLE AS"
+        connection.execute(f"CREATE TABLE lanes {select} tau_f", {"tool": lane.key, "value": tau_f})
+        connection.execute(f"CREATE TABLE filter_rules {select} by_chance", {"tool": lane.key, "value": by_chance})
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
         run_sql(connection, JUDGED)
         connection.execute("CREATE TABLE decisions AS FROM judged")
