@@ -193,8 +193,8 @@ class CachedBranches:
         self.rows[self.group, 0, self.column] = self.order[:, None]
         lengths = on_device(kept, self.device)
         self.starts = lengths[:, None] + self.texts.head.length
-        behind = torch.arange(self.texts.head.length + self.width, device=self.device)
-        self.behind = behind.expand(len(slots), -1)
+        shared = torch.arange(self.texts.head.length + self.width, device=self.device)
+        self.shared_positions = shared.expand(len(slots), -1)
 
     def _open(self, slots: set[int], width: int) -> None:
         """Choose whose keys are multiplied: of all slots in place, or, where less than half are used, gathered."""
@@ -233,9 +233,9 @@ class CachedBranches:
         head = self.texts.head.length
         own = self.starts + torch.arange(self._now, device=self.device)
         queries = self.starts + self.age[:, None]
-        seen = torch.cat([self.behind < self.starts, own <= queries], 1)[:, None]
+        seen = torch.cat([self.shared_positions < self.starts, own <= queries], 1)[:, None]
         longest = head + max(kept + age for kept, age in zip(self.kept, self.ages, strict=True)) + 1
-        return Visibility(queries, torch.cat([self.behind, own], 1), longest, self.backbone.model.dtype, seen)
+        return Visibility(queries, torch.cat([self.shared_positions, own], 1), longest, self.backbone.model.dtype, seen)
 
     def _with_texts(self, heads: Tensor, rows: Tensor, shared: Tensor) -> Tensor:
         """Multiply rows [B, H_kv, R, X] by the [H_kv, X, Y] of each row's text, laid out by text."""

@@ -105,7 +105,7 @@ class CachedPrefixes:
         return torch.cat([ends, self._run_texts(ids, texts, paths)], 1) if ids.shape[1] else ends
 
     def _run_trees(self, trees: Sequence[PrefixTree], nodes: Nodes) -> Tensor:
-        """Run trees in one pass, append their keys to `found`, and return features [nodes, F]."""
+        """Run trees in one pass, append their keys to `nodes`, and return features [nodes, F]."""
         ids = padded([tree.tokens for tree in trees], self.backbone.device)
         places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
         rows, columns = on_device(places, ids.device).T

@@ -141,7 +141,7 @@ class Proposing:
         return np.split(self._chances(rows, self.start[0]), np.cumsum([n for *_, n in starts])[:-1])
 
     def _further_tokens(self, slot: int, item: TokenText, probabilities: Probabilities, first: int) -> None:
-        """Multiply p_i in `found`, from place `first` on, by the probabilities of the other tokens of " ["."""
+        """Multiply p_i in `probabilities`, from place `first` on, by the probabilities of the other tokens of " ["."""
         n = len(probabilities)
         branches = self.texts.branches(n, len(self.start))
         branches.admit([slot] * n, [item.before + first + i for i in range(n)])

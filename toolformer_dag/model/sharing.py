@@ -143,11 +143,11 @@ def _continued(start: Callable[[Backbone, Sequence[int]], Head], backbone: Backb
     text, own = tokens[HEAD : HEAD + TEXT], tokens[HEAD + TEXT :]
     sequences = [[*text, tokens[0]], [*text[: SHORT + 1]]]
     texts = start(backbone, tokens[:HEAD]).texts(slots=2, width=TEXT + 1)
-    behind = texts.features([0, 1], sequences, first=0)[0, :TEXT]
+    features = texts.features([0, 1], sequences, first=0)[0, :TEXT]
     branches = texts.branches(capacity=3, room=len(own))
     branches.admit([0, 1, 0], [TEXT, SHORT, TEXT])
     steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in own]
-    return backbone.logits(torch.cat([behind, *steps]))
+    return backbone.logits(torch.cat([features, *steps]))
 
 
 def _branched(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
