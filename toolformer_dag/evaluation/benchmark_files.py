@@ -103,7 +103,7 @@ def json_file(file: Path) -> Any:
 
 
 def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
-    """Return the list in `found`, the parsed content of `file`, or under its `key`. Raises BenchmarkError."""
+    """Return the list in `parsed`, the parsed content of `file`, or under its `key`. Raises BenchmarkError."""
     listed = parsed if key is None else parsed.get(key) if isinstance(parsed, dict) else None
     if not isinstance(listed, list):
         what = f"{file} holds no list{f' {key!r}' if key else ''}"

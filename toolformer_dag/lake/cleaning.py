@@ -42,7 +42,7 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 
 
 def _removed(lake: Lake, items: Sequence[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
-    """Remove what was found; return it without stored rows that a run has opened meanwhile."""
+    """Remove items; return them without stored rows that a run has opened meanwhile."""
     stores = {item.owner for item, _ in items if item.kind == "rows"}
     removed = [one for one in items if one[0].owner not in stores]
     lake.storage.remove(*(item.path for item, _ in removed))

@@ -84,15 +84,15 @@ MAX_PAIRS = 1_000_000
 """The most pairs of numbers that are tried per document; of 4,035 real pages one needs more than 10,000."""
 
 
-def holds_operation(text: str, found: Sequence[Number]) -> bool:
+def holds_operation(text: str, in_text: Sequence[Number]) -> bool:
     """Return whether three numbers within WINDOW tokens hold a result of +, -, * or / of the other two.
 
     The result may be exact or rounded as the calculator rounds; a whole number is only an exact result, because
     2001 / 1999 is 1.00 for any two years. A number, a word and a punctuation mark each count as a token. At most WINDOW
     pairs per number are tried. Raises OverBudget after MAX_PAIRS pairs.
     """
-    at = _token_positions(text, found)
-    values, unit = _scaled([number.value for number in found])
+    at = _token_positions(text, in_text)
+    values, unit = _scaled([number.value for number in in_text])
     places: dict[int, list[int]] = defaultdict(list)
     for value, position in zip(values, at, strict=True):
         places[value].append(position)
