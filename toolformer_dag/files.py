@@ -54,7 +54,7 @@ LIMIT_WORDS = {
 def limit_met(error: BaseException) -> str | None:
     """Name the limit of this process that an error tells of; None for any other error."""
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    words = (found for word, found in LIMIT_WORDS.items() if word in str(error))
+    words = (code for word, code in LIMIT_WORDS.items() if word in str(error))
     number = next(words, None) if number is None else number
     for name, limit, numbers, what in LIMITS:
         if number in numbers:

@@ -131,9 +131,9 @@ def _hashed(file: Path, stamp: tuple[int, ...]) -> Hashes:
     if stamp[0] < LARGE:
         return _read(file)
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = json.loads(_remembered(file).read_text("utf-8"))
-        remembered = Hashes(found["hash"], found["content"])
-        if found["seal"] == fingerprint([*stamp, *remembered]):
+        note = json.loads(_remembered(file).read_text("utf-8"))
+        remembered = Hashes(note["hash"], note["content"])
+        if note["seal"] == fingerprint([*stamp, *remembered]):
             return remembered
     hashes = _read(file)
     remember(file, hashes, stamp)

@@ -72,8 +72,8 @@ def _asked(
     """Return every call with the number of its conversation, and results to hold it against."""
     places = [(row, at, index) for row, talk in enumerate(talks) for at, index in calls_of(talk)]
     exchanged = exchange([(document_of(talks[row]), talks[row][at].calls[index]) for row, at, index in places], swaps)
-    found = zip(places, exchanged, strict=True)
-    return [(row, Asked(talks[row], at, index, tuple(given[row] or swapped))) for (row, at, index), swapped in found]
+    pairs = zip(places, exchanged, strict=True)
+    return [(row, Asked(talks[row], at, index, tuple(given[row] or swapped))) for (row, at, index), swapped in pairs]
 
 
 def _sum(calls: Sequence[JudgedCall]) -> float | None:

@@ -138,15 +138,15 @@ def measurement(plan: Plan, name: str) -> Output:
         for checkpoint in CHECKPOINTS:  # those of another machine too
             checkpoint_files(plan.settings, checkpoint).receive()
         began = time.monotonic()
-        found = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
-        note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens, found.calls))
+        result = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
+        note_cost(context, lake, StepCost(time.monotonic() - began, result.tokens, result.calls))
         for checkpoint in CHECKPOINTS:
             files = checkpoint_files(plan.settings, checkpoint)
             files.receive()  # one that was trained elsewhere meanwhile stays
             add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
             files.send()
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(found.version), metadata=_shown(context, lake, name, found)
+            data_version=dg.DataVersion(result.version), metadata=_shown(context, lake, name, result)
         )
 
     read = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
@@ -164,23 +164,23 @@ def measurement(plan: Plan, name: str) -> Output:
 
 
 def _shown(
-    context: dg.AssetExecutionContext, lake: Lake, name: str, found: Measurement
+    context: dg.AssetExecutionContext, lake: Lake, name: str, result: Measurement
 ) -> Mapping[str, dg.MetadataValue]:
-    more = _of_accuracy(lake, found) if name == ACCURACY else _of_perplexity(context, found)
-    return {**_metadata(name, found), **more}
+    more = _of_accuracy(lake, result) if name == ACCURACY else _of_perplexity(context, result)
+    return {**_metadata(name, result), **more}
 
 
-def _metadata(name: str, found: Measurement) -> Mapping[str, dg.MetadataValue]:
+def _metadata(name: str, result: Measurement) -> Mapping[str, dg.MetadataValue]:
     return {
-        ROWS: dg.MetadataValue.int(found.rows.height),
-        name.rpartition("/")[2]: dg.MetadataValue.md(frame_table(found.shown, found.shown.height)),
+        ROWS: dg.MetadataValue.int(result.rows.height),
+        name.rpartition("/")[2]: dg.MetadataValue.md(frame_table(result.shown, result.shown.height)),
         UNCHANGED: dg.MetadataValue.bool(False),
     }
 
 
-def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValue]:
-    left_out = {benchmark: dict(reasons) for benchmark, reasons in found.left_out.items()}
-    percent = found.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
+def _of_accuracy(lake: Lake, result: Measurement) -> Mapping[str, dg.MetadataValue]:
+    left_out = {benchmark: dict(reasons) for benchmark, reasons in result.left_out.items()}
+    percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
     return {
         **numbers(percent.with_columns(pl.col("accuracy").round(1)), "accuracy", "benchmark", ", %"),
         "in_corpus": dg.MetadataValue.md(frame_table(overlap_counts(lake.table(OVERLAP).read(WHOLE)), 30)),
@@ -189,10 +189,10 @@ def _of_accuracy(lake: Lake, found: Measurement) -> Mapping[str, dg.MetadataValu
     }
 
 
-def _of_perplexity(context: dg.AssetExecutionContext, found: Measurement) -> Mapping[str, dg.MetadataValue]:
-    texts = found.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
+def _of_perplexity(context: dg.AssetExecutionContext, result: Measurement) -> Mapping[str, dg.MetadataValue]:
+    texts = result.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
     warning = too_few(max(texts), "measure perplexity")
     if warning:
         context.log.warning(warning)
     few = {"warning": dg.MetadataValue.text(warning)} if warning else {}
-    return {**numbers(found.rows, "perplexity", "source"), **few}
+    return {**numbers(result.rows, "perplexity", "source"), **few}

@@ -96,8 +96,8 @@ def loss_curve(curve: pl.DataFrame) -> str:
     """
     finite = curve.filter(pl.col("value").is_finite())
     last, parts, legend = max(finite["step"].to_list(), default=0), list[str](), dict[str, str]()
-    found = finite.group_by("measure", maintain_order=True)
-    for ((measure,), points), color, at in zip(found, (BLUE, ORANGE), (-LEFT, WIDTH + 3), strict=False):
+    by_measure = finite.group_by("measure", maintain_order=True)
+    for ((measure,), points), color, at in zip(by_measure, (BLUE, ORANGE), (-LEFT, WIDTH + 3), strict=False):
         few = _sampled(points.sort("step"))
         values = few["value"].to_list()
         parts.append(_curve(few["step"].to_list(), values, color, x_from=0, x_to=last))

@@ -22,10 +22,10 @@ def stale_assets(outputs: Sequence[Output]) -> dict[str, Reasons]:
     """
     gc.disable()  # the records of 100,000 parts hold no circle, and looking for one took a third of the time
     try:
-        found = {output.name: output.reasons() for output in outputs}
+        by_name = {output.name: output.reasons() for output in outputs}
     finally:
         gc.enable()
-    return {name: reasons for name, reasons in found.items() if reasons}
+    return {name: reasons for name, reasons in by_name.items() if reasons}
 
 
 def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:
@@ -77,11 +77,11 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
         description="The shard files: names, sizes and times of change. The sensor `shard_files` looks at them.",
     )
     def files() -> dg.MaterializeResult:
-        found = plan.fresh().stamps
-        sizes = {name: stamp.get("bytes", 0) for name, stamp in found.items()}
+        stamps = plan.fresh().stamps
+        sizes = {name: stamp.get("bytes", 0) for name, stamp in stamps.items()}
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(fingerprint(found)),
-            metadata={ROWS: len(found), "bytes": dg.MetadataValue.md(counts_table("shard", sizes, "bytes"))},
+            data_version=dg.DataVersion(fingerprint(stamps)),
+            metadata={ROWS: len(stamps), "bytes": dg.MetadataValue.md(counts_table("shard", sizes, "bytes"))},
         )
 
     return files

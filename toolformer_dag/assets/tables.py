@@ -44,9 +44,9 @@ def refuse_unread(made: TableOutput) -> None:
 
 def table_reasons(made: TableOutput) -> Reasons:
     """Return why a table is out of date; the documents also where there is none, so that each run says so."""
-    found = differences(made)
-    reason = None if found or made.name != RAW_SHARDS else nothing_read(made.plan)
-    return Reasons({WHOLE: [reason]}) if reason else found
+    reasons = differences(made)
+    reason = None if reasons or made.name != RAW_SHARDS else nothing_read(made.plan)
+    return Reasons({WHOLE: [reason]}) if reason else reasons
 
 
 def tool_pool(lane: Lane) -> str:
@@ -177,9 +177,9 @@ def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
     """Texts of C* per lane, as in Table 2, all with calls, and those that stand as they are."""
     batches = [batch["tools"] for batch in corpus_batches(table.plan.lake)]
     counts = Counter(tool for tools in batches for tool in tools.list.explode())  # None for a text without calls
-    found = {lane: counts[lane] for lane in table.plan.lane_names}
-    found["all"] = sum(map(len, batches)) - counts[None]
-    shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in found.items()}
+    texts = {lane: counts[lane] for lane in table.plan.lane_names}
+    texts["all"] = sum(map(len, batches)) - counts[None]
+    shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in texts.items()}
     return {**shown, **({"texts without calls": dg.MetadataValue.int(counts[None])} if counts[None] else {})}
 
 

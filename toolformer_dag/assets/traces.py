@@ -36,15 +36,15 @@ def _judged_traces(plan: Plan) -> Output:
         if len(shown) < 2:
             compute.workers.close()  # the judge is loaded here
             began = time.monotonic()
-            found = judge_traces(settings, settings.traces.source, database, progress(context, "calls"))
-            note_cost(context, lake, StepCost(time.monotonic() - began, found.tokens))
+            judgement = judge_traces(settings, settings.traces.source, database, progress(context, "calls"))
+            note_cost(context, lake, StepCost(time.monotonic() - began, judgement.tokens))
             tools = query(database, "FROM trace_tools")
             shown = {
                 ROWS: int(tools["calls"].sum()),
                 "verdicts": dg.MetadataValue.md(frame_table(tools, tools.height)),
-                "rejections": found.rejected,
+                "rejections": judgement.rejected,
                 "file": dg.MetadataValue.path(str(database)),
-                TOKENS: found.tokens,
+                TOKENS: judgement.tokens,
                 CALLS: 0,
                 UNCHANGED: False,
             }

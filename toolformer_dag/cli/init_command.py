@@ -36,7 +36,7 @@ def init(
         "{corpus}": f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]',
         "{model}": f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"',
     }
-    found = ""
+    shards = ""
     for name, template in WRITTEN.items():
         if (folder / name).exists():
             typer.echo(f"{folder / name} is there already and stays as it is")
@@ -47,9 +47,9 @@ def init(
         write_whole(folder / name, text.encode())
         typer.echo(folder / name)
         if name == SETTINGS:
-            found = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
+            shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
     look = f"toolformer-dag run --config {quote(str(folder / SETTINGS))} --first 1"
-    typer.echo(f"{found and f'Found {found}. '}Take a first look:\n  {look}")
+    typer.echo(f"{shards and f'Found {shards}. '}Take a first look:\n  {look}")
 
 
 def _corpus(folder: Path) -> Iterator[str]:

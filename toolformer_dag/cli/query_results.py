@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 @cache
 def saved_queries() -> Mapping[str, str]:
     """Return the texts of the queries in saved_queries/ by name; the first line is a comment that describes them."""
-    found = sorted(files(__package__).joinpath("saved_queries").iterdir(), key=lambda file: file.name)
-    return {file.name.removesuffix(".sql"): file.read_text("utf-8") for file in found if file.name.endswith(".sql")}
+    listed = sorted(files(__package__).joinpath("saved_queries").iterdir(), key=lambda file: file.name)
+    return {file.name.removesuffix(".sql"): file.read_text("utf-8") for file in listed if file.name.endswith(".sql")}
 
 
 def description(query: str) -> str:

@@ -105,12 +105,12 @@ def stale(
         report.raise_for_failures()
         typer.echo(_summary(report))
         return
-    found = project.stale()
-    for name, reasons in found.items():
+    outdated = project.stale()
+    for name, reasons in outdated.items():
         typer.echo(name)
         for reason in reasons.lines if why else ():
             typer.echo(f"    {reason}")
-    if not found:
+    if not outdated:
         typer.echo("Nothing is stale.")
 
 

@@ -72,11 +72,11 @@ def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
         options = McpOptions.model_validate(connection, context={"root": root})
     except ValidationError as error:
         raise UserError(explain_options(name, error, McpOptions).replace("[tools.", "[servers.")) from error
-    found = sorted(list_tools(options), key=lambda tool: tool.name)
+    tools = sorted(list_tools(options), key=lambda tool: tool.name)
     return [
         {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
         | ({FAULT: fault} if (fault := schema_fault(tool.input_schema)) else {})
-        for tool in found
+        for tool in tools
     ]
 
 

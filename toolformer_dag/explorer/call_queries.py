@@ -83,7 +83,7 @@ def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:
     `asked`: tool and tau, and of domain, verdict (kept, lost), reason and text what the calls are filtered by.
     """
     where, given = _filter(asked)
-    found = [
+    by_side = [
         reader.rows(
             f"SELECT {COLUMNS}, {VERDICT} AS verdict FROM decisions "
             f"WHERE {where} AND {side} ORDER BY {order} LIMIT {NEAR}",
@@ -91,8 +91,8 @@ def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:
         )
         for side, order in SIDES
     ]
-    scored = sorted([*found[0], *found[1]], key=lambda row: abs(row["delta"] - given["tau"]))
-    return {"version": reader.version(), "rows": [*scored, *found[2]]}
+    scored = sorted([*by_side[0], *by_side[1]], key=lambda row: abs(row["delta"] - given["tau"]))
+    return {"version": reader.version(), "rows": [*scored, *by_side[2]]}
 
 
 def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
     FROM decisions JOIN lanes USING (tool) JOIN texts USING (tool, shard, digest, segment)
     JOIN documents USING (shard, digest) WHERE {_is(KEY)}
     """
-    found = reader.rows(sql, dict(key))
-    return found[0] if found else None
+    rows = reader.rows(sql, dict(key))
+    return rows[0] if rows else None
 
 
 def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -117,15 +117,15 @@ def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str
     `key`: tool, shard, digest, segment. None where there is no such text.
     """
     where = _is(KEY[:4])
-    found = reader.rows(
+    texts = reader.rows(
         'SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters, '
         'substr(text, texts."offset" + 1, characters::BIGINT) AS text '
         f"FROM texts JOIN documents USING (shard, digest) WHERE {where}",
         dict(key),
     )
-    if not found:
+    if not texts:
         return None
-    text = found[0]
+    text = texts[0]
     ends = {"low": text["offset"], "high": text["offset"] + text["characters"]}
     given = {"shard": key["shard"], "digest": key["digest"], **ends}
     inside = "shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high"

@@ -109,10 +109,10 @@ def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
 
     async def respond(request: Request) -> Response:
         try:
-            found = await run_in_threadpool(answer, request.query_params)
+            content = await run_in_threadpool(answer, request.query_params)
         except (UserError, ValueError) as error:
             return _json({"error": str(error)}, 400)
-        return _json({"error": "there is no such call or text"}, 404) if found is None else _json(found)
+        return _json({"error": "there is no such call or text"}, 404) if content is None else _json(content)
 
     return respond
 
@@ -138,8 +138,8 @@ def _token_losses(reader: WarehouseReader, model: LiveModel, asked: Mapping[str,
 
 def _line(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any]:
     tool = asked.get("tool", "")
-    found = reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
-    return model.line(tool, asked.get("text", ""), asked.get("context", ""), found[0]["tau_f"] if found else None)
+    lanes = reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
+    return model.line(tool, asked.get("text", ""), asked.get("context", ""), lanes[0]["tau_f"] if lanes else None)
 
 
 def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:

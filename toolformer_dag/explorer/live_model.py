@@ -56,11 +56,11 @@ class LiveModel:
             engine = self._worker.engine("judge")
             position = engine.position_at(text, call["text_offset"])
             request = LossRequest(text, position, call["name"], call["input"], call["result"])
-            found = engine.token_losses(request, SHOWN_TOKENS)
-        if not found:
+            tokens = engine.token_losses(request, SHOWN_TOKENS)
+        if not tokens:
             raise UserError("call and text do not fit the model's context together")
         kinds = ("loss_empty", "loss_call", "loss_result")
-        rows = [{**one, **{kind: _finite(one[kind]) for kind in kinds}} for one in found]
+        rows = [{**one, **{kind: _finite(one[kind]) for kind in kinds}} for one in tokens]
         sums = {kind: sum(row["weight"] * (row[kind] or 0.0) for row in rows) for kind in kinds}
         return {"tokens": rows, "sums": sums}
 
@@ -78,8 +78,8 @@ class LiveModel:
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         tried = replace(lane, tau_f=cast(float, found_by_chance)) if by_chance else lane  # null: no call may stay
         with self._lock:
-            found = _tried(self._worker, tried, text, context)
-        return {**found, "name": lane.tool.name, "tau_s": lane.tau_s, "tau_f": tried.tau_f, "by_chance": by_chance}
+            with_calls = _tried(self._worker, tried, text, context)
+        return {**with_calls, "name": lane.tool.name, "tau_s": lane.tau_s, "tau_f": tried.tau_f, "by_chance": by_chance}
 
     def completed(self, text: str, context: str) -> dict[str, Any]:
         """Complete a text as `toolformer-dag generate` does: with the finetuned model where there is one.
@@ -132,10 +132,10 @@ def _tried(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any
         outputs[0].publish(ALL, PartRows([pl.concat([empty, document], how="diagonal")]))
         file = Path(str(plan.lake.root)) / "typed.duckdb"
         build(plan.lake, warehouse_tables(outputs), plan.lane_names, file)
-        found = text_with_calls(WarehouseReader(file), place) or {}
+        with_calls = text_with_calls(WarehouseReader(file), place) or {}
         known = SampleStore(made.worker, lane).positions.stored(texts.select("text_digest"))
     places = known.select(char=pl.col("offsets").explode(), p=pl.col("probabilities").explode())
-    return {**found, "positions": [{**one, "p": _finite(one["p"])} for one in places.iter_rows(named=True)]}
+    return {**with_calls, "positions": [{**one, "p": _finite(one["p"])} for one in places.iter_rows(named=True)]}
 
 
 def _refuse(text: str) -> None:

@@ -78,8 +78,8 @@ def _conditions(reader: WarehouseReader) -> list[str]:
 
 def _compared(conditions: Sequence[str]) -> list[str]:
     """The two conditions that are shown first: the paper's, else the first and the last."""
-    found = [name for name in PREFERRED if name in conditions]
-    return found[:2] if len(found) > 1 else [*conditions[:1], *conditions[-1:]]
+    preferred = [name for name in PREFERRED if name in conditions]
+    return preferred[:2] if len(preferred) > 1 else [*conditions[:1], *conditions[-1:]]
 
 
 def pairs(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -47,8 +47,8 @@ class WarehouseReader:
         with self._lock:
             stamp = None
             with suppress(FileNotFoundError):
-                found = self.database.stat()
-                stamp = found.st_ino, found.st_mtime_ns
+                status = self.database.stat()
+                stamp = status.st_ino, status.st_mtime_ns
             if stamp is None or stamp != self._stamp:
                 self._stamp = None
                 self._opened.close()  # while it is open, connecting again would give the old file

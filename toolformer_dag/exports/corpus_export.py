@@ -227,7 +227,7 @@ def _sizes(splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
 
 def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
     """Return a line per tool: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
-    figures = {tool: found for tool, *found in query(plan.settings.warehouse, FIGURES).iter_rows()}
+    figures = {tool: counted for tool, *counted in query(plan.settings.warehouse, FIGURES).iter_rows()}
     lines = []
     for lane in plan.all_lanes:
         tau_f, kept, by_chance = figures[lane.key]

@@ -85,12 +85,12 @@ def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, An
     """
     files: dict[str, ParquetFiles] = {}
     remaining = iter(rows)
-    while some := list(islice(remaining, GROUP_ROWS)):
-        for split in sorted({row["split"] for row in some}):
-            found = pa.Table.from_pylist([row for row in some if row["split"] == split], schema)
-            files.setdefault(split, ParquetFiles(folder / DATA, split, schema)).write(found)
-    for one in files.values():
-        one.close()
+    while batch := list(islice(remaining, GROUP_ROWS)):
+        for split in sorted({row["split"] for row in batch}):
+            of_split = pa.Table.from_pylist([row for row in batch if row["split"] == split], schema)
+            files.setdefault(split, ParquetFiles(folder / DATA, split, schema)).write(of_split)
+    for written in files.values():
+        written.close()
     return {split: files[split].rows for split in sorted(files, reverse=True)}
 
 
@@ -153,10 +153,10 @@ def refuse_foreign(folder: Path) -> None:
     exported = read_exported(folder)
     if exported is None:
         raise ExportError(f"{folder} is not empty, and no export wrote it; {remedy}")
-    found = _files(folder)
-    if foreign := sorted({*found} - {*exported.files, RECORD}):
+    names = _files(folder)
+    if foreign := sorted({*names} - {*exported.files, RECORD}):
         raise ExportError(f"{folder} holds {foreign[0]}, which no export wrote; {remedy}")
-    if CARD in found and stream_hash(folder / CARD) != exported.files[CARD][1]:
+    if CARD in names and stream_hash(folder / CARD) != exported.files[CARD][1]:
         raise ExportError(f"{folder / CARD} was edited since it was exported; {remedy}")
 
 

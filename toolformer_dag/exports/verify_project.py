@@ -53,7 +53,7 @@ def verified(plan: Plan) -> Verification:
     """
     written = [*checked_files(plan.lake), *_taken_away(plan), *_warehouse(plan)]
     written += [file for index in _indexes(plan) for file in _recorded(index / MANIFEST)]
-    found = _verification(chain(written, _shards(plan)))
+    verification = _verification(chain(written, _shards(plan)))
     for one in written:
         if one.reason is None:
             continue
@@ -61,7 +61,7 @@ def verified(plan: Plan) -> Verification:
             set_aside_file(plan.lake, one.path)
         with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
             os.utime(one.path)
-    return found
+    return verification
 
 
 def verified_folder(folder: Path) -> Verification:
@@ -84,10 +84,10 @@ def set_aside(plan: Plan) -> Sequence[CheckedFile]:
 
     Checkpoints, the data set and the warehouse are compared by their own steps.
     """
-    found = set_aside_damaged(plan.lake)
+    damaged = set_aside_damaged(plan.lake)
     for index in _indexes(plan):
-        found += [CheckedFile(file, 0, NOT_WRITTEN) for file in set_aside_damaged_index(index)]
-    return found
+        damaged += [CheckedFile(file, 0, NOT_WRITTEN) for file in set_aside_damaged_index(index)]
+    return damaged
 
 
 def _taken_away(plan: Plan) -> Iterator[CheckedFile]:

@@ -54,8 +54,8 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
 
 
 def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
-    found = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
-    return connection.execute(found).fetchall()
+    tables = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
+    return connection.execute(tables).fetchall()
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
@@ -100,9 +100,9 @@ def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     statements = [
         f'COMMENT ON VIEW "{name}" IS {quoted(comment)};' for name, comment in connection.execute(views).fetchall()
     ]
-    found = connection.execute(columns).fetchall()
+    commented = connection.execute(columns).fetchall()
     return statements + [
-        f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in found
+        f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in commented
     ]
 
 

@@ -183,12 +183,12 @@ async def _chunks(answer: Answer, writings: Sequence[Writing], events: "asyncio.
 
 
 async def _body(request: Request) -> bytes:
-    found = bytearray()
+    body = bytearray()
     async for part in request.stream():
-        found += part
-        if len(found) > MOST_BYTES:
+        body += part
+        if len(body) > MOST_BYTES:
             raise Refused(f"the request has more than {MOST_BYTES:,} bytes; send less text", status=413)
-    return bytes(found)
+    return bytes(body)
 
 
 async def _finished(request: Request, writings: Sequence[Writing]) -> None:

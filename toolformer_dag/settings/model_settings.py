@@ -121,10 +121,10 @@ class ModelSettings(SettingsTable):
 
 def folder_or_id(root: Path, name: str) -> str:
     """Return the absolute path of a model where `name` is a folder or ends in .gguf, else `name`."""
-    folder, found = under(root, name), name.endswith(GGUF)
+    folder, is_folder = under(root, name), name.endswith(GGUF)
     with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
-        found = found or (name != "embedded" and folder.is_dir())
-    return str(folder) if found else name
+        is_folder = is_folder or (name != "embedded" and folder.is_dir())
+    return str(folder) if is_folder else name
 
 
 class SamplingSettings(SettingsTable):

@@ -45,7 +45,7 @@ def read_listing(root: Path) -> dict[str, list[dict[str, Any]]]:
     try:
         listed = json.loads(file.read_bytes()) if file.is_file() else {}
         return {
-            str(server): [{**tool, "name": str(tool["name"])} for tool in found] for server, found in listed.items()
+            str(server): [{**tool, "name": str(tool["name"])} for tool in tools] for server, tools in listed.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SettingsError(

@@ -77,14 +77,14 @@ def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict
 
 
 def _left_out(table: BaseModel) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    left_out: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata:
-            found[name] = True
+            left_out[name] = True
         elif isinstance(value, BaseModel) and (inside := _left_out(value)):
-            found[name] = inside
-    return found
+            left_out[name] = inside
+    return left_out
 
 
 ASSET_GROUPS = ("ccnet", *OWN, "traces")

@@ -75,14 +75,14 @@ def _origin(given: Sequence[Given], file: str, path: Sequence[str]) -> str:
     return next((origin for origin, values in given if _gives(values, path)), file)
 
 
-def _gives(found: Any, path: Sequence[str]) -> bool:
+def _gives(table: Any, path: Sequence[str]) -> bool:
     """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
     for part in path:
-        if not isinstance(found, Mapping):
+        if not isinstance(table, Mapping):
             return True
-        if part not in found:
+        if part not in table:
             return False
-        found = found[part]
+        table = table[part]
     return True
 
 

@@ -43,5 +43,5 @@ class TraceSettings(SettingsTable):
 
     def under(self, root: Path) -> Self:
         """Return the table with the absolute paths of its files and folders; anything else is a data set of the hub."""
-        found = ((one, rooted(one, root)) for one in self.source)
-        return self.model_copy(update={"source": tuple(path if Path(path).exists() else one for one, path in found)})
+        paths = ((one, rooted(one, root)) for one in self.source)
+        return self.model_copy(update={"source": tuple(path if Path(path).exists() else one for one, path in paths)})

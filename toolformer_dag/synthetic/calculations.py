@@ -139,9 +139,9 @@ def _nested(random: Random, part: WorldPart) -> Phenomenon:
     if random.random() < 0.5:
         asked_for = random.choice((f"({a} + {b}) * {c}", f"{c} * ({a} + {b})", f"({max(a, b)} - {min(a, b)}) * {c}"))
         exact = (abs(a - b) if " - " in asked_for else a + b) * c
-        told = asked_for if random.random() < 0.7 else asked_for.replace(" ", "")
+        shown = asked_for if random.random() < 0.7 else asked_for.replace(" ", "")
         templates, number = word_list("calculator", "bracket_questions"), f"{exact}"
-        before = random.choice(templates).format(x=told)
+        before = random.choice(templates).format(x=shown)
     else:
         asked_for, number = f"({a} + {b} + {c}) / 3", result_of(a + b + c, "/", Decimal(3))
         before = random.choice(word_list("calculator", "average_questions")).format(a=a, b=b, c=c)

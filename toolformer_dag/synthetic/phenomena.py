@@ -67,8 +67,8 @@ def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenom
 
     The text to continue is `before`; a continuation is right when `answer` is among its first words.
     """
-    random, found = Random(f"questions {seed} {tool} {wordings}"), dict[tuple[object, ...], Phenomenon]()
-    while len(found) < n:
+    random, distinct = Random(f"questions {seed} {tool} {wordings}"), dict[tuple[object, ...], Phenomenon]()
+    while len(distinct) < n:
         drawn = phenomenon(random, the_world(), tool, "evaluation", wordings)
-        found[drawn.before, drawn.answer, drawn.date, drawn.wording] = drawn
-    return list(found.values())
+        distinct[drawn.before, drawn.answer, drawn.date, drawn.wording] = drawn
+    return list(distinct.values())

@@ -57,11 +57,11 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
     templates = fact_templates(second, ASKED, wordings)
     leads, own = templates.choices(is_question=is_question)
     number = random.choice([at for at, text in enumerate(own) if not any(unfit in text for unfit in _UNFIT)])
-    told = own[number].format(e=described, v="\0")
+    stated = own[number].format(e=described, v="\0")
     lead = random.choice(leads)
     return _phenomenon(
         random,
-        (lead, sentence(told) if is_question else told),
+        (lead, sentence(stated) if is_question else stated),
         is_question=is_question,
         call=(ASKED, f'"{second.question.format(e=name)}"', answer),
         earlier=earlier,
@@ -115,14 +115,14 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
 
 def _phenomenon(
     random: Random,
-    told: tuple[str, str],
+    lead_and_text: tuple[str, str],
     *,
     is_question: bool,
     call: tuple[str, str, str],
     earlier: tuple[EarlierCall, ...],
     wording: str,
 ) -> Phenomenon:
-    lead, text = told
+    lead, text = lead_and_text
     begins = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     if is_question:
         before, rest = led(random, lead + casual(random, sentence(text))), ""

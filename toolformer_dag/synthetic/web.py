@@ -74,17 +74,17 @@ def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, An
     """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
     random, world = Random(f"web {seed} {part}"), the_world()
     for number in range(documents):
-        found = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random)]
-        text = document_text(random, found)
-        day = next((gold.date for gold in found if gold.date), None)
+        phenomena = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random)]
+        text = document_text(random, phenomena)
+        day = next((gold.date for gold in phenomena if gold.date), None)
         if day is None and random.random() < DATED_SHARE:
             day = day_of(random, part)
         yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
 
 
-def document_text(random: Random, found: list[Phenomenon]) -> str:
+def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
     """Write paragraphs of plain sentences with the phenomena among them, about 40-80 words."""
-    pieces, wanted = [gold.text for gold in found], random.randint(*WORDS)
+    pieces, wanted = [gold.text for gold in phenomena], random.randint(*WORDS)
     while sum(piece.count(" ") + 1 for piece in pieces) < wanted:
         pieces.append(filler(random, random.choice((1, 1, 2, 3))))
     random.shuffle(pieces)

@@ -110,8 +110,8 @@ def sums() -> tuple[Scheme, ...]:
 @cache
 def date_templates(slot: str, wordings: WordingSet) -> Templates:
     """Return the sentences that lead to one form of today's date: `weekday`, `month`, `month_day`, `year`, `full`."""
-    found = _file("calendar")[wordings]
-    return Templates(leads=found["leads"], question_leads=found["question_leads"], **found[slot])
+    of_set = _file("calendar")[wordings]
+    return Templates(leads=of_set["leads"], question_leads=of_set["question_leads"], **of_set[slot])
 
 
 @cache
@@ -123,8 +123,8 @@ def translation_templates(wordings: WordingSet) -> Templates:
 @cache
 def chain_templates(table: str, wordings: WordingSet) -> Mapping[str, Sequence[str]]:
     """Return the wordings of chains, by relation: `described` entities, `years` between, `two_numbers`."""
-    found: Mapping[str, Sequence[str]] = _file("two_hop")[wordings][table]
-    return found
+    templates: Mapping[str, Sequence[str]] = _file("two_hop")[wordings][table]
+    return templates
 
 
 @cache

@@ -143,12 +143,12 @@ def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]
     random = Random(f"passages {seed} {entity.name}")
     own = relations(entity.kind)
     shuffled = random.sample(own, len(own))
-    found: dict[str, ArticlePassage] = {}
+    by_relation: dict[str, ArticlePassage] = {}
     for number, start in enumerate(range(0, len(shuffled), FACTS_PER_PASSAGE)):
         group = shuffled[start : start + FACTS_PER_PASSAGE]
         passage = _passage(random, entity, group, number)
-        found |= {relation.key: passage for relation in group}
-    return found
+        by_relation |= {relation.key: passage for relation in group}
+    return by_relation
 
 
 def _passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:

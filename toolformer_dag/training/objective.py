@@ -152,16 +152,16 @@ def in_or_after_calls(
     A call is what stands between ` [` (the tokens `start`) and the `]` that closes it; any text in brackets counts.
     `may_end`: which tokens hold a `]`; `has_ended`: whether the tokens after ` [`, up to such a one, are a whole call.
     """
-    found, begin, left = [False] * len(row), None, 0
+    inside, begin, left = [False] * len(row), None, 0
     for at in range(len(row)):
         if begin is None and list(row[at - len(start) + 1 : at + 1]) == list(start):
-            found[at - len(start) + 1 : at] = [True] * (len(start) - 1)
+            inside[at - len(start) + 1 : at] = [True] * (len(start) - 1)
             begin = at + 1
-        found[at] = begin is not None or left > 0
+        inside[at] = begin is not None or left > 0
         left -= 1
         if begin is not None and begin <= at and may_end[at] and has_ended(row[begin : at + 1]):
             begin, left = None, LEARNED_AFTER
-    return found
+    return inside
 
 
 class KeepingBase(LanguageModeling):
@@ -184,5 +184,5 @@ class KeepingBase(LanguageModeling):
     def _learned(self, ids: Tensor) -> Tensor:
         rows = ids.cpu().numpy()
         pairs = zip(rows.tolist(), self.encoding.may_end(rows).tolist(), strict=True)
-        found = [in_or_after_calls(row, self.encoding.start, ends, self.encoding.has_ended) for row, ends in pairs]
-        return torch.tensor(found, device=ids.device)
+        learned = [in_or_after_calls(row, self.encoding.start, ends, self.encoding.has_ended) for row, ends in pairs]
+        return torch.tensor(learned, device=ids.device)

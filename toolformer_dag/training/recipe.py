@@ -121,7 +121,7 @@ def layers(config: Any, source: dict[str, Any]) -> str:
     lists = [
         (name, module) for name, module in skeleton.base_model.named_modules() if isinstance(module, nn.ModuleList)
     ]
-    name, _ = max(lists, key=lambda found: sum(weight.numel() for weight in found[1].parameters()))
+    name, _ = max(lists, key=lambda named: sum(weight.numel() for weight in named[1].parameters()))
     return str(name)
 
 

@@ -132,7 +132,7 @@ class _Trainer(Trainer):  # type: ignore[misc]
         super().__init__(
             **options,
             data_collator=objective.collate,
-            compute_metrics=lambda found: {objective.metric: objective.compared(found.predictions)},
+            compute_metrics=lambda evaluated: {objective.metric: objective.compared(evaluated.predictions)},
         )
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:

@@ -82,9 +82,9 @@ def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None
     skipped; so is one with the other kind of optimizer state, with a warning.
     """
     named = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    found = sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    newest_first = sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
     kind = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
-    for checkpoint in filter(_complete, found):
+    for checkpoint in filter(_complete, newest_first):
         if (checkpoint / kind).is_file():
             return checkpoint
         logging.getLogger(__name__).warning(
