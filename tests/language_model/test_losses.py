@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from toolformer_dag.model.prefixes import TREE_NODES, Forest
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
 
 CALLS = [("Add", "35 + 26", "61"), ("QA", "¿dónde? 中", "a b"), ("Calendar", "", "")]
@@ -44,15 +45,6 @@ def test_losses_of_models_whose_attention_is_their_own(any_case: Any, texts: tup
     assert np.allclose(found, [expected(any_case, each) for each in requests], rtol=0, atol=1e-5)
 
 
-def test_order_and_company_change_nothing(case: Any, texts: tuple[str, ...]) -> None:
-    requests = requests_for(case, texts)
-    together = as_rows(case.engine().losses(requests))
-    backwards = as_rows(case.engine().losses(requests[::-1]))[::-1]
-    alone = [as_rows(case.engine().losses([each]))[0] for each in requests[::7]]
-    assert np.allclose(together, backwards, rtol=0, atol=1e-5)
-    assert np.allclose(together[::7], alone, rtol=0, atol=1e-5)
-
-
 def beginnings(case: Any, written: list[str]) -> int:
     """How many tokens the texts hold, when what they begin with alike is counted once."""
     sequences = [case.reference.bos + case.reference.tokens(each) for each in written]
@@ -85,21 +77,6 @@ def test_calls_that_begin_alike_share_their_beginning(case: Any, texts: tuple[st
     assert beginnings(case, z) <= engine.counts.loss_call + engine.counts.loss_result - behind < apart
 
 
-def test_near_the_end_nothing_is_renormalised(gpt2: Any, texts: tuple[str, ...]) -> None:
-    text, tokens = texts[0], gpt2.reference.tokens(texts[0])
-    last = len(tokens) - 1
-    row = gpt2.reference.log_probabilities(tokens)[last - 1]
-    found = gpt2.engine().losses([LossRequest(text, last, "Add", "1", "2")])[0].loss_empty
-    assert found == pytest.approx(-row[tokens[last]] / 3, abs=1e-5)
-
-
-def test_without_bos_the_first_token_counts_in_none_of_the_three_losses(cases: Any) -> None:
-    request = LossRequest("a", 0, "Add", "1", "2")
-    assert len(cases("gpt2").reference.tokens("a")) == 1
-    assert as_rows(cases("gpt2").engine().losses([request])) == [(0, 0, 0)]
-    assert all(loss > 0 for loss in as_rows(cases("llama").engine().losses([request]))[0])
-
-
 def test_window_weights_are_the_papers() -> None:
     raw = [max(0, 1 - 0.2 * t) for t in range(5)]
     assert pytest.approx([w / sum(raw) for w in raw]) == WINDOW_WEIGHTS
@@ -130,6 +107,9 @@ def test_a_long_text_beside_a_long_call_keeps_to_the_positions(case: Any) -> Non
     assert [losses.delta for losses in together] == pytest.approx([losses.delta for losses in apart], abs=1e-4)
 
 
-def test_a_position_outside_the_text_is_an_error(gpt2: Any) -> None:
-    with pytest.raises(ValueError, match="position 99 is not in a text of 1 tokens"):
-        gpt2.engine().losses([LossRequest("a", 99, "Add", "1", "2")])
+def test_a_full_tree_of_beginnings_is_closed_and_a_long_sequence_has_its_own() -> None:
+    long = [[1] + [k] * 50 for k in range(5)] + [[7] * (3 * TREE_NODES)] * 2
+    grown = Forest(long)
+    sizes = [len(tree.tokens) for tree in grown.trees]
+    assert sizes == [101, 101, 51, 3 * TREE_NODES]
+    assert [len(path) for _, path in grown.paths] == [51] * 5 + [3 * TREE_NODES] * 2

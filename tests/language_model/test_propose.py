@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from toolformer_dag.model.attention import NAME
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import wrap_language_model
-from toolformer_dag.model.proposing import in_place
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.model.sharing import OWN_CACHE, RECOMPUTED, SHARED
 from toolformer_dag.settings.model_settings import SamplingSettings
@@ -122,15 +119,6 @@ def test_what_is_stored_is_not_sampled_again(case: Any, prompt: str, texts: tupl
     assert engine.counts.positions == 0 and engine.counts.samples > 0
 
 
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=40))
-def test_rows_change_their_place_only_where_they_must(rows: list[int]) -> None:
-    ordered = np.array(sorted(rows))
-    order = in_place(ordered)
-    assert sorted(order.tolist()) == list(range(len(rows)))
-    placed = ordered[order]
-    assert all(placed[row] == row for row in set(rows) if row < len(rows))
-
-
 def test_seed_and_digest_change_samples(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
     one = samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "a")]))
     assert one != samples(propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "b")]))
@@ -191,11 +179,6 @@ def test_the_longest_text_that_fits_is_taken(gpt2: Any, prompt: str) -> None:
     longest = "€" * (room // 2 // 3)
     fits, too_long = propose(gpt2.engine(), prompt, [ProposalRequest(t, "d") for t in (longest, longest + "€€")], k=1)
     assert (fits.reason, too_long.reason) == (None, "does_not_fit")
-
-
-def test_probabilities_of_another_text_are_an_error(gpt2: Any, prompt: str, texts: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="3 probabilities were given for a text of"):
-        propose(gpt2.engine(), prompt, [ProposalRequest(texts[0], "d", np.ones(3, np.float32))])
 
 
 def test_select_positions() -> None:
