@@ -1,8 +1,9 @@
-"""cost_weight takes what a call costs off its delta, in SQL over stored losses; 0 is as if the key were not there."""
+"""What tau_f is held against is arithmetic in SQL over stored losses: a score of one's own, less what a call costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from tests.pipeline.conftest import (
     NewLine,
     TableOutput,
     computed,
-    frame_of,
     hand_made,
     publish,
     tokens,
@@ -27,6 +27,7 @@ from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.chance import chance_tables
 from toolformer_dag.pipeline.scores import cost_frontier
+from toolformer_dag.settings.setting_types import SettingsError
 from toolformer_dag.texts.chains import Link, written_chain
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolCall, ToolResult
@@ -164,6 +165,71 @@ def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
     assert statistics.equals(query(database, "FROM swapped_statistics WHERE tool = 'calculator' ORDER BY tau_f"))
 
 
+Score = Callable[[float, float], float]
+SCORES: dict[str, Score] = {
+    "delta / greatest(cost, 1)": lambda delta, cost: delta / max(cost, 1.0),
+    "1 / cost -- free calls have none": lambda delta, cost: 1 / cost if cost else float("inf"),
+    "CASE WHEN delta > 1 THEN delta END": lambda delta, cost: delta if delta > 1 else float("nan"),
+    "(loss_minus - loss_plus) / loss_minus": lambda delta, cost: float("nan"),  # below: of both losses
+}
+RATIO = "(loss_minus - loss_plus) / loss_minus"
+
+
+def scored(rows: Sequence[Row], name: str, delta: str) -> list[Row]:
+    found = []
+    for row in rows:
+        score = row[delta] / row["loss_minus"] if name == RATIO else SCORES[name](row[delta], price(row))
+        found.append({**row, "score": score})
+    return [row for row in found if isfinite(row["score"])]
+
+
+@pytest.mark.parametrize("name", SCORES)
+@settings(max_examples=3)
+@given(rows=calls)
+def test_the_filter_the_control_and_the_warehouse_agree_with_plain_loops(
+    rows: list[Row], name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outputs = lane(tmp_path_factory.mktemp("lane"), rows, weight=0.0, score=name)
+    update_one(outputs, "calculator/filtered_calls")
+    order = sorted(
+        scored(rows, name, "loss_minus"), key=lambda row: [*(row[k] for k in PLACE), -row["score"], row["sample"]]
+    )
+    best = [next(group) for _, group in groupby(order, key=lambda row: [row[k] for k in PLACE])]
+    expected = [(*(row[k] for k in KEY), row["score"]) for row in best if row["score"] >= TAU_F]
+    kept = outputs["calculator/filtered_calls"].table.read("one")
+    assert kept.select(*KEY, "delta").rows() == expected
+    database = warehouse(outputs)
+    told = "SELECT digest, segment, position, sample, delta FROM {} WHERE {} ORDER BY ALL"
+    assert query(database, told.format("decisions", "kept")).rows() == sorted(expected)
+    swapped = scored([row for row in rows if row["swapped"] is not None], name, "swapped")
+    assert query(database, told.format("swapped_results", "reason IS NULL")).rows() == sorted(
+        (*(row[k] for k in KEY), row["score"]) for row in swapped
+    )
+    without = query(database, "SELECT count(*) FROM decisions WHERE reason = 'no_score'").item()
+    assert without == len(rows) - len(scored(rows, name, "loss_minus"))
+    plan = outputs["calculator/filtered_calls"].plan
+    statistics, rates = chance_tables(plan, plan.lanes[0])
+    of_lane = "FROM {} WHERE tool = 'calculator' ORDER BY tau_f"
+    assert statistics.equals(query(database, of_lane.format("swapped_statistics")))
+    assert rates.equals(query(database, of_lane.format("chance_rates")))
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"score": "sum(delta)"}, "aggregates"),
+        ({"score": "delta - dear"}, "dear"),
+        ({"score": "(SELECT 1)"}, "subquery"),
+        ({"score": "delta); DROP TABLE x; SELECT (1"}, "syntax error"),
+        ({"score": "random()"}, "volatile"),
+        ({"score": RATIO, "loss_floor": 0.0}, "loss_floor"),
+    ],
+)
+def test_what_is_no_score_of_one_call_is_refused(tmp_path: Path, sections: dict[str, object], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        hand_made(tmp_path, "calculator", sections={"filtering": sections})
+
+
 def test_a_tool_s_own_weight_counts_before_that_of_all_and_0_changes_no_record(tmp_path: Path) -> None:
     plain = hand_made(tmp_path, "calculator", "calendar")
     both = hand_made(
@@ -199,46 +265,45 @@ def dear(line: Line) -> Line:
     return line
 
 
-def test_another_weight_costs_no_token_and_no_call_and_back_at_0_all_is_as_before(new_line: NewLine) -> None:
+LENGTH = pl.col("input").str.len_chars()
+OTHERS: list[tuple[str, Any, pl.Expr]] = [
+    *(
+        ("cost_weight", weight, pl.col("loss_minus") - pl.col("loss_plus") - weight * LENGTH)
+        for weight in (0.01, 0.001)
+    ),
+    ("score", RATIO, 1 - pl.col("loss_plus") / pl.col("loss_minus")),
+]
+
+
+def test_another_weight_or_score_costs_no_token_and_no_call_and_back_all_is_as_before(new_line: NewLine) -> None:
     line = dear(new_line("one", "two"))
     line.set(tau_f=0.0)
     line.update()
     before = line.tables()
-    for weight in (0.01, 0.001):
-        line.set(filtering__cost_weight=weight)
+    as_before = {"cost_weight": 0.0, "score": "loss_minus - loss_plus"}
+    for name, value, delta in OTHERS:
+        line.set(**{f"filtering__{key}": one for key, one in {**as_before, name: value}.items()})
         reports = line.update()
         assert tokens(reports) == computed(reports) == line.engines == 0
         kept = line.read("filtered_calls")
-        net = pl.col("loss_minus") - pl.col("loss_plus") - weight * pl.col("input").str.len_chars()
-        assert kept["delta"].to_list() == pytest.approx(kept.select(net).to_series().to_list())
+        assert kept["delta"].to_list() == pytest.approx(kept.select(delta).to_series().to_list())
         assert kept["delta"].min() >= 0.0 and 0 < kept.height < before["calculator/filtered_calls[one]"].height * 3
-    line.set(filtering__cost_weight=0.0)
+    line.set(**{f"filtering__{key}": one for key, one in as_before.items()})
     assert tokens(line.update()) == 0
     after = line.tables()
     assert after.keys() == before.keys() and all(rows.equals(before[name]) for name, rows in after.items())
 
 
-def test_other_costs_of_the_same_results_are_judged_again(tmp_path: Path) -> None:
-    row = {
-        "digest": "x",
-        "segment": 0,
-        "position": 0,
-        "sample": 0,
-        "input": "a",
-        "before": None,
-        "loss_minus": 1.0,
-        "swapped": None,
-    }
-    outputs = lane(tmp_path, [row])
+def test_other_costs_of_the_same_results_are_in_the_next_warehouse_and_judged_again(tmp_path: Path) -> None:
+    row = {"digest": "x", "segment": 0, "position": 0, "sample": 0, "input": "a", "before": None}
+    outputs = lane(tmp_path, [{**row, "loss_minus": 1.0, "swapped": 0.5}])
     update_one(outputs, "calculator/filtered_calls")
     kept, results = outputs["calculator/filtered_calls"].table, outputs["calculator/tool_results"]
-    assert kept.read("one").height == 1
+    deltas = "SELECT (SELECT delta FROM loss_deltas), (SELECT delta FROM swapped_results)"
+    assert kept.read("one").height == 1 and query(warehouse(outputs), deltas).rows() == [(0.75, 0.25)]
     version = results.table.part_version("one")
-    publish(
-        results,
-        "one",
-        frame_of(results, results.table.read("one").with_columns(cost=pl.lit(9.0)).to_dicts()).to_dicts(),
-    )
+    publish(results, "one", results.table.read("one").with_columns(cost=pl.lit(9.0)).to_dicts())
     assert results.table.part_version("one") == version, "costs are no part of the version"
+    assert query(warehouse(outputs), deltas).rows() == [(-1.25, -1.75)]
     update_one(outputs, "calculator/filtered_calls")
     assert kept.read("one").height == 0

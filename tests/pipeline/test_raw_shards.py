@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.conftest import Line, NewLine
-from tests.worlds import write_shard
 
 RAW = "raw_shards"
 
@@ -143,14 +142,6 @@ def test_the_language_is_identified_for_a_tool_that_asks_for_it(line: Line, monk
     told.clear()
     assert not line.update("heuristic_subset")["heuristic_subset"].unchanged
     assert told == ["de", "xx"]
-
-
-def test_files_of_one_name_are_told_apart_by_their_folders(line: Line) -> None:
-    write_shard(line.folder / "other", "good")
-    write_shard(line.folder / "other", "third")
-    line.set(corpus__shards='["web/*", "other/*"]')
-    assert line.update(RAW)[RAW].rows == {"other/good.json.gz": 6, "third": 6, "web/good.json.gz": 6}
-    assert line.output(RAW).table.parts() == ["other/good.json.gz", "third", "web/good.json.gz"]
 
 
 def test_the_small_web_is_written_where_no_shards_are_named(line: Line) -> None:

@@ -100,36 +100,24 @@ def test_a_constant_of_the_method_changes_the_stages_that_apply_it(
         ({"tools__calculator__limits__max_result_characters": 9}, {"tool_results"}),
         ({"model__dtype": "bfloat16"}, MODEL),
         ({"model__markers__end": '"]]"'}, {*SAMPLES, *LOSSES, "augmented_corpus"}),
+        ({"model__device": "auto", "model__token_budget": 999}, set()),
+        ({"execution__workers": 3, "execution__chunk_texts": 1, "execution__chunk_calls": 1}, set()),
+        ({"tools__calculator__limits__timeout_s": 1, "tools__calculator__limits__retries": 0}, set()),
+        ({"paths__lake": "elsewhere"}, set()),
+        ({"corpus__first": 1}, set()),
+        ({"decoding__k": 1, "training__max_steps": 1}, set()),
+        ({"training__heldout_texts": 1, "evaluation__perplexity_texts": 1}, set()),
+        ({"model__markers__begin": '" ["', "model__markers__arrow": '" -> "'}, set()),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_setting_changes_the_stages_that_apply_it(
+def test_a_setting_changes_the_stages_that_apply_it_and_how_work_is_done_changes_none(
     new_line: NewLine, values: dict[str, object], stages: set[str]
 ) -> None:
     line = new_line("one")
     before = versions(line)
     line.set(**values)
     assert changed(line, before) == stages
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"model__device": "auto", "model__token_budget": 999},
-        {"execution__workers": 3, "execution__chunk_texts": 1, "execution__chunk_calls": 1},
-        {"tools__calculator__limits__timeout_s": 1, "tools__calculator__limits__retries": 0},
-        {"paths__lake": "elsewhere"},
-        {"corpus__first": 1},
-        {"decoding__k": 1, "training__max_steps": 1},
-        {"training__heldout_texts": 1, "evaluation__perplexity_texts": 1},
-        {"model__markers__begin": '" ["', "model__markers__arrow": '" -> "'},
-    ],
-)
-def test_how_work_is_done_changes_no_stage(new_line: NewLine, values: dict[str, object]) -> None:
-    line = new_line("one")
-    before = versions(line)
-    line.set(**values)
-    assert changed(line, before) == set()
 
 
 def later(table: BaseModel, key: str, before: object, value: object) -> BaseModel:

@@ -28,33 +28,14 @@ def chunks(
     return [[int(digest) for digest in chunk["text_digest"]] for chunk in found]
 
 
-@settings(deadline=None)
-@given(st.integers(1, 40), st.integers(1, 7), st.data())
-def test_every_text_that_lacks_something_comes_once(total: int, size: int, data: st.DataObject) -> None:
-    state = data.draw(st.lists(st.sampled_from(["stored", "untouched", "partial"]), min_size=total, max_size=total))
-    untouched = [i for i, one in enumerate(state) if one == "untouched"]
-    partial = [i for i, one in enumerate(state) if one == "partial"]
-    found = chunks(total, untouched, partial, size)
-    assert sorted(chain.from_iterable(found)) == sorted(untouched + partial)
-    assert all(len(chunk) <= size for chunk in found)
-
-
-@settings(deadline=None)
-@given(st.integers(1, 40), st.integers(1, 7), st.data())
-def test_a_run_that_goes_on_makes_the_chunks_of_an_undisturbed_one(total: int, size: int, data: st.DataObject) -> None:
-    undisturbed = chunks(total, list(range(total)), [], size)
-    done = data.draw(st.sets(st.integers(0, len(undisturbed) - 1)))
-    rest = [chunk for number, chunk in enumerate(undisturbed) if number not in done]
-    assert chunks(total, list(chain.from_iterable(rest)), [], size) == rest
-
-
 COSTS = st.lists(st.integers(0, 100), min_size=1, max_size=40)
+LIMITS = st.integers(1, 150) | st.just(inf)
 
 
 @settings(deadline=None)
-@given(COSTS, st.integers(1, 7), st.integers(1, 150), st.data())
-def test_a_chunk_has_no_text_behind_the_one_that_reaches_the_tokens(
-    tokens: list[int], size: int, limit: int, data: st.DataObject
+@given(COSTS, st.integers(1, 7), LIMITS, st.data())
+def test_every_text_that_lacks_something_comes_once_and_none_behind_the_one_that_reaches_the_tokens(
+    tokens: list[int], size: int, limit: float, data: st.DataObject
 ) -> None:
     total = len(tokens)
     state = data.draw(st.lists(st.sampled_from(["stored", "untouched", "partial"]), min_size=total, max_size=total))
@@ -63,10 +44,17 @@ def test_a_chunk_has_no_text_behind_the_one_that_reaches_the_tokens(
     found = chunks(total, untouched, partial, size, tokens, limit)
     assert sorted(chain.from_iterable(found)) == sorted(untouched + partial)
     assert all(len(chunk) <= size and sum(tokens[i] for i in chunk[:-1]) <= limit for chunk in found)
-    whole = chunks(total, list(range(total)), [], size, tokens, limit)
+
+
+@settings(deadline=None)
+@given(COSTS, st.integers(1, 7), LIMITS, st.data())
+def test_a_run_that_goes_on_makes_the_chunks_of_an_undisturbed_one(
+    tokens: list[int], size: int, limit: float, data: st.DataObject
+) -> None:
+    whole = chunks(len(tokens), list(range(len(tokens))), [], size, tokens, limit)
     done = data.draw(st.sets(st.integers(0, len(whole) - 1)))
     rest = [chunk for number, chunk in enumerate(whole) if number not in done]
-    assert chunks(total, list(chain.from_iterable(rest)), [], size, tokens, limit) == rest
+    assert chunks(len(tokens), list(chain.from_iterable(rest)), [], size, tokens, limit) == rest
 
 
 def test_without_a_limit_of_tokens_texts_alone_decide() -> None:
