@@ -360,12 +360,6 @@ def test_several_calls_where_they_are_allowed(scripted: LanguageModel) -> None:
         assert not any(first and second and first + second in generation.text for first, second in pairwise(written))
 
 
-def test_no_calls_when_k_is_zero(scripted: LanguageModel) -> None:
-    disabled = generate(scripted, PROMPTS, TOOLS, k=0, max_new_tokens=20)
-    assert disabled == list(check(scripted, PROMPTS, k=0).values())
-    assert all(" [" not in generation.text and not generation.calls for generation in disabled)
-
-
 @pytest.mark.parametrize("withheld", [{"Calculator"}, {"WikiSearch", "Calendar"}, set(TOOLS)], ids=len)
 def test_withheld_tools_are_never_called(scripted: LanguageModel, withheld: set[str]) -> None:
     found = check(scripted, PROMPTS, k=1, withheld=frozenset(withheld))

@@ -274,14 +274,6 @@ def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> 
     assert lama["accuracy"] == pytest.approx((33.8 + 11.5 + 53.5) / 3)
 
 
-def test_one_benchmark_has_one_interval_in_figure_4_and_its_table(database: Path) -> None:
-    shared = "figure_4.figures_of = 'ours' and table_4.figures_of = 'ours' and condition = model"
-    joined = f"figure_4 join table_4 on {shared} where benchmarks = 'Math' and published and benchmark = 'SVAMP'"
-    found = rows(database, f"select figure_4.low, figure_4.high, table_4.low as l, table_4.high as h from {joined}")
-    assert len(found) == 5 and min(row["l"] for row in found) == 0
-    assert all((row["low"], row["high"]) == (pytest.approx(row["l"]), pytest.approx(row["h"])) for row in found)
-
-
 def test_where_too_few_were_swapped_table_2_tells_no_number() -> None:
     row = {
         "tool": "t",

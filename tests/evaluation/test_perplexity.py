@@ -51,11 +51,6 @@ def test_agrees_with_the_reference(
     assert found.bits_per_byte == pytest.approx(nats / math.log(2) / sum(map(len, TEXTS)), rel=1e-5)
 
 
-def test_disabling_gives_the_probability_of_a_call_to_the_rest(tiny_model: Callable[..., LanguageModel]) -> None:
-    model = tiny_model("gptj", bos=True)
-    assert perplexity(model, TEXTS[:1]).perplexity < perplexity(model, TEXTS[:1], disabled=False).perplexity
-
-
 class LargestFloat32(TorchDispatchMode):
     """Elements of the largest float32 tensor that is made within the block."""
 

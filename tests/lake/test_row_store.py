@@ -94,23 +94,11 @@ def test_a_store_without_its_identity_is_verified_all_the_same(tmp_path: Path) -
     assert {one.path.name for one in checked_files(Lake(tmp_path)) if one.reason} == {file.name}
 
 
-def test_rows_of_another_writer_are_found_without_opening_again(tmp_path: Path) -> None:
-    one, other = store_at(tmp_path), store_at(tmp_path)
-    assert one.missing(keys(("x", 1))).height == 1
-    other.append(rows(("x", 1)))
-    assert one.missing(keys(("x", 1))).is_empty()
-
-
 def test_the_first_of_two_writers_counts(tmp_path: Path) -> None:
     one, other = store_at(tmp_path), store_at(tmp_path)
     one.append(rows(("x", 1), value=1.0))
     other.append(rows(("x", 1), ("x", 2), value=2.0))
     assert sorted(store_at(tmp_path).stored(keys(("x", 1), ("x", 2)))["value"].to_list()) == [[0.5, 1.0], [1.0, 2.0]]
-
-
-def test_another_schema_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the store has"):
-        store_at(tmp_path).append(pl.DataFrame({"text": ["x"]}))
 
 
 def test_many_chunks_become_few_files_and_no_row_is_lost(tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ class Asked:
     before: str
     arguments: Mapping[str, Any]
     after: str
-    result: str
 
     @property
     def input(self) -> str:
@@ -69,60 +68,41 @@ Ask = Callable[[random.Random], Asked]
 def population(draw: random.Random) -> Asked:
     town = draw.choice(TOWNS)
     people = typed_server.population(town)
-    return Asked(f"The people who live in the town of {town} are", {"town": town}, f" {people} in number.", people)
+    return Asked(f"The people who live in the town of {town} are", {"town": town}, f" {people} in number.")
 
 
 def total(draw: random.Random) -> Asked:
     count, price = draw.randrange(2, 9), draw.randrange(2, 9)
-    told = typed_server.total(count, price)
-    return Asked(
-        f"{count} things at a price of {price} francs each cost", {"count": count, "price": price}, f" {told}.", told
-    )
+    before = f"{count} things at a price of {price} francs each cost"
+    return Asked(before, {"count": count, "price": price}, f" {typed_server.total(count, price)}.")
 
 
 def distance(draw: random.Random) -> Asked:
     amount, unit = draw.randrange(2, 90) / 2, draw.choice(("miles", "kilometres"))
     told = typed_server.distance(amount, unit)
-    return Asked(
-        f"A distance of {amount} converts to", {"amount": amount, "unit": unit}, f" {told} miles or kilometres.", told
-    )
+    arguments = {"amount": amount, "unit": unit}
+    return Asked(f"A distance of {amount} converts to", arguments, f" {told} miles or kilometres.")
 
 
 def mean(draw: random.Random) -> Asked:
     numbers = draw.sample(range(20), 3)
-    told = typed_server.mean(numbers)
-    return Asked(f"The mean of the numbers {numbers} is", {"numbers": numbers}, f" {told}.", told)
+    return Asked(f"The mean of the numbers {numbers} is", {"numbers": numbers}, f" {typed_server.mean(numbers)}.")
 
 
 def travel(draw: random.Random) -> Asked:
     start, end = draw.sample(TOWNS, 2)
     trip: dict[str, Any] = {"start": start, "end": end, "days": draw.randrange(2, 9)}
-    told = typed_server.travel(typed_server.Trip(**trip))
-    return Asked(f"A trip of {trip['days']} days from {start} to {end} is", {"trip": trip}, " by train.", told)
+    return Asked(f"A trip of {trip['days']} days from {start} to {end} is", {"trip": trip}, " by train.")
 
 
 def rounded(draw: random.Random) -> Asked:
     value, up = draw.randrange(1, 90) + 0.5, draw.random() < 0.5
     told = typed_server.rounded(value, up)
     arguments = {"value": value, "up": True} if up else {"value": value}
-    return Asked(f"The decimal value {value} is, {'up' if up else 'down'} to a whole,", arguments, f" {told}.", told)
+    return Asked(f"The decimal value {value} is, {'up' if up else 'down'} to a whole,", arguments, f" {told}.")
 
 
 SIX: Mapping[str, Ask] = {ask.__name__: ask for ask in (population, total, distance, mean, travel, rounded)}
-
-
-def counted(thing: str) -> Ask:
-    """Return what asks the tool of fifty that counts this thing."""
-
-    def ask(draw: random.Random) -> Asked:
-        town, year = draw.choice(TOWNS[:-1]), draw.randrange(2001, 2020)
-        told = str(len(thing) * len(town) + year - 2000)
-        return Asked(f"In {year} each {thing} of {town} is counted:", {"town": town, "year": year}, f" {told}.", told)
-
-    return ask
-
-
-FIFTY: Mapping[str, Ask] = {f"count_{thing}": counted(thing) for thing in typed_server.COUNTED}
 
 
 def tool_name(key: str) -> str:
@@ -133,30 +113,28 @@ def written(key: str, asked: Asked) -> str:
     return f"{asked.before} [{tool_name(key)}({asked.input})]{asked.after}"
 
 
-def lay_out_served(folder: Path, asks: Mapping[str, Ask], documents: int, sampled: bool = True) -> Path:
+def lay_out_served(folder: Path) -> Path:
     """Write settings, model, texts and a file of calls per tool, and list the server's tools; run nothing.
 
-    Each document is six sentences for one tool, or a line for none, some of which are held out; the file of a tool has
-    the call of the first sentence of each document. `sampled`:
-    whether calls are sampled beside those, which a model this small mostly gets wrong.
+    Each shard has two documents of six sentences per tool, and lines for none, some of which are held out; the file of
+    a tool has the call of the first sentence of each document. A model this small mostly gets wrong what it samples.
     """
     draw = random.Random(1)
     folder.mkdir(parents=True)
     (folder / "web").mkdir()
-    command = [sys.executable, typed_server.__file__, *(["fifty"] if asks is FIFTY else [])]
+    command = [sys.executable, typed_server.__file__]
     settings = (MODEL + SETTINGS).replace("{command}", json.dumps(command))
-    for key, ask in asks.items():
+    for key, ask in SIX.items():
         examples = [written(key, ask(draw)) for _ in range(2)]
-        sources = [*(["model"] if sampled else []), f"{key}.jsonl"]
-        lane = {"key": key, "examples": json.dumps(examples), "sources": json.dumps(sources)}
+        lane = {"key": key, "examples": json.dumps(examples), "sources": json.dumps(["model", f"{key}.jsonl"])}
         settings += LANE.format(**lane)
     (folder / "toolformer.toml").write_text(settings)
     for shard in ("one", "two"):
-        _write_shard(folder, shard, asks, documents, draw)
-    lines = [form for key, ask in asks.items() for _ in range(60) for form in _lines(key, ask(draw))]
+        _write_shard(folder, shard, draw)
+    lines = [form for key, ask in SIX.items() for _ in range(60) for form in _lines(key, ask(draw))]
     make_model(folder / "model", texts=lines, vocabulary=500, context=2048)
     listed = cli("servers", "--config", str(folder / "toolformer.toml"))
-    assert listed.returncode == 0 and f"typed: {len(asks)} tools" in listed.stdout, listed.stdout + listed.stderr
+    assert listed.returncode == 0 and "typed: 6 tools" in listed.stdout, listed.stdout + listed.stderr
     assert (folder / LISTING).is_file()
     return folder
 
@@ -165,11 +143,11 @@ def _lines(key: str, asked: Asked) -> tuple[str, str]:
     return f" {asked.before}{asked.after}", f" {written(key, asked)}"
 
 
-def _write_shard(folder: Path, shard: str, asks: Mapping[str, Ask], documents: int, draw: random.Random) -> None:
+def _write_shard(folder: Path, shard: str, draw: random.Random) -> None:
     records: list[str] = []
-    for key, ask in asks.items():
+    for key, ask in SIX.items():
         calls: list[str] = []
-        for number in range(documents):
+        for number in range(2):
             sentences = [ask(draw) for _ in range(6)]
             digest = f"{shard}-{key}-{number}"
             text = "\n".join(asked.before + asked.after for asked in sentences)

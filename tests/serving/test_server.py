@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -267,18 +266,6 @@ def test_many_clients_share_batches_and_get_the_texts_of_each_alone(served: Serv
         figures = httpx.get(f"{address}/metrics").text
         assert f'toolformer_tokens_total{{kind="written"}} {sum(one.tokens for one in expected)}.0' in figures
         assert 'toolformer_requests_total{path="/v1/completions",status="200"} 64.0' in figures
-        assert open_texts(decoder) == 0
-
-
-@pytest.mark.long
-def test_32_clients_get_the_texts_of_generate_for_a_whole_minute(served: Served) -> None:
-    expected = [one.plain for one in served.expected(SUMS, max_new_tokens=12)]
-    with served.server() as (address, decoder):
-        ends = time.monotonic() + 60
-        places = takewhile(lambda _: time.monotonic() < ends, cycle(range(len(SUMS))))
-        found = asyncio.run(asked_by_32(address, places))
-        assert len(found) > 320 and {at for at, _ in found} == set(range(len(SUMS)))
-        assert all(text == expected[at] for at, text in found)
         assert open_texts(decoder) == 0
 
 

@@ -97,25 +97,6 @@ def test_the_grammar_admits_what_is_written(case: tuple[dict[str, Any], dict[str
     assert all(map(matcher.consume_token, byte_tokenizer()(body, add_special_tokens=False).input_ids)), body
 
 
-@settings(max_examples=40)
-@given(described(), st.randoms(use_true_random=False))
-def test_what_the_grammar_lets_be_written_is_read_and_valid(
-    case: tuple[dict[str, Any], dict[str, Any]], random: Any
-) -> None:
-    """A random walk, byte by byte; most end within a hundred steps."""
-    schema, _ = case
-    matcher, ids = LLMatcher(table(), call_grammar(["W"], {"W": schema})), list[int]()
-    for _ in range(100):
-        allowed = [at for at, byte in enumerate(matcher.compute_logit_bias()[:256]) if byte]
-        plain = [at for at in allowed if 32 <= at < 127]
-        ids.append(random.choice(plain or allowed))
-        assert matcher.consume_token(ids[-1])
-        body = byte_tokenizer().decode(ids)
-        if (arrow := find_behind_input("->", body)) >= 0 and body.startswith("W("):
-            read_arguments(parse_call(body[:arrow].rstrip()).input, schema)
-            return
-
-
 SCHEMA = {
     "properties": {
         "days": {"type": "integer", "minimum": 1, "default": 1},

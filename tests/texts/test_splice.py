@@ -63,12 +63,6 @@ def test_taking_out_gives_the_text_back(text: str, calls: list[PlacedCall]) -> N
     assert placed_calls(spliced, TOOLS) == sorted(calls, key=lambda placed: placed.offset)
 
 
-@given(TEXTS)
-def test_a_text_that_holds_no_call_is_left_alone(text: str) -> None:
-    assume(not holds_call(text, TOOLS))
-    assert take_out(text, TOOLS) == splice(text, []) == text
-
-
 @pytest.mark.parametrize(
     ("calls", "message"),
     [

@@ -25,7 +25,6 @@ from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown
 SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = [sys.executable, str(SERVER)]
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_mcp_server.py"))]
-TELLS_ITS_ID = ["sh", "-c", 'echo $$ > "$0"; exec "$@"']
 LIMITS = ToolLimits(retries=1, backoff_s=0.05)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 EXAMPLES = {"city": "Rome", "a": 1, "b": 2, "kind": "texts", "x": "1", "y": "2"}

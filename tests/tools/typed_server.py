@@ -1,20 +1,14 @@
-"""An MCP server over stdio of six tools, each with another type of argument; with `fifty` of as many that count things.
+"""An MCP server over stdio of six tools, each with another type of argument.
 
 In a folder with a file `digits` the last of the six takes another argument: a server that was changed.
 """
 
-import sys
 from pathlib import Path
 from typing import Literal
 
 from mcp.server import MCPServer
 from pydantic import BaseModel, Field
 
-THINGS = """bridge tower school garden church museum library theatre bakery market station harbour fountain statue
-hospital factory cinema stadium castle palace chapel temple mosque monastery windmill brewery vineyard orchard farm
-stable barn tavern hotel hostel shop bank office court prison barracks lighthouse observatory aquarium zoo playground
-cemetery quarry mine tunnel canal"""
-COUNTED = tuple(THINGS.split())
 MILES = 1.609344
 
 
@@ -63,21 +57,8 @@ SIX = (population, total, distance, mean, travel, rounded)
 server = MCPServer("typed", log_level="CRITICAL")
 
 
-def count_of(thing: str) -> None:
-    """Add a tool that counts one thing."""
-
-    def count(town: str, year: int = 2000) -> str:
-        return str(len(thing) * len(town) + year - 2000)
-
-    server.add_tool(count, f"count_{thing}", description=f"Counts each {thing} of a town in a year.")
-
-
 if __name__ == "__main__":
-    if "fifty" in sys.argv:
-        for each in COUNTED:
-            count_of(each)
-    else:
-        for tool in SIX[:-1]:
-            server.add_tool(tool)
-        server.add_tool(rounded_to if Path("digits").exists() else rounded, name="rounded")
+    for tool in SIX[:-1]:
+        server.add_tool(tool)
+    server.add_tool(rounded_to if Path("digits").exists() else rounded, name="rounded")
     server.run("stdio")
