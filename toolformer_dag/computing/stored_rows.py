@@ -60,8 +60,8 @@ def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: f
     numbered = texts.with_columns(chunk=chunk).join(lacking, on="text_digest", how="left", maintain_order="left")
     whole = numbered.filter(pl.col("whole").fill_null(False).all().over("chunk"))
     pooled = numbered.filter(pl.col("whole").is_not_null() & ~pl.col("chunk").is_in(whole["chunk"].unique().implode()))
-    cut = [some for one in (whole, pooled.with_columns(chunk=chunk)) for some in one.partition_by("chunk")]
-    return [some.drop("chunk", "whole") for some in cut]
+    cut = [part for frame in (whole, pooled.with_columns(chunk=chunk)) for part in frame.partition_by("chunk")]
+    return [part.drop("chunk", "whole") for part in cut]
 
 
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:

@@ -131,8 +131,7 @@ def differences(output: TableOutput) -> Reasons:
 
     Where no part differs, return what differs in an inner table: parts may follow.
     """
-    reasons = (_own_differences(one) for one in (output, *output.inner))
-    return next((why for why in reasons if why), Reasons())
+    return next(filter(None, map(_own_differences, (output, *output.inner))), Reasons())
 
 
 def _own_differences(output: TableOutput) -> Reasons:
@@ -315,9 +314,9 @@ def _check_inputs(output: TableOutput, part: str) -> None:
     for name in own:
         pointer = output.plan.lake.table(name).pointer(part)
         for input_name, version in pointer.record["inputs"].items():
-            other = f"{lane}{input_name}"
-            if other in own and output.plan.lake.table(other).pointer(part).data_version != version:
-                raise StaleInput(output.name, part, f"{name} was made from other rows of {other}", name)
+            source = f"{lane}{input_name}"
+            if source in own and output.plan.lake.table(source).pointer(part).data_version != version:
+                raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 
 def _report(output: TableOutput, reasons: Reasons, work: Work, seconds: float) -> TableReport:

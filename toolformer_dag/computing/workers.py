@@ -251,9 +251,9 @@ class Workers:
             return
         self._idle.append(worker)
         self._elsewhere += spent
-        for other, (slower, same) in list(self._busy.items()):
+        for rival, (slower, same) in list(self._busy.items()):
             if same.number == given.number:
-                del self._busy[other]
+                del self._busy[rival]
                 slower.kill()
         self._next = deque(one for one in self._next if one.number != given.number)
         if self._next and not isinstance(answer, UserError):

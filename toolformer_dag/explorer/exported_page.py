@@ -68,8 +68,8 @@ def _html(stored: dict[str, Any]) -> str:
         f'<script type="module">{script}</script>\n</body>',
     }
     html = page_file("index.html")
-    for part, other in replaced.items():
-        html = html.replace(part, other)
+    for part, replacement in replaced.items():
+        html = html.replace(part, replacement)
     return html
 
 

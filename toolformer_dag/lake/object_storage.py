@@ -396,7 +396,7 @@ class ObjectStorage(Storage):
         """All objects below a folder."""
         prefix = None if folder == self.root else self._key(folder)
         with self._errors("list", folder):
-            return {self.root / one["path"]: one for some in self._store.list(prefix) for one in some}
+            return {self.root / listed["path"]: listed for page in self._store.list(prefix) for listed in page}
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()

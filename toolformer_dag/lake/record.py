@@ -49,13 +49,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]
     """
     if all(old.get(key, {}) == new.get(key, {}) for key in COMPARED):
         return []
-    one = dict(flat({key: old.get(key, {}) for key in COMPARED}))
-    other = dict(flat({key: new.get(key, {}) for key in COMPARED}))
+    before = dict(flat({key: old.get(key, {}) for key in COMPARED}))
+    after = dict(flat({key: new.get(key, {}) for key in COMPARED}))
     fields = sorted(
-        {*one, *other}, key=lambda field: (not field.startswith("settings."), field)
+        {*before, *after}, key=lambda field: (not field.startswith("settings."), field)
     )  # a person's own first
-    changed = [field for field in fields if one.get(field, ABSENT) != other.get(field, ABSENT)]
-    return [FieldChange(field, one.get(field, ABSENT), other.get(field, ABSENT)) for field in changed]
+    changed = [field for field in fields if before.get(field, ABSENT) != after.get(field, ABSENT)]
+    return [FieldChange(field, before.get(field, ABSENT), after.get(field, ABSENT)) for field in changed]
 
 
 def shortened(value: object) -> str:

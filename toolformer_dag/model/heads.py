@@ -172,10 +172,10 @@ class CachedBranches:
 
     def branch(self, row: int) -> "CachedBranches":
         """Return a copy of one branch."""
-        other = copy(self)
-        other.own = {layer: (keys[[row]], values[[row]]) for layer, (keys, values) in self.own.items()}
-        other._arrange([self.slots[row]], [self.kept[row]], [self.ages[row]])
-        return other
+        copied = copy(self)
+        copied.own = {layer: (keys[[row]], values[[row]]) for layer, (keys, values) in self.own.items()}
+        copied._arrange([self.slots[row]], [self.kept[row]], [self.ages[row]])
+        return copied
 
     def _arrange(self, slots: list[int], kept: list[int], ages: list[int]) -> None:
         """Arrange branches in a rectangle [text, column], so that each text's keys are multiplied once."""

@@ -178,21 +178,21 @@ class ModelCache:
         state: Callable[[int, Tensor], Tensor],
     ) -> "ModelCache":
         """Return a cache of other rows: `keys` makes their keys and values, `state` their states, by number."""
-        other = copy(self)
-        other.starts, other.lengths, other.width, other.states = starts, lengths, width, {}
+        derived = copy(self)
+        derived.starts, derived.lengths, derived.width, derived.states = starts, lengths, width, {}
         numbers = count()
         if self.name == "state":
-            other.cache = [state(next(numbers), part) for part in self._state_tensors()]
-            return other
-        other.cache = copy(self.cache)
-        other.cache.layers = list(map(copy, self.cache.layers))
-        for layer in other.cache.layers:
+            derived.cache = [state(next(numbers), part) for part in self._state_tensors()]
+            return derived
+        derived.cache = copy(self.cache)
+        derived.cache.layers = list(map(copy, self.cache.layers))
+        for layer in derived.cache.layers:
             for kind in ("conv_states", "recurrent_states") if isinstance(layer, LinearAttentionLayer) else ():
                 known = getattr(layer, kind).items()
                 setattr(layer, kind, {at: None if part is None else state(next(numbers), part) for at, part in known})
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
                 layer.keys, layer.values = keys(layer.keys), keys(layer.values)
-        return other
+        return derived
 
 
 def cache_argument(body: Any) -> str:
@@ -314,9 +314,9 @@ class OwnBranches:
 
     def branch(self, row: int) -> "OwnBranches":
         """Return a copy of one branch."""
-        other = copy(self)
-        other.select([row])
-        return other
+        copied = copy(self)
+        copied.select([row])
+        return copied
 
     def _begun(self, cache: ModelCache, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> ModelCache:
         """Return the cache of a group after these beginnings of its texts."""

@@ -62,11 +62,11 @@ class Streams(LogitsProcessor):
             self._rows.pop(index, None)
         for index, params, _, written in batch_update.added:
             self._put(index, (params.extra_args, written) if params.extra_args else None)
-        for one, other, direction in batch_update.moved:
-            first, second = self._rows.pop(one, None), self._rows.pop(other, None)
-            self._put(other, first)
+        for origin, target, direction in batch_update.moved:
+            first, second = self._rows.pop(origin, None), self._rows.pop(target, None)
+            self._put(target, first)
             if direction is MoveDirectionality.SWAP:
-                self._put(one, second)
+                self._put(origin, second)
 
     def _put(self, index: int, row: tuple[dict[str, Any], list[int]] | None) -> None:
         self._rows.pop(index, None)

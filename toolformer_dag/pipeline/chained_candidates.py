@@ -109,7 +109,7 @@ def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
         "text_digest", pl.col("char_offset") - pl.col("offset"), "input", "before"
     ).iter_rows():
         earlier = (units[digest].ahead(place, link.result) for link in read_chain(before))
-        known = {unit.casefold() for some in earlier for unit in some}
+        known = {unit.casefold() for of_result in earlier for unit in of_result}
         new = [unit for unit in units[digest].ahead(place, asked) if unit.casefold() not in known]
         units_ahead.append(new or None)
     return pl.Series(units_ahead, dtype=pl.List(pl.String()))

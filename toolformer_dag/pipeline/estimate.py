@@ -84,7 +84,7 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     sampled = texts[: size * GROUPS]
     samples = MODEL in subset.lane.proposals and not subset.lane.served
     worker.engine("proposer" if samples else "judge")  # loaded before anything is timed
-    groups = [_annotated(worker, subset.lane, some, stages[:-1], progress) for some in sampled.iter_slices(size)]
+    groups = [_annotated(worker, subset.lane, group, stages[:-1], progress) for group in sampled.iter_slices(size)]
     control = _annotated(worker, subset.lane, sampled, stages, progress)
     lane = LaneForecast(subset.lane.key, texts.height, sampled.height, shards=len(stale))
     return _scaled(lane, worker.plan, placed, groups, control)
@@ -139,7 +139,7 @@ def _bytes(costs: Sequence[_Cost]) -> int:
     """The bytes of what was stored, a file per row store, as after merging."""
     names = dict.fromkeys(name for cost in costs for name in cost.stored)
     frames = [[frame for cost in costs for frame in cost.stored.get(name, ())] for name in names]
-    return sum(len(parquet.encode(pl.concat(some))) for some in frames)
+    return sum(len(parquet.encode(pl.concat(of_store))) for of_store in frames)
 
 
 def _annotated(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:

@@ -73,4 +73,4 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     for output in outputs:
         by_stage.setdefault(output.stage.in_warehouse.name or output.stage.name, []).append(output)
     scores = {key: score for one in outputs if one.lane_or_none for key, score in one.lane.scores.items()}
-    return [some[0].warehouse_table([one.name for one in some], scores) for some in by_stage.values()]
+    return [of_stage[0].warehouse_table([one.name for one in of_stage], scores) for of_stage in by_stage.values()]

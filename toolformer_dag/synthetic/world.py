@@ -81,9 +81,9 @@ def _person(random: Random, name: str, people: tuple[str, ...], towns: tuple[str
 def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
     """Draw a person with another first name and another surname."""
     while True:
-        other = random.choice(people)
-        if not set(name.split()) & set(other.split()):
-            return other
+        person = random.choice(people)
+        if not set(name.split()) & set(person.split()):
+            return person
 
 
 def _town(random: Random, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
