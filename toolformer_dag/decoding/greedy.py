@@ -100,11 +100,11 @@ def _note_likely(batch: GreedyRows, row: DecodingRow, at: int, recorded: bool, r
     if row.is_free and (row.rules.traced or recorded or rank(at) < row.rules.k):
         probability = exp(batch.log_probability(at, row.rules.vocabulary.start))
         if row.asks_start:
-            row.see_start(probability)
+            row.trace.p_starts[row.place] = probability
         if row.rules.traced:
-            row.measure(probability, rank(at))
+            row.trace.chances[row.place] = probability, rank(at)
     if row.rules.likeliest is not None and row.is_free:
-        row.measure_likeliest(batch.likeliest(at, LISTED))
+        row.trace.likeliest[row.place] = batch.likeliest(at, LISTED)
 
 
 def _measure_closings(batch: GreedyRows, rows: Sequence[DecodingRow]) -> None:

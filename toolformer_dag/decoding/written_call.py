@@ -1,4 +1,4 @@
-"""A call that a row writes: its tokens, what may follow them, and where its input may end."""
+"""A call of a row: where it may begin, its tokens, what may follow them, and where its input may end."""
 
 from dataclasses import dataclass, field
 
@@ -8,6 +8,24 @@ from toolformer_dag.texts.calls import RESULT_ARROW, find_behind_input, in_paper
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """Which calls may begin at a place, by those before it.
+
+    - `places`: at how many places calls were made so far.
+    - `results`: how many calls with results stand right before it.
+    - `failed`: the tools that were called here and found nothing; another one is called now.
+    - `no_start`: whether no call may begin here, since one was refused.
+    - `no_bracket`: whether no opening bracket may come here, since it would begin a look-alike of a call.
+    """
+
+    places: int = 0
+    results: int = 0
+    failed: frozenset[str] = frozenset()
+    no_start: bool = False
+    no_bracket: bool = False
 
 
 @dataclass(slots=True)

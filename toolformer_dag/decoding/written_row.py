@@ -1,23 +1,14 @@
 """The state of a row during decoding: its permitted tokens, its call, and why it stops."""
 
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
-from toolformer_dag.decoding.generation import (
-    REPEATED,
-    UNLISTED,
-    DecodedCall,
-    Generation,
-    StartChance,
-    TokenLikelihood,
-    WrittenPiece,
-    call_text,
-)
-from toolformer_dag.decoding.look_alikes import BEGUN, OPENING, closes_nothing, look_alike
+from toolformer_dag.decoding.generation import REPEATED, DecodedCall, Generation, WrittenPiece, call_text
+from toolformer_dag.decoding.look_alikes import OPENING, closes_nothing, look_alike
+from toolformer_dag.decoding.row_trace import RowTrace, shown_call, shown_text
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
+from toolformer_dag.decoding.written_call import INCOMPLETE, CallSite, WrittenCall
+from toolformer_dag.texts.calls import API_START
 
 
 @dataclass(slots=True)
@@ -26,15 +17,13 @@ class DecodingRow:
 
     - `prompt`: the index of the prompt.
     - `prefix`: the fixed tokens, including the prompt.
-    - `failed`: the tools that were called at the end of the prefix and found nothing.
-    - `no_start`: whether no call may start there, since one was refused.
-    - `behind`: how many calls with results end the prefix; `places`: at how many places calls were made before.
     - `budget`: the most tokens outside a call.
     - `before`: what was written before this row.
+    - `site`: which calls may begin at the end of the prefix.
     - `written`: the tokens written so far outside a call; `call`: the open one, None outside of a call.
     - `forced`: the next tokens, whatever the model's scores.
-    - `no_bracket`: whether no opening bracket may come first; `at_look_alike`: whether a look-alike of a call would.
-    - `stopped`: whether the text or the call has ended.
+    - `stopped`: whether the text or the call has ended; `at_look_alike`: whether before a look-alike of a call.
+    - `trace`: what the model gave at each place.
     """
 
     rules: DecodingRules
@@ -42,25 +31,24 @@ class DecodingRow:
     prefix: list[int]
     budget: int
     before: Generation
-    failed: frozenset[str] = frozenset()
-    no_start: bool = False
-    behind: int = 0
-    places: int = 0
+    site: CallSite = field(default_factory=CallSite)
     written: list[int] = field(default_factory=list)
     call: WrittenCall | None = None
     forced: list[int] = field(default_factory=list)
-    no_bracket: bool = False
-    at_look_alike: bool = False
     stopped: bool = False
+    at_look_alike: bool = False
+    trace: RowTrace = field(default_factory=RowTrace)
     _kept: int | None = None  # characters of the written text, where it ends inside a token
     _shown: int = 0  # characters of the text or the call that `watch` got
-    _chances: list[tuple[int, float, int]] = field(default_factory=list)
-    _likeliest: dict[int, dict[int, float]] = field(default_factory=dict)  # by number of written tokens, log p by token
-    _p_starts: dict[int, float] = field(default_factory=dict)  # p of ` [` by place, as far as it was asked
     _offers: dict[int, frozenset[str]] = field(default_factory=dict)  # the tools offered, by place
 
     def __post_init__(self) -> None:
-        self.stopped = min(self.budget, self.room) <= 0 or not self.prefix
+        self.stopped = self.full or not self.prefix
+
+    @property
+    def place(self) -> int:
+        """Return how many tokens are written outside a call: where the row is."""
+        return len(self.written)
 
     @property
     def room(self) -> int:
@@ -74,8 +62,8 @@ class DecodingRow:
 
     @property
     def full(self) -> bool:
-        """Return whether it is a limit that ended the text: that of its tokens, or the context."""
-        return self._kept is None and len(self.written) >= min(self.budget, self.room)
+        """Return whether a limit ends the text here: that of its tokens, or the context."""
+        return self._kept is None and self.place >= min(self.budget, self.room)
 
     @property
     def in_call(self) -> bool:
@@ -90,12 +78,12 @@ class DecodingRow:
     @property
     def at_call(self) -> bool:
         """Return whether the place is right after a call: there the depth limits calls, and ` [` is the likeliest."""
-        return bool(self.behind) and not self.written
+        return bool(self.site.results) and not self.written
 
     @property
     def may_chain(self) -> bool:
         """Return whether a call may start right after those that end the prefix."""
-        return 0 < self.behind < self.rules.depth
+        return 0 < self.site.results < self.rules.depth
 
     @property
     def k(self) -> int:
@@ -105,11 +93,11 @@ class DecodingRow:
     @property
     def may_call(self) -> bool:
         """Return whether a call may start somewhere in this row."""
-        return self._may_call(len(self.written))
+        return self._may_call(self.place)
 
     def _may_call(self, place: int) -> bool:
         """Return whether a call may start after so many written tokens, or later in this row."""
-        return (self.rules.k > 0 and self.places < self.rules.calls) or (not place and self.may_chain)
+        return (self.rules.k > 0 and self.site.places < self.rules.calls) or (not place and self.may_chain)
 
     @property
     def is_free(self) -> bool:
@@ -119,24 +107,20 @@ class DecodingRow:
     @property
     def may_begin_call(self) -> bool:
         """Return whether ` [` may come next and fits the context."""
-        fits = self.room - len(self.written) >= len(self.rules.vocabulary.start)
+        fits = self.room - self.place >= len(self.rules.vocabulary.start)
         here = self.may_call and (bool(self.written) or not self.after_call or self.may_chain)
-        return here and fits and self.is_free and bool(self._callable(len(self.written)))
+        return here and fits and self.is_free and bool(self._callable(self.place))
 
     @property
     def asks_start(self) -> bool:
         """Return whether p of ` [` says something here: where a call may begin, or none was made yet."""
         return self.is_free and (self.may_call or not self.after_call)
 
-    def see_start(self, probability: float) -> None:
-        """Keep p of ` [` at this place."""
-        self._p_starts.setdefault(len(self.written), probability)
-
     def _callable(self, place: int) -> frozenset[str]:
         """Return the tools that may be called after so many written tokens."""
-        if self.no_start and not place:
+        if self.site.no_start and not place:
             return frozenset()
-        probability, least = self._p_starts.get(place, 0.0), self.rules.min_probability
+        probability, least = self.trace.p_starts.get(place, 0.0), self.rules.min_probability
         return frozenset(name for name in self._offered(place) if least.get(name, 0.0) <= probability)
 
     def _offered(self, place: int) -> frozenset[str]:
@@ -154,8 +138,8 @@ class DecodingRow:
         if self.after_call:
             return self.before.p_start
         if self.in_call:
-            return self._p_starts.get(len(self.written))
-        return max([self.before.p_start or 0.0, *self._p_starts.values()])
+            return self.trace.p_starts.get(self.place)
+        return max([self.before.p_start or 0.0, *self.trace.p_starts.values()])
 
     def generation(self) -> Generation:
         """Return what is written so far, without an open call."""
@@ -164,12 +148,12 @@ class DecodingRow:
             reason = "empty_prompt"
         elif self.room <= 0 and not before.calls:
             reason = "does_not_fit"
-        tokens = before.tokens + len(self.written)
+        tokens = before.tokens + self.place
         if self.call is not None:
             tokens += len(self.rules.vocabulary.start) + len(self.call.body)
-        chances = (*before.chances, *self._start_chances())
         text, plain = before.text + text, before.plain + text
-        likelihoods = (*before.likelihoods, *self._likelihoods())
+        chances = (*before.chances, *self.trace.start_chances(self._texts()))
+        likelihoods = (*before.likelihoods, *self.trace.likelihoods(self.rules, self.prefix, self.written))
         return Generation(
             text, plain, before.calls, tokens, reason, before.look_alikes, chances, likelihoods, self._p_start
         )
@@ -193,17 +177,15 @@ class DecodingRow:
         before = replace(so_far, text=so_far.text + inserted, calls=(*so_far.calls, call))
         if self.rules.watch is not None:
             self.rules.watch(WrittenPiece(self.prompt, "", True, call))
-        row = self._following(prefix, before)
-        row.places += not self.at_call
+        site = replace(self._site, places=self.site.places + (not self.at_call))
         if inserted:
-            row.behind += 1
-        elif self.at_call or call.reason == REPEATED:
-            row.no_start = True
-        else:
-            row.failed = self.failed | {call.tool}
-            row.forced = list(self.rules.vocabulary.start)
-            row.see_start(self._p_starts.get(len(self.written), 0.0))
-            row.stopped = not call.tool or row.failed >= row._callable(0) or not row.may_call
+            return self._following(prefix, before, replace(site, results=site.results + 1))
+        if self.at_call or call.reason == REPEATED:
+            return self._following(prefix, before, replace(site, no_start=True))
+        row = self._following(prefix, before, replace(site, failed=self.site.failed | {call.tool}))
+        row.forced = list(self.rules.vocabulary.start)
+        row.trace.p_starts[0] = self.trace.p_starts.get(self.place, 0.0)
+        row.stopped = not call.tool or row.site.failed >= row._callable(0) or not row.may_call
         return row
 
     def taken_back(self) -> "DecodingRow | None":
@@ -212,14 +194,18 @@ class DecodingRow:
             return None
         so_far = self.generation()
         before = replace(so_far, look_alikes=so_far.look_alikes + self.at_look_alike)
-        row = self._following(self.prefix + self.written, before)
-        row.no_start, row.no_bracket = self.refused or (self.no_start and not self.written), self.at_look_alike
-        return row
+        no_start = self.refused or (self.site.no_start and not self.written)
+        site = replace(self._site, no_start=no_start, no_bracket=self.at_look_alike)
+        return self._following(self.prefix + self.written, before, site)
 
-    def _following(self, prefix: list[int], before: Generation) -> "DecodingRow":
+    @property
+    def _site(self) -> CallSite:
+        """The place where the row is, as if nothing had been tried there."""
+        return CallSite(self.site.places, 0 if self.written else self.site.results)
+
+    def _following(self, prefix: list[int], before: Generation, site: CallSite) -> "DecodingRow":
         """Return the row that goes on after what this one wrote outside a call."""
-        behind, left = self.behind if self.at_call else 0, self.budget - len(self.written)
-        return DecodingRow(self.rules, self.prompt, prefix, left, before, behind=behind, places=self.places)
+        return DecodingRow(self.rules, self.prompt, prefix, self.budget - self.place, before, site)
 
     def written_text(self) -> str:
         """Return the text written outside the call."""
@@ -229,31 +215,14 @@ class DecodingRow:
         """Return the text written after ` [`; of a call that ended without `->`, the likeliest end of its input."""
         return "" if self.call is None else self.call.ended_text() if self.stopped else self.call.text()
 
-    def measure(self, probability: float, rank: int) -> None:
-        """Keep the chance of a call at this position."""
-        self._chances.append((len(self.written), probability, rank))
+    def _texts(self) -> list[str]:
+        """Return what was written at each place: a token; at the last one ` [` of a call, or "" where the text ended.
 
-    def measure_likeliest(self, scores: dict[int, float]) -> None:
-        """Keep log p of the likeliest tokens at this position, the likeliest first."""
-        self._likeliest[len(self.written)] = scores
-
-    def _likelihoods(self) -> list[TokenLikelihood]:
-        """Return log p of each token written outside the call, where rows keep it."""
-        found = []
-        for at, token in enumerate(self.written if self.rules.likeliest is not None else ()):
-            context, scores = [*self.prefix, *self.written[:at]], self._likeliest[at]
-            others = list(islice(scores.items(), self.rules.likeliest))
-            texts = [self.rules.vocabulary.text([one], context) for one in (token, *(other for other, _ in others))]
-            likeliest = tuple(zip(texts[1:], (value for _, value in others), strict=True))
-            found.append(TokenLikelihood(texts[0], scores.get(token, UNLISTED), likeliest))
-        return found
-
-    def _start_chances(self) -> list[StartChance]:
-        """Return the kept chances, each with what was written there; "" where the text ended instead."""
+        Before a look-alike the last one has none: the row that goes on writes there.
+        """
         before, tokens = self.prefix, self.written
         texts = [self.rules.vocabulary.text([token], [*before, *tokens[:at]]) for at, token in enumerate(tokens)]
-        texts.append(API_START if self.in_call else "")
-        return [StartChance(texts[at], probability, rank) for at, probability, rank in self._chances]
+        return texts if self.at_look_alike else [*texts, API_START if self.in_call else ""]
 
     def bars(self, token: int) -> bool:
         """Return whether the text may not go on with `token`, the most likely next one.
@@ -270,7 +239,7 @@ class DecodingRow:
         new = vocabulary.text([token], [*self.prefix, *self.written])
         if self._stops_before_look_alike(new):
             return False
-        opens = self.no_bracket and not self.written and OPENING.search(new) is not None
+        opens = self.site.no_bracket and not self.written and OPENING.search(new) is not None
         begins = token == vocabulary.start[-1] and self._bars_start()
         return opens or begins or (self.after_call and self._ends_call(new))
 
@@ -283,7 +252,6 @@ class DecodingRow:
         while len(text) > found.start():
             self.written.pop()
             text = self.written_text()
-        self._chances = [chance for chance in self._chances if chance[0] < len(self.written)]
         self.at_look_alike = True
         self.stop()
         return True
@@ -301,9 +269,9 @@ class DecodingRow:
         before = [*self.prefix[-len(begun) - 1 :], *self.written]
         if before[len(before) - len(begun) :] != begun:
             return False
-        place = max(len(self.written) - len(begun), 0)
+        place = max(self.place - len(begun), 0)
         cut = self._inside_character(self.written[:place]) or not self._callable(place)
-        taken = self.after_call and len(self.written) <= len(begun) and not self.may_chain
+        taken = self.after_call and self.place <= len(begun) and not self.may_chain
         return not self._may_call(place) or cut or taken
 
     def stop_before(self, token: int) -> None:
@@ -340,7 +308,7 @@ class DecodingRow:
         if not self.rules.min_probability:
             return False
         name, bracket, _ = self.body_text().partition("(")
-        return bool(bracket) and name not in self._callable(len(self.written))
+        return bool(bracket) and name not in self._callable(self.place)
 
     def stop(self) -> None:
         """End the text or the call here."""
@@ -350,13 +318,11 @@ class DecodingRow:
     def _after_token(self) -> None:
         """Open a call after ` [`; end the text with its sentence or its budget."""
         start = self.rules.vocabulary.start
-        if self.written[-len(start) :] == start and self._may_call(len(self.written) - len(start)):
+        if self.written[-len(start) :] == start and self._may_call(self.place - len(start)):
             del self.written[-len(start) :]
             self._show(whole=True)
-            self._chances = [chance for chance in self._chances if chance[0] <= len(self.written)]
-            self._shown = 0
-            place = len(self.written)
-            names = self._callable(place) - self.failed if self.failed else self._offered(place)
+            self._shown, place, failed = 0, self.place, self.site.failed
+            names = self._callable(place) - failed if failed else self._offered(place)
             most = min(self.rules.max_call_tokens, self.room - place - len(start))
             form = self.rules.vocabulary.form(names, self.rules.schemas, most)
             self.call = WrittenCall(self.rules.vocabulary, form)
@@ -364,7 +330,7 @@ class DecodingRow:
         before = self.before.plain
         if (end := self._end(before + self.written_text())) is not None:
             self._kept, self.stopped = max(end - len(before), 0), True
-        elif len(self.written) >= min(self.budget, self.room) and not self.forced:
+        elif self.full and not self.forced:
             self.stopped = True
 
     def _end(self, text: str) -> int | None:
@@ -374,20 +340,17 @@ class DecodingRow:
         return min(ends if sentence is None else [*ends, sentence], default=None)
 
     def _show(self, whole: bool = False) -> None:
-        """Pass new text to `watch`, but for an end that may become another character, ` [`, `->` or a stop word."""
+        """Pass new text to `watch`, but for an end that may become something else; `whole`: with that end."""
         if self.rules.watch is None:
             return
         if self.in_call:
             if self.rules.min_probability and (self.refused or "(" not in self.body_text()):
                 return
-            body = self.body_text()
-            arrow = find_behind_input(RESULT_ARROW, body)
-            begun = self.rules.vocabulary.encoding.markers.arrow.strip()[:-1]
-            text = API_START + (body if arrow < 0 else body[:arrow]).rstrip(f" {begun}{INCOMPLETE}")
+            text = shown_call(self.body_text(), self.rules.vocabulary.encoding.markers.arrow)
         else:
             text = self.written_text()
             if not (whole or self.stopped):
-                text = BEGUN.sub("", text[: len(text) - _begun(self.rules.stop, text)]).rstrip(f" {INCOMPLETE}")
+                text = shown_text(text, self.rules.stop)
         if len(text) > self._shown:
             self.rules.watch(WrittenPiece(self.prompt, text[self._shown :], self.in_call))
             self._shown = len(text)
@@ -395,9 +358,3 @@ class DecodingRow:
     def _inside_character(self, written: list[int]) -> bool:
         vocabulary = self.rules.vocabulary
         return vocabulary.text(written, vocabulary.start).endswith(INCOMPLETE)
-
-
-def _begun(words: tuple[str, ...], text: str) -> int:
-    """Return how many characters at the end of the text begin one of the words."""
-    lengths = [length for word in words for length in range(1, len(word)) if text.endswith(word[:length])]
-    return max(lengths, default=0)
