@@ -1,12 +1,12 @@
 """What a run is made of: settings, the lanes with their tools, the model's identity, the shard files."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from toolformer_dag.computing.call_sources import CallSources, call_sources, is_served
 from toolformer_dag.computing.shards import Shard, hub_files, shard_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.scoring import OVER_ECHO, PAPER_SCORE, ScoreError, refuse
@@ -25,19 +25,11 @@ from toolformer_dag.model.weights import (
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import SettingsError, determining, under
-from toolformer_dag.settings.tool_settings import (
-    MODEL,
-    RULE,
-    ChanceThreshold,
-    PatternRule,
-    ToolLimits,
-    ToolSettings,
-    source_name,
-)
+from toolformer_dag.settings.setting_types import SettingsError, determining
+from toolformer_dag.settings.tool_settings import RULE, ChanceThreshold, ToolLimits, ToolSettings
 from toolformer_dag.tools.registry import enabled_tools, read_chain_prompt
 from toolformer_dag.tools.routing import ranking_identity
-from toolformer_dag.tools.tool import Proposed, Tool, blamed
+from toolformer_dag.tools.tool import Tool, blamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +37,10 @@ class Lane:
     """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's).
 
     A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
-    rejected before they are scored. `proposals`: the sources of calls, MODEL, RULE or files; `files`: the path of each
-    of these, by its name in tables; `rule`: a pattern in place of the tool's own rule; `served`: the model
-    that proposes is asked at an OpenAI-compatible server.
-    `min_probability`: of ` [`, where decoding may call the tool. `depth`: the most calls of a chain; `then`: the lanes
-    whose tools may be called after this one's; `chain_prompt`: the prompt for calls after others. `score`: what tau_f
-    is held against, in SQL. `suffix`: what its key ends with, where another project has lanes of the same tools.
+    rejected before they are scored. `sources`: who proposes its calls. `min_probability`: of ` [`, where decoding may
+    call the tool. `depth`: the most calls of a chain; `then`: the lanes whose tools may be called after this one's;
+    `chain_prompt`: the prompt for calls after others. `score`: what tau_f is held against, in SQL. `suffix`: what its
+    key ends with, where another project has lanes of the same tools.
     """
 
     tool: Tool
@@ -60,10 +50,7 @@ class Lane:
     tau_f: float | ChanceThreshold
     limits: ToolLimits
     look_ahead: bool = True
-    proposals: tuple[str, ...] = (MODEL,)
-    files: Mapping[str, Path] = field(default_factory=dict, hash=False)
-    rule: PatternRule | None = None
-    served: bool = False
+    sources: CallSources = field(default_factory=CallSources)
     min_probability: float = 0.0
     depth: int = 1
     then: tuple["Lane", ...] = ()
@@ -95,20 +82,6 @@ class Lane:
     def chainable(self) -> dict[str, "Lane"]:
         """The lanes whose tools a chain may call after its first call, by the tool's name in the text."""
         return {lane.tool.name: lane for lane in (self, *self.then)}
-
-    def propose(self, text: str, context: str) -> list[Proposed]:
-        """Return the calls of the section's pattern, else of the tool's rule. Raises ToolDown, OverBudget."""
-        if self.rule is None:
-            with blamed(self.tool, "propose"):
-                return list(self.tool.propose(text, context))
-        found = re.finditer(self.rule.pattern, text)
-        at = "here" if "here" in re.compile(self.rule.pattern).groupindex else None
-        return [Proposed(one.start(at) if at else one.end(), one.expand(self.rule.input)) for one in found]
-
-    def rule_identity(self) -> dict[str, object]:
-        """Return what determines `propose`. Raises ToolDown where the tool's code fails."""
-        with blamed(self.tool, "rule_identity"):
-            return determining(self.rule) if self.rule else dict(self.tool.rule_identity())
 
     def identity(self) -> dict[str, object]:
         """Return `Tool.identity`. Raises ToolDown where the tool's code fails."""
@@ -181,22 +154,6 @@ def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> L
     return replace(lane, depth=section.depth, then=tuple(others[key] for key in section.then), chain_prompt=prompt)
 
 
-def _is_served(settings: Settings) -> bool:
-    """Whether sampled calls come from an OpenAI-compatible server; a checkpoint samples where there is one."""
-    proposer = settings.proposer
-    return settings.start is None and proposer is not None and proposer.engine == "openai"
-
-
-def _files(tool: Tool, section: ToolSettings, root: Path) -> dict[str, Path]:
-    """The files among the sources, by their names in tables. Raises SettingsError for a rule that does not exist."""
-    if RULE in section.proposals and section.rule is None and type(tool).propose is Tool.propose:
-        raise SettingsError(
-            f"[tools.{tool.key}] proposals: {tool.name} has no rule of its own; write a pattern, as in "
-            f"[tools.{tool.key}.rule] pattern = ..., give its class `propose`, or leave {RULE!r} out"
-        )
-    return {source_name(one): under(root, one) for one in section.proposals if one not in (MODEL, RULE)}
-
-
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
     paper, least = tool.defaults, section.min_probability
     return Lane(
@@ -207,10 +164,7 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
         look_ahead=section.look_ahead,
-        proposals=section.proposals,
-        files=_files(tool, section, settings.root),
-        rule=section.rule,
-        served=_is_served(settings) and MODEL in section.proposals,
+        sources=call_sources(tool, section, settings),
         min_probability=settings.decoding.min_probability if least is None else least,
         score=_score(tool, section, settings),
         suffix=settings.rounds.suffix,
@@ -261,7 +215,7 @@ def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, o
     if settings.start is None:
         if settings.proposer is None:
             return base
-        return {"served": settings.proposer.name} if _is_served(settings) else _identity(settings.proposer)
+        return {"served": settings.proposer.name} if is_served(settings) else _identity(settings.proposer)
     if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "

@@ -130,7 +130,7 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
 
 def _proposing(lane: Lane, reasons: Counter[str]) -> str:
     """Say what would propose calls, by the commonest reason why there is none."""
-    if MODEL not in lane.proposals:
+    if MODEL not in lane.sources.names:
         return "; choose other texts, or add a source to proposals"
     if dict(reasons.most_common(1)).keys() == {OTHER_TOOL}:
         return (

@@ -20,7 +20,6 @@ from toolformer_dag.lake import parquet
 from toolformer_dag.pipeline import heuristic_subset, swapped_results
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
-from toolformer_dag.settings.tool_settings import MODEL
 
 GROUPS, STUDENT = 4, 3.18
 """Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""
@@ -78,11 +77,11 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
     texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
     texts = texts.sample(fraction=1, shuffle=True, seed=seed)
-    if texts.height <= GROUPS or subset.lane.files:
+    if texts.height <= GROUPS or subset.lane.sources.files:
         return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
     size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
     sampled = texts[: size * GROUPS]
-    samples = MODEL in subset.lane.proposals and not subset.lane.served
+    samples = subset.lane.sources.sampled
     worker.engine("proposer" if samples else "judge")  # loaded before anything is timed
     groups = [_annotated(worker, subset.lane, group, stages[:-1], progress) for group in sampled.iter_slices(size)]
     control = _annotated(worker, subset.lane, sampled, stages, progress)

@@ -64,7 +64,7 @@ Fields = tuple[str, str | None, str | None, int, str, str | None, float | None]
 def identity(lane: Lane) -> dict[str, str]:
     """Return the hash of each of the lane's files of calls, by its name. Raises UserError."""
     found = {}
-    for name, path in lane.files.items():
+    for name, path in lane.sources.files.items():
         try:
             found[name] = file_hash(path)
         except OSError as error:
@@ -82,7 +82,7 @@ def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
         f"[tools.{lane.tool.key}.rule] or `propose` in the tool's class, or name a file of calls there, or another "
         "model.name"
         for lane in lanes
-        if MODEL in lane.proposals and lane.tool.name not in WRITTEN
+        if MODEL in lane.sources.names and lane.tool.name not in WRITTEN
     ]
 
 
@@ -138,7 +138,7 @@ def _named(text: Any, identifier: Any) -> Any:
 
 def _read(lane: Lane) -> list[Fields | None]:
     found: list[Fields | None] = []
-    for name, path in lane.files.items():
+    for name, path in lane.sources.files.items():
         try:
             found += [_fields(name, record) for record in _records(path)]
         except pl.exceptions.PolarsError as error:
@@ -208,7 +208,7 @@ def of_rule(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     texts = texts.select(*TEXT_KEY, "offset", "text", "context")
     for *key, offset, text, context in texts.iter_rows():
         try:
-            proposed = dict.fromkeys(lane.propose(text, context))
+            proposed = dict.fromkeys(lane.sources.propose(lane.tool, text, context))
         except OverBudget:
             rejected[shard, "over_budget"] += 1
             continue
@@ -220,7 +220,7 @@ def of_rule(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 def given_results(output: TableOutput) -> pl.DataFrame:
     """Return (input, context, result) of calls that brought their results, of equal calls the first; none without."""
-    if not output.lane.files:
+    if not output.lane.sources.files:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})
     table = output.plan.lake.table(f"{output.lane.key}/{FROM_FILES}")
 
@@ -237,8 +237,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     The `sample` of calls that were not sampled counts down from -1: so they keep it whatever m is.
     """
     lane, stage = output.lane, output.stage
-    made = scored_candidates.rows(worker, output, shard) if _is_sampled(lane) else PartRows([])
-    order = {source_name(source): number for number, source in enumerate(lane.proposals)}
+    made = scored_candidates.rows(worker, output, shard) if lane.sources.sampled else PartRows([])
+    order = {source_name(source): number for number, source in enumerate(lane.sources.names)}
     own = [stage.schema.to_frame()]
     for inner in stage.inner:
         table, part = output.plan.lake.table(f"{lane.key}/{inner.name}"), shard if inner.sharded else WHOLE
@@ -254,27 +254,27 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the texts; how calls are sampled only where they are."""
-    sampled = scored_candidates.settings(plan, lane) if _is_sampled(lane) else {}
-    served = served_proposals.STAGE.settings(plan, lane) if lane.served else {}
+    sampled = scored_candidates.settings(plan, lane) if lane.sources.sampled else {}
+    served = served_proposals.STAGE.settings(plan, lane) if lane.sources.served else {}
     return {
         **placing(plan, lane),
         **sampled,
         **served,
         **identity(lane),
         **_rule(lane),
-        "proposals": list(lane.proposals),
+        "proposals": list(lane.sources.names),
     }
 
 
 def _rule(lane: Lane) -> dict[str, object]:
-    return {"rule": lane.rule_identity()} if RULE in lane.proposals else {}
+    return {"rule": lane.sources.rule_identity(lane.tool)} if RULE in lane.sources.names else {}
 
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the versions of a shard's texts, and of what the files have of it."""
     table, key = output.plan.lake.table, output.lane.key
     texts = "heuristic_subset"
-    files = table(f"{key}/{FROM_FILES}") if output.lane.files else None
+    files = table(f"{key}/{FROM_FILES}") if output.lane.sources.files else None
     return versions({texts: table(f"{key}/{texts}")}, files)
 
 
@@ -303,16 +303,11 @@ RULED = Stage(
 )
 
 
-def _is_sampled(lane: Lane) -> bool:
-    """Whether the model's own p chooses the places."""
-    return MODEL in lane.proposals and not lane.served
-
-
 def stage(lane: Lane) -> Stage:
     """Return scored_candidates of a lane, whose calls come from its sources; discarded samples have a reason."""
-    if lane.proposals == (MODEL,) and not lane.served:
+    if lane.sources.names == (MODEL,) and lane.sources.sampled:
         return scored_candidates.STAGE
-    return _stage(bool(lane.files), RULE in lane.proposals, lane.served, _is_sampled(lane))
+    return _stage(bool(lane.sources.files), RULE in lane.sources.names, lane.sources.served, lane.sources.sampled)
 
 
 @cache
