@@ -7,7 +7,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.texts.test_splice import CALLS, TEXTS, TOOLS
+from tests.texts.test_call import CALLS, TEXTS, TOOLS
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import (
     Call,
