@@ -1,13 +1,28 @@
 """A run computes what is stale and skips the rest, whoever starts it."""
 
+import gzip
+import json
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from dagster import AssetKey
+
+from benchmarks.made_traces import records
+from tests.command_line import cli
 from tests.runs.conftest import free
-from toolformer_dag.assets import JOB
+from tests.traces.conftest import write_lines
+from toolformer_dag.assets import JOB, outputs
 from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.assets.declaration import asset_key
-from toolformer_dag.assets.metadata import TOKENS
+from toolformer_dag.assets.metadata import TOKENS, UNCHANGED
 from toolformer_dag.assets.running import CHANGED
 from toolformer_dag.definitions import definitions_of
+from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline import filtered_calls
+from toolformer_dag.pipeline.chance import kept_nothing
+from toolformer_dag.traces.judgement import traces_database
 
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
@@ -45,3 +60,143 @@ def test_a_run_started_from_dagster_tells_in_its_tag_what_changed(world, monkeyp
     assert world.sql("select min(delta) >= tau_f from filtered_calls where tool = 'calculator' group by tau_f") == [
         (True,)
     ]
+
+
+KEEPING = """
+from sums_tool import Sums, SumsOptions
+
+
+class KeepingOptions(SumsOptions):
+    shortest: int = 0
+
+
+class Keeping(Sums):
+    Options = KeepingOptions
+
+    def keeps(self, text, offset, input):
+        return len(input) >= self.options.shortest
+"""
+DATED = """
+from sums_tool import Sums
+from toolformer_dag.tools.tool import ToolResult
+
+
+class Dated(Sums):
+    def context(self, document):
+        return document.title
+
+    def run(self, calls):
+        return [ToolResult(call.context) for call in calls]
+"""
+
+
+def write_twins(folder: Path, *titles: str) -> None:
+    """Write a shard of documents with one text and a title each."""
+    text = "\n".join(f"{number} and 2 make {number + 2} ." for number in range(6))
+    record = {"url": "https://example.org/", "source_domain": "example.org", "raw_content": text, "language": "en"}
+    lines = [json.dumps({**record, "digest": str(number), "title": title}) for number, title in enumerate(titles)]
+    (folder / "one.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_token(world):
+    (world.folder / "keeping_tool.py").write_text(KEEPING)
+    world.edit("sums_tool:Sums", "keeping_tool:Keeping")
+    reports = world.update("tools.sums.shortest=1000")
+    assert not any(sum(report.work.tokens.values()) for report in reports.values())
+    assert {name.partition("/")[0] for name in reports} == {"sums", "training"}
+    calls = world.lake.table("sums/loss_deltas").scan().collect()
+    assert calls.filter(pl.col("ahead").is_null())["reason"].unique().to_list() == ["tool_keeps_out"]
+    assert world.lake.table("sums/filtered_calls").scan().collect().is_empty()
+
+
+def test_a_result_follows_the_context_of_its_document(fresh):
+    """Ask in both contexts before and after: tool_results has the same rows."""
+    (fresh.folder / "dated_tool.py").write_text(DATED)
+    fresh.edit("sums_tool:Sums", "dated_tool:Dated")
+    (fresh.folder / "web" / "two.json.gz").unlink()
+    for titles in (("Monday", "Friday"), ("Friday", "Monday")):
+        write_twins(fresh.folder / "web", *titles)
+        reports = fresh.update("tools.calculator.enabled=false")
+        told = fresh.lake.table("sums/loss_deltas").scan().select("digest", "result").unique().sort("digest")
+        assert told.collect().rows() == list(zip("01", titles, strict=True))
+    assert "sums/loss_deltas" in reports
+
+
+NAME = "traces/judged"
+SOURCE = "traces.source=['talks.jsonl']"
+
+
+def test_recorded_conversations_are_judged_as_an_asset(fresh):
+    assert NAME not in [one.name for one in outputs(fresh.project().plan)]
+    write_lines(fresh.folder / "talks.jsonl", records(4))
+
+    def made(*overrides):
+        project = fresh.project(SOURCE, *overrides)
+        assert NAME in project.stale()
+        job = definitions_of(project.plan).resolve_job_def(JOB)
+        assert job.execute_in_process(instance=project.instance, asset_selection=[asset_key(NAME)]).success
+        assert NAME not in project.stale()
+        return fresh.figures(NAME)[TOKENS].value
+
+    assert made() > 0
+    assert query(traces_database(fresh.settings()), "SELECT count(*) FROM trace_calls").item() == 4
+    assert made("traces.share=0.5") == 0
+    write_lines(fresh.folder / "talks.jsonl", records(8))
+    assert NAME in fresh.stale(SOURCE, "traces.share=0.5")
+
+
+FILTER, CONTROL = "calculator/filtered_calls", "calculator/swapped_results"
+BY_CHANCE = "tools.calculator.tau_f={ by_chance = 0.9 }"
+
+
+def test_the_filter_depends_on_the_control_only_with_a_threshold_by_chance(world):
+    def upstream(*overrides):
+        graph = definitions_of(world.project(*overrides).plan).resolve_asset_graph()
+        return AssetKey(CONTROL.split("/")) in graph.get(AssetKey(FILTER.split("/"))).parent_keys
+
+    assert upstream(BY_CHANCE) and not upstream()
+    assert "settings.tau_f.by_chance: (absent) -> 0.9" in world.reasons(BY_CHANCE)[FILTER]
+
+
+@pytest.mark.long
+def test_a_run_says_what_it_chose_by_chance_and_why_a_lane_keeps_no_call_and_it_stands_in_tables_and_metadata(world):
+    options = [part for change in (BY_CHANCE, "tools.sums.tau_f=50") for part in ("--set", change)]
+    done = cli("stale", "--run", "--config", str(world.folder / "toolformer.toml"), *options)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith(FILTER)]
+    assert re.fullmatch(FILTER + r": [\d,]+ rows in [\d.]+ s", lines[0])
+    [(rule, verdict, tau_f)] = world.sql(
+        "select by_chance, verdict, tau_f from filter_rules join lanes using (tool) where tool = 'calculator'"
+    )
+    level = f"select tau_f, kept from chance_thresholds where tool = 'calculator' and by_chance = {rule}"
+    [(threshold, kept)] = world.sql(level)
+    assert (rule, tau_f) == (0.9, threshold)
+    assert world.sql("select count(*) from filtered_calls where tool = 'calculator'") == [(kept,)]
+    assert world.figures("tables/table_3")[UNCHANGED].value is True  # and it shows what it showed
+    assert world.figures("tables/table_3")["plot"].value.startswith("![plot]")
+    assert world.figures("tables/table_2")[UNCHANGED].value is False
+    assert ("keeps" in world.figures(FILTER)["threshold"].value) == (verdict == "certified")
+    [(places, best)] = world.sql("select count(*), max(delta) from places where tool = 'sums'")
+    [by_chance] = world.sql(
+        "select by_chance, by_chance_low, by_chance_high from swapped_statistics where tool = 'sums' and tau_f = 50"
+    )
+    assert f"sums: no call is kept at tau_f = 50. Of {places} places the best gains {best:.3f}" in done.stderr
+    assert "0 at 50 (by chance {}, 95 %: {}-{})".format(*by_chance) in done.stderr
+
+
+def test_a_threshold_that_is_reached_nowhere_keeps_nothing_and_says_so(world):
+    unreached = "tools.calculator.tau_f={ by_chance = 0.000001 }"
+    report = world.update(unreached, "tools.sums.tau_f=50")[FILTER]
+    assert report.rejections["no_threshold"] > 0 and sum(report.rows.values()) == 0
+    [calculator, sums, told] = kept_nothing(world.project(unreached, "tools.sums.tau_f=50").plan)
+    assert calculator.startswith("calculator: no call is kept. Of ") and sums.startswith("sums: no call is kept at")
+    assert "nothing to finetune on. Lower tau_f" in told
+
+
+def test_a_lane_without_a_judged_call_says_at_which_stage_its_calls_ended(world):
+    change = "tools.calculator.tau_s=0.999999"
+    world.update(change)
+    [told] = kept_nothing(world.project(change).plan)
+    [(texts,)] = world.sql("select count(*) from texts where tool = 'calculator'")
+    assert told.startswith(f"calculator: no call is kept, for no call was proposed for {texts} texts; lower tau_s (")
+    assert f"no_position {texts})" in told and 'sql "from funnel"' in told
