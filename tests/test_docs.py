@@ -1,7 +1,8 @@
-"""The documentation is right: commands parse, settings load, queries run, links resolve, pages are current."""
+"""The documentation is right: commands parse, settings load, queries run in any reader, the example is as it says."""
 
 import importlib.util
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import typer
 
@@ -17,6 +21,7 @@ from toolformer_dag.cli import app
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.texts.calls import take_out
 
 ROOT = Path(__file__).parents[1]
 NAME = "toolformer-dag"
@@ -162,3 +167,50 @@ def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
     listed = LINK.findall((tmp_path / "site" / "llms.txt").read_text("utf-8"))
     assert len(listed) > 30
     assert all((tmp_path / "site" / page).is_file() for page in ["index.html", *listed])
+
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "by_hand.py"
+
+
+def test_the_example_goes_from_a_text_to_the_text_with_its_call(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLE))
+    steps = [step.splitlines() for step in capsys.readouterr().out.split("\n\n")]
+    assert [step[0][:2] for step in steps] == ["1.", "2.", "3.", "4.", "5."]
+    text, written = steps[0][1], steps[-1][1]
+    assert "in total there were [Calculator(137 + 48) -> 185] 185 hens." in written
+    assert take_out(written, ["Calculator"]) == text
+    assert any(line.startswith("p = ") for line in steps[1]) and "137 + 48 -> 185" in steps[2]
+    assert any("delta = " in line for line in steps[3])
+
+
+def test_the_example_stays_short() -> None:
+    assert len(EXAMPLE.read_text("utf-8").splitlines()) <= 60
+
+
+PAGE = (ROOT / "docs" / "howto" / "ask-in-sql.md").read_text("utf-8")
+[PYTHON] = (block for language, block in FENCE.findall(PAGE) if language == "python")
+[DUCKDB] = re.findall(r"^\.venv/bin/duckdb (.*) \"(.*)\"$", PAGE, re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in a folder with a warehouse of no rows in lake/."""
+    generator().empty_warehouse(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_pandas_polars_and_arrow_read_the_file() -> None:
+    found: dict[str, Any] = {}
+    exec(PYTHON, found)
+    kinds = {"frame": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.Table}
+    for name, kind in kinds.items():
+        assert isinstance(found[name], kind)
+        columns = found[name].column_names if kind is pa.Table else list(found[name].columns)
+        assert columns == ["tool", "input", "result", "delta"]
+
+
+def test_the_command_line_of_duckdb_reads_the_file() -> None:
+    duckdb = Path(sys.executable).with_name("duckdb")  # of another version than the module
+    options, query = DUCKDB
+    done = subprocess.run([duckdb, *options.split(), query], capture_output=True, text=True)
+    assert done.returncode == 0 and "examples" in done.stdout, done.stderr

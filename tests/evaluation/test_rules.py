@@ -1,12 +1,18 @@
-"""When an answer is right, and how sure a share is."""
+"""When an answer is right, how sure a share is, what needs no model, and questions that stand in texts of C*."""
 
+from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
+from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolformer_dag.evaluation.benchmark import (
+    Benchmark,
+    BenchmarkQuestion,
     in_first_five_words,
     in_first_ten_words,
     in_first_twenty_words,
@@ -14,7 +20,10 @@ from toolformer_dag.evaluation.benchmark import (
     number_is_right,
     predicted_number,
 )
-from toolformer_dag.evaluation.scores import wilson
+from toolformer_dag.evaluation.benchmark_files import completion, mathematics, multilingual, question_answering
+from toolformer_dag.evaluation.catalogue import read_benchmark
+from toolformer_dag.evaluation.question_overlap import overlap_counts, own_words, question_overlap
+from toolformer_dag.evaluation.scores import baseline_outcomes, wilson
 
 
 @pytest.mark.parametrize(
@@ -127,3 +136,88 @@ def test_wilson_holds_the_share_and_is_symmetric(counts: tuple[int, int]) -> Non
     low, high = wilson(successes, trials)
     assert 0 <= low <= successes / trials + 1e-12 and successes / trials - 1e-12 <= high <= 1
     assert wilson(trials - successes, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+SVAMP = Path(__file__).parents[3] / "shared" / "data" / "benchmarks" / "svamp" / "SVAMP.json"
+
+
+def arithmetic(*questions: tuple[str, str]) -> Benchmark:
+    return Benchmark(
+        "sums", tuple(BenchmarkQuestion(*(prompt, (gold,))) for prompt, gold in questions), number_is_right
+    )
+
+
+def test_each_baseline_answers_by_the_first_numbers() -> None:
+    found = baseline_outcomes(arithmetic(("Bo has 1,200 pears and gives away 0.5 of 3. The answer is", "600")))
+    assert {one.condition: (one.written, one.correct) for one in found} == {
+        "no model: a + b": (" 1200.5", False),
+        "no model: |a - b|": (" 1199.5", False),
+        "no model: a x b": (" 600.0", True),
+        "no model: first number": (" 1200", False),
+    }
+    assert all((one.model, one.k, one.called) == ("no model", None, None) for one in found)
+
+
+def test_a_question_with_too_few_numbers_is_answered_wrong_with_a_reason() -> None:
+    found = baseline_outcomes(arithmetic(("Bo has 7 pears. The answer is", "7")))
+    assert [(one.correct, one.reason) for one in found] == [(False, "too_few_numbers")] * 3 + [(True, None)]
+
+
+def test_other_benchmarks_have_no_baseline() -> None:
+    asked = Benchmark("facts", (BenchmarkQuestion("1 2", ("3",)),), in_first_five_words)
+    assert baseline_outcomes(asked) == []
+
+
+@pytest.mark.skipif(not SVAMP.is_file(), reason=f"{SVAMP} is not there")
+def test_the_difference_alone_answers_23_percent_of_svamp() -> None:
+    [svamp] = read_benchmark("svamp", SVAMP)
+    right = Counter(one.condition for one in baseline_outcomes(svamp) if one.correct)
+    assert right["no model: |a - b|"] == 234
+
+
+APPLES = "Ada had twelve red apples and gave five of them to Bo on Monday."
+HERBS = "which herb is used in the sauce that is served with lamb in England"
+
+
+def corpus(*texts: tuple[str, str]) -> list[pl.DataFrame]:
+    """Return rows of C* in its order, which are read the other way round."""
+    rows = [(at, text, split, "one", f"d{at}", at) for at, (text, split) in enumerate(texts)]
+    names = {"document_hash": pl.UInt64, "text": pl.String, "split": pl.String, "shard": pl.String}
+    schema = {**names, "digest": pl.String, "segment": pl.Int32}
+    return [pl.DataFrame([row], schema=schema, orient="row") for row in reversed(rows)]
+
+
+def benchmark(name: str, prompts: Sequence[str]) -> Benchmark:
+    return Benchmark(name, tuple(BenchmarkQuestion(prompt, ("1",)) for prompt in prompts), number_is_right)
+
+
+def test_a_question_is_told_with_the_first_training_text_that_holds_it() -> None:
+    benchmarks = [
+        benchmark("sums", [mathematics(APPLES, "How many has she?"), mathematics("", "Who?")]),
+        benchmark(
+            "open", [question_answering(HERBS), question_answering("which herb grows best in the shade of a wall")]
+        ),
+    ]
+    texts = corpus((f"{HERBS}: mint", "heldout"), (f"A story. {APPLES} The end.", "train"), (APPLES.upper(), "train"))
+    found = question_overlap(benchmarks, texts)
+    assert found.rows() == [
+        ("sums", 1, True, "one", "d1", 1),
+        ("sums", 2, None, None, None, None),
+        ("open", 1, False, None, None, None),
+        ("open", 2, False, None, None, None),
+    ]
+    assert overlap_counts(found).rows() == [("sums", 2, 1, 1), ("open", 2, 0, 0)]
+
+
+def test_without_texts_or_questions_nothing_is_found() -> None:
+    found = question_overlap([benchmark("sums", [mathematics(APPLES, "How many?")])], corpus())
+    assert found["in_corpus"].to_list() == [False]
+    assert question_overlap([], corpus((APPLES, "train"))).is_empty()
+
+
+def test_the_words_of_a_template_are_no_words_of_the_question() -> None:
+    assert own_words(completion("Ada was born in")) == "Ada was born in"
+    assert own_words(question_answering("who is it")) == "who is it"
+    assert own_words(mathematics("It costs 7.", "How much?")) == "It costs 7. How much?"
+    assert own_words(multilingual("It is here.", "Wo?")).startswith("It is here.")
+    assert own_words("3 and 4 make") == "3 and 4 make"

@@ -1,6 +1,7 @@
-"""Others' trainers take each form as it is: one step of TRL's SFT on a model made on the spot, and the page's DPO."""
+"""Others' trainers and chat templates take each form as it is: one step of TRL's SFT, and the page's DPO."""
 
 import copy
+import json
 import re
 import shutil
 from itertools import groupby
@@ -8,23 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import load_dataset
-from transformers import AutoTokenizer
+from datasets import Dataset, load_dataset
+from jinja2 import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 from tests.command_line import cli
-from tests.exports.named_calls import FAMILIES, TEMPLATES, chat_rows
+from tests.exports.named_calls import CALLS, FAMILIES, SCHEMAS, TEMPLATES, Asked, chat_rows
 from tests.runs.conftest import World
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
 from toolformer_dag.exports.forms import Form, masked_form
-from toolformer_dag.exports.structured_forms import chat_form
+from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
+from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel, load_model
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.training.sequences import IGNORED
 
-pytestmark = pytest.mark.long
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "export.md"
 FENCED_PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TURNS = {
@@ -58,6 +60,7 @@ def changed(model: LanguageModel, before: dict[str, Any]) -> bool:
     return any(not weight.equal(before[name]) for name, weight in model.model.state_dict().items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["masked", "chat"])
 def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path: Path) -> None:
     forms = {
@@ -81,6 +84,7 @@ def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path
     assert changed(loaded, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_and_words_of_the_assistant_alone_are_learned_token_by_token(family: str, tmp_path: Path) -> None:
     model = tiny_model("Llama", tokenizer_of("merged"))
@@ -110,6 +114,7 @@ def test_calls_and_words_of_the_assistant_alone_are_learned_token_by_token(famil
     assert changed(model, before)
 
 
+@pytest.mark.long
 def test_the_page_s_examples_run(exported_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, but for the model and the number of steps."""
     monkeypatch.chdir(tmp_path)
@@ -125,3 +130,101 @@ def test_the_page_s_examples_run(exported_world: World, tmp_path: Path, monkeypa
     for block in blocks:
         small = block.replace('"gpt2"', '"model"').replace('Config("out"', 'Config("out", max_steps=1, use_cpu=True')
         exec(compile(small, str(PAGE), "exec"), {})
+
+
+PARTS = {
+    "llama3": r'assistant<\|end_header_id\|>\n\n(?P<call>\{"name".*?\})<\|eot_id\|>'
+    r"|ipython<\|end_header_id\|>\n\n(?P<result>.*?)<\|eot_id\|>",
+    "qwen": r"<tool_call>\n(?P<call>.*?)\n</tool_call>|<tool_response>\n(?P<result>.*?)\n</tool_response>",
+    "mistral": r"\[TOOL_CALLS\] (?P<call>\[.*?\])<\|end\|>|\[TOOL_RESULTS\] (?P<result>.*?)\[/TOOL_RESULTS\]",
+}
+"""Where calls and results stand."""
+TOOLS = {
+    "llama3": r"in words\.\n\n(.*?)\n\nContinue the text",
+    "qwen": r"\n<tools>\n(.*?)\n</tools>",
+    "mistral": r"\[AVAILABLE_TOOLS\] (.*?)\[/AVAILABLE_TOOLS\]",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return tokenizer_of("merged")
+
+
+@pytest.fixture
+def rows(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Dataset:
+    return chat_rows(tmp_path, Encoding(tokenizer))
+
+
+def rendered(family: str, row: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> str:
+    template = (TEMPLATES / f"{family}.jinja").read_text()
+    text = tokenizer.apply_chat_template(row["messages"], tools=row["tools"], chat_template=template, tokenize=False)
+    assert isinstance(text, str)
+    return text
+
+
+def read(family: str, text: str) -> list[tuple[str, Any]]:
+    """Return calls and results in their order, as a server of the family would read them."""
+    found: list[tuple[str, Any]] = []
+    for part in re.finditer(PARTS[family], text, re.DOTALL):
+        if part["call"] is None:
+            result = json.loads(part["result"])["content"] if family == "mistral" else part["result"]
+            found.append(("result", result))
+            continue
+        parsed = json.loads(part["call"])
+        for call in parsed if isinstance(parsed, list) else [parsed]:
+            found.append(("call", (call["name"], call["parameters" if family == "llama3" else "arguments"])))
+    return found
+
+
+def expected(messages: list[list[Asked]]) -> list[tuple[str, Any]]:
+    return [
+        part
+        for asked in messages
+        for part in (
+            *(("call", (name, arguments)) for name, arguments, _ in asked),
+            *(("result", result) for *_, result in asked),
+        )
+    ]
+
+
+def described(family: str, text: str) -> list[dict[str, Any]]:
+    found = re.search(TOOLS[family], text, re.DOTALL)
+    assert found
+    separated = {"llama3": found[1].split("\n\n"), "qwen": found[1].split("\n"), "mistral": None}[family]
+    return json.loads(found[1]) if separated is None else [json.loads(one) for one in separated]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_arguments_results_and_schemas_stand_where_the_family_reads_them(
+    family: str, rows: Dataset, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    assert [row["digest"] for row in rows] == list(CALLS)
+    for row in rows:
+        if family == "llama3" and row["digest"] == "parallel":
+            with pytest.raises(TemplateError, match="one call per message"):
+                rendered(family, row, tokenizer)
+            continue
+        text = rendered(family, row, tokenizer)
+        assert read(family, text) == expected(CALLS[row["digest"]])
+        tools = described(family, text)
+        assert [tool["function"]["name"] for tool in tools] == ["Book", "People", "Difference"]
+        assert [tool["function"]["parameters"] for tool in tools] == list(SCHEMAS.values())
+        last = row["messages"][-1]["content"]
+        assert INSTRUCTION in text and text.index(INSTRUCTION) < text.index(last)
+        assert "None" not in text and "undefined" not in text
+
+
+def test_what_is_said_before_a_call_is_in_the_message_that_calls(
+    rows: Dataset, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Of the three families Qwen's alone renders it."""
+    [row] = (row for row in rows if row["digest"] == "two places")
+    said = [message["content"] for message in row["messages"] if message["role"] == "assistant"]
+    whole = row["messages"][0]["content"].removeprefix(INSTRUCTION) + "".join(said)
+    assert whole == "This is the text two places, and then it goes on, to its end."
+    shown = {family: said[1] in rendered(family, row, tokenizer) for family in FAMILIES}
+    assert said[1] and shown == {"llama3": False, "qwen": True, "mistral": False}
+    ids = [call["id"] for message in row["messages"] for call in message.get("tool_calls", ())]
+    assert ids == [message["tool_call_id"] for message in row["messages"] if message["role"] == "tool"]
+    assert len(set(ids)) == 2 and all(re.fullmatch("[a-zA-Z0-9]{9}", one) for one in ids)

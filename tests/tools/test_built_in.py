@@ -1,14 +1,23 @@
-"""What all built-in tools have in common: the paper's names, thresholds and valid prompts."""
+"""The built-in tools: the paper's names, thresholds, prompts and worked examples; the calendar; quotes of inputs."""
 
+import calendar
+import json
+import locale
 import re
+from datetime import date
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from toolformer_dag.evaluation.paper_tables import FIGURES
 from toolformer_dag.settings.settings_file import load_settings
+from toolformer_dag.texts.calls import Call, parse_call, placed_calls, splice, take_out
+from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import built_in_tools, load_tool
-from toolformer_dag.tools.tool import ToolDefaults
+from toolformer_dag.tools.tool import ToolCall, ToolDefaults, ToolResult, unquote
 
 TOOLS = [key for key in built_in_tools() if key != "mcp"]
 RARE = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
@@ -68,3 +77,157 @@ def test_the_synthetic_world_s_prompt_fits_the_tool_too(key: str) -> None:
 def test_a_mistyped_option_is_refused(key: str) -> None:
     with pytest.raises(ToolError, match=rf"\[tools.{key}\] promt: unknown key; did you mean 'prompt'"):
         load_tool(key, {"promt": "x"})
+
+
+NAMES = ("QA", "Calculator", "MT", "WikiSearch", "Calendar")
+KEYS = {load_tool(key, {}).name: key for key in built_in_tools() if key != "mcp"}
+FIGURE_1 = [
+    (
+        "The New England Journal of Medicine is a registered trademark of",
+        Call("QA", "“Who is the publisher of The New England Journal of Medicine?”"),
+        "Massachusetts Medical Society",
+        " the MMS.",
+    ),
+    ("Out of 1400 participants, 400 (or", Call("Calculator", "400 / 1400"), "0.29", " 29%) passed the test."),
+    (
+        "The name derives from “la tortuga”, the Spanish word for",
+        Call("MT", "“tortuga”"),
+        "turtle",
+        " turtle.",
+    ),
+    (
+        "The Brown Act is California’s law",
+        Call("WikiSearch", "“Brown Act”"),
+        "The Ralph M. Brown Act is an act of the California State Legislature that guarantees the public's right to "
+        "attend and participate in meetings of local legislative bodies.",
+        " that requires legislative bodies, like city councils, to hold their meetings open to the public.",
+    ),
+]
+FISHING = (
+    "Spin fishing is distinguished between fly fishing and bait cast fishing by the type of rod and reel used. There "
+    "are two types of reels used when spin fishing, the open faced reel and the closed faced reel."
+)
+
+
+def asked(key: str, input: str, context: str = "", **options: object) -> str | None:
+    return load_tool(key, options).run([ToolCall(input, context)])[0].result
+
+
+@pytest.mark.parametrize(("before", "call", "result", "after"), FIGURE_1, ids=[call.tool for _, call, _, _ in FIGURE_1])
+def test_figure_1_is_written_as_in_the_paper_and_read_back(before: str, call: Call, result: str, after: str) -> None:
+    text = f"{before} [{call.tool}({call.input}) -> {result}]{after}"
+    [placed] = placed_calls(text, NAMES)
+    assert (placed.call, placed.result, placed.offset) == (call, result, len(before))
+    plain = take_out(text, NAMES)
+    assert plain == before + after and splice(plain, [placed]) == text
+    assert unquote(call.input) == call.input.strip("“”")
+
+
+def test_table_1(tmp_path: Path) -> None:
+    assert asked("calculator", "27 + 4 * 2") == "35"
+    assert asked("calendar", "", "2023-01-30") == "Today is Monday, January 30, 2023."
+    texts = (FISHING, "A fish of the sea.", "The reel of a film is a type of spool.")
+    lines = [json.dumps({"id": n, "title": "Spin fishing", "text": text}) for n, text in enumerate(texts)]
+    (tmp_path / "wiki.jsonl").write_text("\n".join(lines))
+    found = asked("wiki_search", "Fishing Reel Types", passages=str(tmp_path / "wiki.jsonl"), index_folder=tmp_path)
+    assert found == f"Spin fishing > {FISHING}"
+
+
+@pytest.mark.parametrize("example", FIGURES["example"], ids=lambda example: example["call"][:30])
+def test_the_calls_of_table_10_have_their_results(example: dict[str, str]) -> None:
+    written, _, result = example["call"].partition(" -> ")
+    call, dates = parse_call(written), {"March 9": "2017-03-09", "April 19": "2013-04-19", "June 25": "2011-06-25"}
+    assert KEYS[call.tool] == example["tool"] and result
+    context = next((iso for day, iso in dates.items() if day in result), "")
+    if call.tool == "Calendar":
+        assert context and asked("calendar", call.input, context) == result
+    if call.tool == "Calculator":  # a trailing zero is no digit of ours
+        assert asked("calculator", call.input) == result.removesuffix("0")
+
+
+def test_every_call_of_the_prompts_can_be_run() -> None:
+    outputs = {name: " ".join(re.findall(r"Output: (.*)", load_tool(key, {}).prompt)) for name, key in KEYS.items()}
+    inputs = {name: [parse_call(body).input for body in re.findall(r"\[([^]]*)\]", outputs[name])] for name in NAMES}
+    results = [asked("calculator", expression) for expression in inputs["Calculator"]]
+    assert results == ["54", "5779763.16", "2.87", "703", "17", "120"]
+    assert inputs["Calendar"] == [""] * 5 and [len(inputs[name]) for name in NAMES] == [4, 6, 3, 3, 5]
+
+
+CALENDAR = load_tool("calendar", {})
+
+
+def document(day: date | None) -> Document:
+    return Document("s", "d", "https://example.org/", "example.org", "", day, "en", "text")
+
+
+@given(st.dates())
+def test_every_day_is_named_as_the_standard_library_names_it(day: date) -> None:
+    assert locale.getlocale(locale.LC_TIME)[0] in (None, "C", "en_US", "C.UTF-8")
+    name, month = calendar.day_name[day.weekday()], calendar.month_name[day.month]
+    expected = f"Today is {name}, {month} {day.day}, {day.year}."
+    assert CALENDAR.run([ToolCall("", CALENDAR.context(document(day)))]) == [ToolResult(expected)]
+
+
+def test_without_a_context_it_is_today() -> None:
+    before, results, after = date.today(), CALENDAR.run([ToolCall("")]), date.today()
+    assert results[0] in [CALENDAR.run([ToolCall("", day.isoformat())])[0] for day in (before, after)]
+
+
+def test_what_has_no_result_has_a_reason_and_the_others_stay() -> None:
+    calls = [
+        ToolCall("today", "2023-01-30"),
+        ToolCall(" ", "2023-01-30"),
+        ToolCall('""', "2023-02-30"),
+        ToolCall('""', "x"),
+        ToolCall("", "2020-02-29"),
+    ]
+    assert CALENDAR.run(calls) == [
+        ToolResult(None, "input_not_empty"),
+        ToolResult("Today is Monday, January 30, 2023."),
+        ToolResult(None, "bad_context"),
+        ToolResult(None, "bad_context"),
+        ToolResult("Today is Saturday, February 29, 2020."),
+    ]
+
+
+def test_it_wants_the_texts_whose_url_holds_a_date() -> None:
+    dated, undated = document(date(2017, 3, 9)), document(None)
+    assert CALENDAR.wants_document(dated) == CALENDAR.wants("a segment", dated) == "date_in_url"
+    assert CALENDAR.wants_document(undated) is None and CALENDAR.wants("a segment", undated) is None
+    assert CALENDAR.context(dated) == "2017-03-09" and CALENDAR.context(undated) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""), ('"', '"'), ('""', ""), ("a", "a"), (' "a b" ', "a b"), ("'76'", "76"), ("“a ”", "a"), ("«a»", "a"),
+        ('"a', '"a'), ('“a"', '“a"'), ("l'été d'", "l'été d'"), ("'It's Tom's'", "It's Tom's"),
+        ("‘It’s the dogs’ food’", "It’s the dogs’ food"), ('"He said "hi" to me"', 'He said "hi" to me'),
+        ("“He said “hi” and “ho” to me”", "He said “hi” and “ho” to me"), ('"a"b"', 'a"b'), ('""a""', '"a"'),
+        ('5" or 6"', '5" or 6"'),
+    ],
+)  # fmt: skip
+def test_one_pair_around_all_of_it(text: str, expected: str) -> None:
+    assert unquote(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"Hamlet" or "Macbeth"', '"Hamlet","Macbeth"', '"a" "b" "c"', "'Hamlet's ghost' or 'Tom's'", "“a” and “b”",
+        "‘Tom’s’ and ‘b’", "«a» «b»", '"What?" (not "Why?")...\n"Who?"',
+    ],
+)  # fmt: skip
+def test_two_quotations_stay(text: str) -> None:
+    assert unquote(text) == text
+
+
+@given(st.text(), st.sampled_from(['""', "''", "“”", "‘’", "«»"]))
+def test_a_text_without_quotes_loses_those_around_it(text: str, pair: str) -> None:
+    plain = "".join(character for character in text if character not in "\"'“”‘’«»").strip()
+    assert unquote(f" {pair[0]}{plain}{pair[1]}\n") == unquote(plain) == plain
+
+
+def test_a_long_text_of_quotes_is_read_in_one_pass() -> None:
+    for text in ('"' * 1_000_000, '"a" ' * 300_000 + '"', "'a" * 500_000 + "'", '"a ' + '"b ' * 300_000 + '"'):
+        assert unquote(text) in (text, text[1:-1].strip())

@@ -1,6 +1,9 @@
-"""The gain as a reward: what `judge` measures, in the forms of the trainers."""
+"""The gain as a reward: what `judge` measures, in the forms of the trainers, and what a policy learns of it."""
 
+import ast
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +75,18 @@ def test_other_trainers_get_the_same(judge: Judge, monkeypatch: pytest.MonkeyPat
     text = f"{asked}{marks}user\n{result}{marks}assistant\nSome words.<|im_end|>"
     extra = {"prompt": talk[0]["content"], "swapped_results": others}
     assert compute_score("made", text, answer, extra) == pytest.approx(own, abs=1e-5)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "reward.py"
+
+
+@pytest.mark.long
+def test_twenty_steps_with_the_gain_alone_teach_the_right_call(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    done = subprocess.run([sys.executable, str(EXAMPLE)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line and line[0] != "{")
+    earned = {act: float(told[act].split()[0]) for act in ("right", "wrong", "needless", "none")}
+    assert earned["right"] > 0.3 > 0 == earned["none"] > max(earned["wrong"], earned["needless"])
+    before, after = (ast.literal_eval(told[when]) for when in ("before", "after"))
+    assert after["right"] > before["right"] + 0.1
