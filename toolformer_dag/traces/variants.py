@@ -54,7 +54,7 @@ class Window:
 
 
 WINDOWS = {
-    "next_words": Window(6),
+    "next_words": Window(4),
     "next": Window(1),
     "answer": Window(last=True),
     "paper": Window(tokens=len(WINDOW_WEIGHTS), weights=WINDOW_WEIGHTS),
