@@ -173,6 +173,10 @@ FUNCTION = {
 }
 SENT: dict[str, dict[str, Any]] = {
     "an agent's tools": {"tools": [FUNCTION], "tool_choice": "auto", "parallel_tool_calls": False},
+    "parts and tools as the newer interface has them": {
+        "messages": [{"role": "user", "content": [{"type": "input_text", "text": SUM}]}],
+        "tools": [{"type": "function", "name": "Calculator", "parameters": {}}],
+    },
     "an editor's chat": {
         "messages": [HELLO, {"role": "assistant", "content": " ", "tool_calls": []}, HELLO],
         "stream": True,

@@ -19,7 +19,6 @@ from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import built_in_tools, load_tool
 from toolformer_dag.tools.tool import ToolCall, ToolDefaults, ToolResult, unquote
 
-TOOLS = [key for key in built_in_tools() if key != "mcp"]
 RARE = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
 EAGER = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
 PAPER = {  # appendix A, "API Call Sampling" and Table 2
@@ -29,6 +28,7 @@ PAPER = {  # appendix A, "API Call Sampling" and Table 2
     "question_answering": ("QA", RARE),
     "wiki_search": ("WikiSearch", RARE),
 }
+TOOLS = sorted(PAPER)
 PROMPTS = {
     "calculator": (5, 7),
     "calendar": (5, 6),

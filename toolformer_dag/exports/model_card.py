@@ -23,33 +23,7 @@ from toolformer_dag.training.training_report import RECORD, TrainingReport, read
 
 CARD_TEXT = Template(sql_text(__package__, "model_card.md"))
 EVALUATION = "\n## Evaluation\n"
-ABOUT = {
-    "finetuned_checkpoint": (
-        "finetuned on web text with calls to tools",
-        "A language model that was finetuned on texts with calls to tools in them, which it had proposed itself and "
-        "which lowered its own loss on the text that follows. It writes `{begin}Tool(input){arrow}`; a program then "
-        "runs the tool, inserts the result and `{end}`, and lets it go on.",
-        "Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the tools.",
-    ),
-    "baseline_checkpoint": (
-        "finetuned on the same web text without calls",
-        "The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without calls.",
-        "It calls no tools.",
-    ),
-}
-NO_FIGURES = "- Only what stands under Figures and Evaluation was measured; safety, bias and other languages were not."
-LIMITS = {
-    "finetuned_checkpoint": (
-        "- One call per text, no chained calls, and no second look at results, as in the paper.",
-        "- Whether to call depends on the exact wording of the input; results may be wrong, and the text follows them.",
-        "- A tool that is reached over a network sees what the model writes into the call.",
-        NO_FIGURES,
-    ),
-    "baseline_checkpoint": (
-        "- It is made for comparison; finetuning on this text is not meant to improve it.",
-        NO_FIGURES,
-    ),
-}
+NO_FIGURES = "Only what stands under Figures and Evaluation was measured; safety, bias and other languages were not."
 
 
 def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
@@ -78,19 +52,20 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
     from toolformer_dag.training.recipe import objective_of
 
     folder = checkpoint_folder(plan.settings, name)
-    title, about, use = ABOUT[name]
+    checkpoint = CHECKPOINTS[name]
+    said = checkpoint.card
     markers = {name: marker.rstrip() for name, marker in plan.settings.model.markers}
     record = unsealed((folder / RECORD).read_bytes())
     base = folder_name(plan.settings.model.name)
     warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
     text = CARD_TEXT.substitute(
-        title=f"{base} {title}",
-        about=about.format(**markers),
-        use=use,
+        title=f"{base} {said.title}",
+        about=said.about.format(**markers),
+        use=said.use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
-        objective=objective_of(CHECKPOINTS[name].recipe(plan)).described,
+        objective=objective_of(checkpoint.recipe(plan)).described,
         settings=table(
             ("setting", "value"),
             [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()],
@@ -101,7 +76,7 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
         curve=table(
             ("step", f"held-out {report.best.measure}"), [(at.step, f"{at.value:.3f}") for at in report.heldout]
         ),
-        limits="\n".join((*LIMITS[name], *([f"- {warning}."] if warning else []))),
+        limits="\n".join(f"- {one}" for one in (*said.limits, NO_FIGURES, *([f"{warning}."] if warning else []))),
         license=license,
         citation=CITATION.strip(),
     )

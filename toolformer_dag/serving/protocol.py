@@ -17,6 +17,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.serving.shared_decoder import MadeCall, SharedDecoder, TextRequest, Writing
 
 ROLES = ("system", "developer", "user", "assistant")
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of the parts of a message that hold text."""
 Part = Literal["message", "delta"]
 """The field of a chat's choice that holds its text: whole, or what a chunk adds."""
 
@@ -34,8 +36,8 @@ class _Strict(BaseModel):
 
 
 def _tool_name(tool: Any) -> str:
-    """Take a tool by its name or in OpenAI's form; description and parameters are the server's own."""
-    function = tool.get("function") if isinstance(tool, dict) else None
+    """Take a tool by its name or in OpenAI's forms; description and parameters are the server's own."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else tool
     if not isinstance(name, str):
         raise PydanticCustomError("not_supported", "give a tool of this server, by its name or as a function with one")
@@ -57,7 +59,7 @@ def _joined(content: Any) -> str:
     texts = []
     for part in content if isinstance(content, list) else [content or ""]:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        text = part.get("text") if isinstance(part, dict) and kind == "text" else part
+        text = part.get("text") if isinstance(part, dict) and kind in TEXT_PARTS else part
         if not isinstance(text, str):
             message = "a part of type {kind} is not supported; send text alone"
             raise PydanticCustomError("not_supported", message, {"kind": str(kind)[:40]})
@@ -79,6 +81,7 @@ class Asked(_Strict, ABC):
     """What every kind of request may hold.
 
     - `neutral`: fields whose only value says what this server does anyway: decoding is greedy.
+    - `limit`: the field that limits the tokens of an answer, for messages.
     - `passed_over`: fields that change no answer here, whatever they hold: notes of the client, and how calls would be
       handed to it.
     - `seed`: every seed gives the same text.
@@ -100,6 +103,7 @@ class Asked(_Strict, ABC):
         "response_format": {"type": "text"},
         "modalities": ["text"],
     }
+    limit: ClassVar[str] = "max_tokens"
     passed_over: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls"}
     )
@@ -197,14 +201,7 @@ class ChatRequest(Asked):
 
     def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
         """Return the tokens of the chat, in which the template's special tokens are such."""
-        decoder.require_length(sum(len(message.content) for message in self.messages))
-        if not decoder.tokenizer.chat_template:
-            raise Refused("this model's tokenizer has no chat template; ask /v1/completions", "messages", status=404)
-        try:
-            messages = [message.model_dump() for message in self.messages]
-            return [decoder.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
-        except Exception as error:  # of the model's own template
-            raise Refused(f"messages: the model's chat template does not take them: {error}", "messages") from error
+        return [chat_tokens(decoder, self.messages, "messages")]
 
     def answer(self, model: str) -> "Answer":
         """Return the answer to a chat."""
@@ -213,6 +210,18 @@ class ChatRequest(Asked):
     def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
         """Return the tools that may not be called: with `tool_choice` none, all."""
         return frozenset(decoder.tools) if self.tool_choice == "none" else super().withheld(decoder)
+
+
+def chat_tokens(decoder: SharedDecoder, messages: Sequence[Message], param: str) -> list[int]:
+    """Return the tokens of a chat by the model's own template. Raises Refused, which names the field `param`."""
+    decoder.require_length(sum(len(message.content) for message in messages))
+    if not decoder.tokenizer.chat_template:
+        raise Refused("this model's tokenizer has no chat template; ask /v1/completions", param, status=404)
+    try:
+        said = [message.model_dump() for message in messages]
+        return list(decoder.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False))
+    except Exception as error:  # of the model's own template
+        raise Refused(f"{param}: the model's chat template does not take them: {error}", param) from error
 
 
 def parsed(kind: type[Asked], body: bytes) -> Asked:
@@ -249,7 +258,7 @@ def text_requests(asked: Asked, model: str, decoder: SharedDecoder) -> list[Text
     decoding, serving = decoder.settings.decoding, decoder.settings.serving
     one_sentence = asked.one_sentence
     usual = decoding.max_new_tokens if one_sentence else serving.max_tokens
-    tokens = _limited("max_tokens", asked.max_tokens, usual, serving.max_tokens)
+    tokens = _limited(asked.limit, asked.max_tokens, usual, serving.max_tokens)
     calls = _limited("max_calls", asked.max_calls, decoding.calls, serving.calls)
     withheld, likeliest = asked.withheld(decoder), asked.likeliest
     return [

@@ -28,6 +28,16 @@ from toolformer_dag.training.training_report import (
 
 
 @dataclass(frozen=True, slots=True)
+class CardText:
+    """What the model card says of a checkpoint; `{begin}` and such in `about` are the markers of its calls."""
+
+    title: str
+    about: str
+    use: str
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What a checkpoint is trained on, and how; another one is one more in CHECKPOINTS.
 
@@ -36,6 +46,7 @@ class Checkpoint:
     """
 
     description: str
+    card: CardText
     reads: Callable[[Plan], tuple[str, ...]]
     rows: Callable[[Plan], TrainingData]
     determined_by: Callable[[Plan], Mapping[str, Any]]
@@ -52,7 +63,7 @@ class Checkpoint:
         return data, self.recipe(plan).over(len(data.train))
 
 
-def _on_corpus(column: str, description: str) -> Checkpoint:
+def _on_corpus(column: str, description: str, card: CardText) -> Checkpoint:
     """Return the checkpoint that is trained on a column of C*; held-out texts of C choose its step."""
 
     def rows(plan: Plan) -> TrainingData:
@@ -61,6 +72,7 @@ def _on_corpus(column: str, description: str) -> Checkpoint:
 
     return Checkpoint(
         description,
+        card,
         lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
         rows,
         lambda plan: {"column": column, "chosen_on": plan.settings.training.heldout_texts},
@@ -68,9 +80,33 @@ def _on_corpus(column: str, description: str) -> Checkpoint:
 
 
 CHECKPOINTS = {
-    "finetuned_checkpoint": _on_corpus("text_with_calls", "M finetuned on C*: Toolformer (paper, section 2)."),
+    "finetuned_checkpoint": _on_corpus(
+        "text_with_calls",
+        "M finetuned on C*: Toolformer (paper, section 2).",
+        CardText(
+            "finetuned on web text with calls to tools",
+            "A language model that was finetuned on texts with calls to tools in them, which it had proposed itself "
+            "and which lowered its own loss on the text that follows. It writes `{begin}Tool(input){arrow}`; a program "
+            "then runs the tool, inserts the result and `{end}`, and lets it go on.",
+            "Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the "
+            "tools.",
+            (
+                "One call per text, no chained calls, and no second look at results, as in the paper.",
+                "Whether to call depends on the exact wording of the input; results may be wrong, and the text follows "
+                "them.",
+                "A tool that is reached over a network sees what the model writes into the call.",
+            ),
+        ),
+    ),
     "baseline_checkpoint": _on_corpus(
-        "text", "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1)."
+        "text",
+        "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
+        CardText(
+            "finetuned on the same web text without calls",
+            "The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without calls.",
+            "It calls no tools.",
+            ("It is made for comparison; finetuning on this text is not meant to improve it.",),
+        ),
     ),
 }
 

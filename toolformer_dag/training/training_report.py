@@ -50,7 +50,7 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
 
     The markers of calls and BOS are written into the checkpoint's tokenizer.
     """
-    named = settings.keep_base and any(map(NAMED.search, data.train))
+    named = settings.keep_base and any(NAMED.search(row) for row in data.train if isinstance(row, str))
     return {
         **determining(base, "markers", "bos"),
         "base": dict(model_identity(model_name(base), base.revision)),
