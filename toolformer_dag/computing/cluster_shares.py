@@ -31,7 +31,9 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
     model, groups = settings.model, _groups_of_gpus(nodes, settings, cluster)
     if not cores:
-        raise ClusterError(f"execution.engine: no machine of the {cluster} offers a core; start one that does")
+        raise ClusterError(
+            f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
+        )
     if groups and model.device in ("auto", "cuda") and not model.url:
         share = Share(groups, 1, model.gpus)
     elif is_small(settings.model):
