@@ -24,7 +24,7 @@ scored = {**dict.fromkeys(schema.names()), "tool": "calculator", "digest": "d", 
 
 def record() -> dict[str, object]:
     """Say as much as the warehouse reads."""
-    return {"stage": "loss_deltas", "tool": "calculator"}
+    return {"stage": "loss_deltas", "tool": "calculator", "settings": {}}
 
 
 for step in range(10):
