@@ -6,7 +6,7 @@ from polars.testing import assert_frame_equal
 
 from tests.runs.conftest import World, assert_same, free
 from tests.worlds import copy_world
-from toolformer_dag.cli.round_report import round_report
+from toolformer_dag.cli.run_reports import round_report
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query

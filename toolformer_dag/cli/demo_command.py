@@ -106,10 +106,7 @@ def demo(config: Config = None, set: Set = None) -> None:
     typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
     tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}
     tables[f"Held-out questions answered right, in per cent (95 % interval)\n{SEEN}"] = read_accuracy(plan.lake)
-    *before, last = [
-        f"\n{title}\n{drawn(rows, 44, 160, tbl_hide_column_data_types=True, tbl_formatting='ASCII_MARKDOWN')}"
-        for title, rows in tables.items()
-    ]
+    *before, last = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
     answered = query(plan.settings.warehouse, ANSWERED).rows()
     question = "\n".join(f"\n{lines(*one)}" for one in answered)
     typer.echo("\n".join((*before, question, last, "", NEXT.format(bin=Path(".venv/bin")))))

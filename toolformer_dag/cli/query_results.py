@@ -61,7 +61,7 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
     try:
         match ending:
             case "":
-                buffer.write(f"{drawn(rows, 80, 200)}\n".encode())
+                buffer.write(f"{drawn(rows, 80, 200, typed=True)}\n".encode())
             case ".record":
                 buffer.write(_records(_flat(rows)).encode())
             case ".csv":
@@ -84,15 +84,17 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
     return buffer.getvalue()
 
 
-def drawn(rows: "pl.DataFrame", longest: int, width: int, **looks: Any) -> str:
+def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: bool = False) -> str:
     """Return all rows as a table. `longest`: characters of a cell; `width`: of a line on a terminal.
 
+    In Markdown, or `typed`, with the types of the columns, as `sql` shows rows.
     What is piped or redirected has a line per row, however long.
     """
     import polars as pl
 
     width = width if sys.stdout.isatty() else -1
     sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
+    looks: dict[str, Any] = {} if typed else {"tbl_hide_column_data_types": True, "tbl_formatting": "ASCII_MARKDOWN"}
     with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
         return harmless(str(rows))
 

@@ -62,12 +62,12 @@ def run(
     if not report.failed:
         typer.echo(_summary(report))
     if first is not None and not report.failed:
-        from toolformer_dag.cli.first_look import first_look
+        from toolformer_dag.cli.run_reports import first_look
 
         options = _typed(("--config", [config]), ("--profile", [profile]), ("--set", set))
         typer.echo(first_look(project.plan, first, options, _typed(("--shards", shards))))
     elif project.plan.start and not report.failed:
-        from toolformer_dag.cli.round_report import round_report
+        from toolformer_dag.cli.run_reports import round_report
 
         typer.echo(round_report(project.plan))
     report.raise_for_failures()

@@ -9,7 +9,7 @@ from toolformer_dag.cli.query_results import Format, drawn, printed
 from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
 from toolformer_dag.files import UserError
 
-_drawn = partial(drawn, longest=110, width=180, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
+_drawn = partial(drawn, longest=110, width=180)
 
 
 def tables(

@@ -5,7 +5,7 @@
 
 Concurrent writers are safe: each writes files of its own, and a manifest is replaced only where it is the one that was
 read; else it is read again and what this writer changed is put into it. Of two writers of one part the last wins in a
-folder; in an object store the first does, and the other learns it. A reader keeps the parts it has read, whose files
+folder; in an object store the first does, and the other is told so. A reader keeps the parts it has read, whose files
 stay until the grace period of `clean` is over.
 """
 

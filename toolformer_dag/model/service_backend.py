@@ -36,7 +36,10 @@ class ServiceBackend:
         self.identity = f"{service.library}, {service.dtype}"
 
     def run(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
-        """Return the answers in the order of the requests. `kinds`: by request, or one for all, what it counts as."""
+        """Return the answers in the order of the requests.
+
+        `kinds`: what the tokens count as, by request or one for all; without any they are not counted.
+        """
         answers = self.service.run(requests) if requests else []
         for kind, answer in zip(cycle(kinds) if kinds else (), answers, strict=False):
             self.counts.add(kind, answer.ran)

@@ -280,6 +280,20 @@ def _limited(param: str, given: int | None, usual: int, most: int) -> int:
     return min(usual, most) if given is None else given
 
 
+@dataclass(frozen=True, slots=True)
+class NewText:
+    """A text, or what is new in it: its number, and what it ended for, None before its end.
+
+    `tokens`: each with the character at which it begins.
+    """
+
+    index: int
+    text: str
+    tokens: Sequence[tuple[int, TokenLikelihood]]
+    calls: Sequence[MadeCall]
+    finish_reason: str | None
+
+
 @dataclass(eq=False)
 class Answer(ABC):
     """What a request gets, whole or as server-sent events."""
@@ -299,15 +313,8 @@ class Answer(ABC):
         """Return the answer once all texts are written."""
 
     @abstractmethod
-    def chunk(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[tuple[int, TokenLikelihood]],
-        calls: Sequence[MadeCall],
-        finish_reason: str | None,
-    ) -> dict[str, Any]:
-        """Return what is new in text number `index`: each token with the character at which it begins."""
+    def chunk(self, new: NewText) -> dict[str, Any]:
+        """Return what is sent of a text while it is written."""
 
     def begin(self) -> bytes:
         """Return what a stream begins with."""
@@ -332,19 +339,12 @@ class ChoiceAnswer(Answer):
             written = writing.done.result()
             text = written.text if self.in_text else written.plain
             tokens = _within(written.likelihoods, len(written.plain))
-            choices.append(self.choice(index, text, tokens, writing.calls, finish(writing), "message"))
+            choices.append(self.choice(NewText(index, text, tokens, writing.calls, finish(writing)), "message"))
         return self.body(choices) | {"usage": usage(writings)}
 
-    def chunk(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[tuple[int, TokenLikelihood]],
-        calls: Sequence[MadeCall],
-        finish_reason: str | None,
-    ) -> dict[str, Any]:
+    def chunk(self, new: NewText) -> dict[str, Any]:
         """Return the choice with what is new in it."""
-        return self.body([self.choice(index, text, tokens, calls, finish_reason, "delta")], ".chunk")
+        return self.body([self.choice(new, "delta")], ".chunk")
 
     def end(self, writings: Sequence[Writing]) -> bytes:
         """Return the usage, where it is asked for, and the mark of the end."""
@@ -370,22 +370,14 @@ class ChoiceAnswer(Answer):
     def logprobs(self, tokens: Sequence[tuple[int, TokenLikelihood]]) -> dict[str, Any]:
         """Return the likelihoods of tokens, each with the character at which it begins."""
 
-    def choice(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[tuple[int, TokenLikelihood]],
-        calls: Sequence[MadeCall],
-        finish_reason: str | None,
-        part: Part,
-    ) -> dict[str, Any]:
+    def choice(self, new: NewText, part: Part) -> dict[str, Any]:
         """Return a choice."""
         return {
-            "index": index,
-            "finish_reason": finish_reason,
-            "logprobs": None if self.asked.likeliest is None else self.logprobs(tokens),
-            "calls": [self._call(made) for made in calls],
-            **self.written(text, part),
+            "index": new.index,
+            "finish_reason": new.finish_reason,
+            "logprobs": None if self.asked.likeliest is None else self.logprobs(new.tokens),
+            "calls": [self._call(made) for made in new.calls],
+            **self.written(new.text, part),
         }
 
     def _call(self, made: MadeCall) -> dict[str, Any]:
@@ -473,7 +465,7 @@ class TextStream:
     ) -> dict[str, Any]:
         new = _within(likelihoods, self.shown)[self.tokens :]
         self.tokens += len(new)
-        return self.answer.chunk(self.index, text, new, calls, finish_reason)
+        return self.answer.chunk(NewText(self.index, text, new, calls, finish_reason))
 
 
 def usage(writings: Sequence[Writing]) -> dict[str, int]:

@@ -1,10 +1,11 @@
-"""What `run --first N` ends with: what was sampled and kept, what all shards would cost, what to do next."""
+"""What `run --first N` and `run --round N` end with: what was sampled and kept, and what to do next."""
 
 from dataclasses import replace
 from datetime import timedelta
 
 from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, too_few_to_train, training_text_counts
 
@@ -30,10 +31,14 @@ NEXT = """Where to go next
   toolformer-dag sql sweep{options}            what each tau_f keeps, and how much of that by chance
   toolformer-dag run{first} --train{options}{corpus}   finetune on these shards
   toolformer-dag run{options}{corpus}                  all shards, then finetune and evaluate"""
+NEXT_ROUND = """Where to go next
+  toolformer-dag sql sweep --set rounds.count={round}    the rows of the rounds so far; without it those of round 1
+  toolformer-dag run --round {next}                      the texts in which no call was kept yet, with this checkpoint
+  [rounds] count = {round} in toolformer.toml            every command takes round {round}"""
 
 
 def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
-    """Return the report for people.
+    """Return the report of `run --first`, with what all shards would cost. Raises WarehouseError.
 
     `options`: those of the command that every command takes, with a space before each; `corpus`: its `--shards`, alike.
     """
@@ -45,7 +50,7 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
         f"{tool}: of {calls:,} calls with an echo {alone:,} gain tau_f, {over:,} of them over the echo."
         for tool, calls, alone, over in query(database, ECHOES).iter_rows()
     ]
-    lanes = drawn(query(database, LANES), 44, 160, tbl_hide_column_data_types=True, tbl_formatting="ASCII_MARKDOWN")
+    lanes = drawn(query(database, LANES))
     return "\n".join(
         (
             f"\nThe first look: {len(plan.shards)} of {len(whole.shards)} shards, {documents:,} documents",
@@ -56,6 +61,18 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
             NEXT.format(options=options, corpus=corpus, first=f" --first {first}"),
         )
     )
+
+
+def round_report(plan: Plan) -> str:
+    """Return the report of `run --round`: calls kept and answers by round. Raises WarehouseError."""
+    tables = {"Calls by lane, of all rounds so far": query(plan.settings.warehouse, LANES)}
+    for one in plan.projects:
+        if one.lake.table(ACCURACY).parts():
+            title = f"Round {one.settings.rounds.count}: held-out questions answered right, in per cent (95 % interval)"
+            tables[title] = read_accuracy(one.lake)
+    round = plan.settings.rounds.count
+    parts = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
+    return "\n".join((*parts, "", NEXT_ROUND.format(round=round, next=round + 1)))
 
 
 def _everything(plan: Plan) -> Plan:
