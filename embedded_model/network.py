@@ -74,5 +74,6 @@ def new_model(shape: ModelShape) -> GPTJForCausalLM:
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             scale = 0.02 if "wte" in name else 1 / math.sqrt(parameter.shape[1])
-            nn.init.normal_(parameter, 0, scale / math.sqrt(2 * shape.n_layer) if "_out" in name else scale)
+            is_written = name.endswith(("attn.out_proj.weight", "mlp.fc_out.weight"))
+            nn.init.normal_(parameter, 0, scale / math.sqrt(2 * shape.n_layer) if is_written else scale)
     return model

@@ -33,8 +33,9 @@ MUON_DECAY = 0.01  # of the weights, times the learning rate
 
 def optimisers(model: GPTJForCausalLM, muon_rate: float, adam_rate: float) -> tuple[Optimizer, ...]:
     """Return Muon for the matrices and AdamW for the rest; the bias of the output, which stays 0, is in neither."""
+    model.lm_head.bias.requires_grad_(False)
     matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and "wte" not in name}
-    others = [p for name, p in model.named_parameters() if name not in matrices and name != "lm_head.bias"]
+    others = [p for name, p in model.named_parameters() if name not in matrices and p.requires_grad]
     muon = Muon(list(matrices.values()), muon_rate, weight_decay=MUON_DECAY, adjust_lr_fn="original")
     return muon, AdamW(others, adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -129,7 +130,7 @@ class PretrainingProgress:
     steps: int
     loss: float
     tokens: int
-    tokens_per_second: float
+    tokens_per_second: float  # since the run was started or continued
 
 
 def train(

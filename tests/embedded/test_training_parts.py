@@ -44,6 +44,15 @@ def test_a_model_predicts_as_well_as_chance_before_training_and_is_exported_as_i
     assert saved.decode(saved(" [a ] .", add_special_tokens=False).input_ids) == " [a ] ."
 
 
+def test_layers_that_write_to_the_residual_stream_begin_smaller_by_depth() -> None:
+    torch.manual_seed(0)
+    shape = ModelShape(n_embd=128, n_layer=8, n_head=2, n_inner=256, rotary_dim=16, vocab_size=400, n_positions=64)
+    block = new_model(shape).transformer.h[0]
+    for written, fan_in in ((block.attn.out_proj, 128), (block.mlp.fc_out, 256)):
+        assert written.weight.std().item() == pytest.approx(1 / math.sqrt(fan_in * 2 * 8), rel=0.05)
+    assert block.attn.q_proj.weight.std().item() == pytest.approx(1 / math.sqrt(128), rel=0.05)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_shape_has_about_as_many_parameters_as_its_name_says(name: str) -> None:
     parameters = sum(parameter.numel() for parameter in new_model(SHAPES[name]).parameters())

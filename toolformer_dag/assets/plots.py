@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from toolformer_dag.evaluation.paper_tables import OF_PAPER
+from toolformer_dag.evaluation.paper_tables import FIGURES_OF_PAPER
 
 BINS = 80  # tenths of a nat
 CLIPPED = (-3, 5)
@@ -143,7 +143,7 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
         name = ", ".join(escape(str(row[column])) for column in named if row[column] is not None)
         parts += [*_bar(row, y + 9, figure, longest), _text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", y + 13)]
     height = len(drawn) * BAR
-    papers = any(row.get("figures_of") == OF_PAPER for row in drawn)
+    papers = any(row.get("figures_of") == FIGURES_OF_PAPER for row in drawn)
     legend = {figure: BLUE, **({"the paper's": GREY} if papers else {}), "95 % interval": RED}
     axes = _axes(f"{figure}, %" * (figure == "accuracy"), (0, longest), height=height)
     return _picture("plot", legend, axes, *parts, width=2 * WIDTH, height=height)
@@ -151,7 +151,7 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
 
 def _bar(row: Mapping[str, Any], y: int, figure: str, longest: float) -> tuple[str, str]:
     low, wide, high = (round((row.get(end) or 0) / longest * WIDTH) for end in ("low", figure, "high"))
-    color = GREY if row.get("figures_of") == OF_PAPER else BLUE
+    color = GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
     return f"<path d='M0 {y}h{max(wide, 0)}' stroke='{color}' stroke-width='12'/>", _line(f"M{low} {y}H{high}")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from toolformer_dag.cli.run import completed, opened_project
+from toolformer_dag.cli.run import completed, opened_project, summary
 from toolformer_dag.cli.terminal import Config, Set, harmless
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def demo(config: Config = None, set: Set = None) -> None:
         typer.echo(BEGIN.format(lanes=len(plan.lanes)), err=True)
     report = completed(project, (), training=True, after_step=partial(best_call, plan))
     report.raise_for_failures()
-    typer.echo(f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran.")
+    typer.echo(summary(report))
     tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}
     tables[f"Held-out questions answered right, in per cent (95 % interval)\n{SEEN}"] = read_accuracy(plan.lake)
     *before, last = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]

@@ -60,7 +60,7 @@ def run(
         return
     report = completed(project, again or (), training=train or first is None)
     if not report.failed:
-        typer.echo(_summary(report))
+        typer.echo(summary(report))
     if first is not None and not report.failed:
         from toolformer_dag.cli.run_reports import first_look
 
@@ -103,7 +103,7 @@ def stale(
         for name in report.ran:
             typer.echo(f"ran {name}")
         report.raise_for_failures()
-        typer.echo(_summary(report))
+        typer.echo(summary(report))
         return
     outdated = project.stale()
     for name, reasons in outdated.items():
@@ -114,7 +114,8 @@ def stale(
         typer.echo("Nothing is stale.")
 
 
-def _summary(report: "RunReport") -> str:
+def summary(report: "RunReport") -> str:
+    """Say how many assets ran and what that cost."""
     return f"{len(report.ran)} assets ran; {report.spent}." if report.ran else "Everything is fresh: nothing ran."
 
 

@@ -89,8 +89,8 @@ def score(
     bad = BadLines()
     with open_lines(str(file)) as source:
         for batch in bad.left_out(source, partial(_request, engine)):
-            scores = engine.losses([request for _, (_, request) in batch])
-            for (number, (record, request)), losses in zip(batch, scores, strict=True):
+            computed = engine.losses([request for _, (_, request) in batch])
+            for (number, (record, request)), losses in zip(batch, computed, strict=True):
                 if losses.reason is None:
                     scored = {name: getattr(losses, name) for name in LOSSES}
                     scored |= {"tokens": engine.token_losses(request, tokens)} if tokens else {}

@@ -28,7 +28,7 @@ DAGSTER, WEBSERVER = (str(Path(sys.executable).with_name(name)) for name in ("da
 HTTP = 80
 """The port that a browser leaves out of the header Host."""
 GRACE = 10
-"""Seconds that what was asked has to be answered once the command is to end."""
+"""Seconds for answering open requests after the command was asked to stop."""
 PATIENCE = 20.0
 """Seconds that a process has to end when it is asked to."""
 Scope = MutableMapping[str, Any]

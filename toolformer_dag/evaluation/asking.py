@@ -28,7 +28,6 @@ NO_CALLS = 0
 """k of a disabled model."""
 BASE, BASE_C = Condition("base", NO_CALLS), Condition("base + C", NO_CALLS)
 TOOLFORMER = "Toolformer"
-DISABLED = Condition(f"{TOOLFORMER} (disabled)", NO_CALLS, TOOLFORMER)
 
 
 Found = TypeVar("Found")

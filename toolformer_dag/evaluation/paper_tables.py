@@ -19,7 +19,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import quoted, rows, sql_text
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
-OF_PAPER, DASH = "the paper", "–"
+FIGURES_OF_PAPER, DASH = "the paper", "–"
 BENCHMARK_COLUMNS = {
     "figures_of": "`ours` or `the paper`",
     "model": "condition of the model; in the paper's rows its name there",
@@ -133,7 +133,7 @@ def _count(name: str) -> pl.Expr:
 def _named() -> pl.Expr:
     """Name the row of a model: whose figures are the paper's."""
     return (
-        pl.when(pl.col("figures_of") == OF_PAPER)
+        pl.when(pl.col("figures_of") == FIGURES_OF_PAPER)
         .then(pl.format("paper: {}", "model"))
         .otherwise("model")
         .alias("model")
@@ -259,7 +259,7 @@ COMPARABLE = {
     "figure_4": "The paper's averages are those of its Tables 3 to 5; it prints no numbers for its GPT-2 models.",
 }
 """What stands in the way of a comparison, by table."""
-OF_THE_PAPER = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
+PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
 
 
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
@@ -268,9 +268,9 @@ def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     lines = (
         [] if table.number in ("2", "10") else whose or ["Nothing of ours was measured yet; run `toolformer-dag run`."]
     )
-    lines.append(COMPARABLE.get(table.number, OF_THE_PAPER))
+    lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))
     if table.is_of_benchmarks:
-        asked = table.rows(warehouse).filter(pl.col("figures_of") != OF_PAPER)["benchmark"]
+        asked = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)["benchmark"]
         lines += _lines_that_fill(table, {"All", *asked})
         left_out = rows(warehouse, LEFT_OUT.replace("{number}", table.number)).iter_rows()
         lines += [f"Left out by the reader: {line}." for [line] in left_out]

@@ -349,8 +349,8 @@ def when2call(file: Path) -> list[Benchmark]:
 
 
 def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
-    questions = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
-    return replace(questions, calls_nothing=True)
+    of_file = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
+    return replace(of_file, calls_nothing=True)
 
 
 def _irrelevant(record: Any) -> QuestionOrReason:

@@ -53,16 +53,16 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
 
     folder = checkpoint_folder(plan.settings, name)
     checkpoint = CHECKPOINTS[name]
-    said = checkpoint.card
+    words = checkpoint.card
     markers = {name: marker.rstrip() for name, marker in plan.settings.model.markers}
     record = unsealed((folder / RECORD).read_bytes())
     base = folder_name(plan.settings.model.name)
     warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
     text = CARD_TEXT.substitute(
-        title=f"{base} {said.title}",
-        about=said.about.format(**markers),
-        use=said.use,
+        title=f"{base} {words.title}",
+        about=words.about.format(**markers),
+        use=words.use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
         objective=objective_of(checkpoint.recipe(plan)).described,
@@ -76,7 +76,7 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
         curve=table(
             ("step", f"held-out {report.best.measure}"), [(at.step, f"{at.value:.3f}") for at in report.heldout]
         ),
-        limits="\n".join(f"- {one}" for one in (*said.limits, NO_FIGURES, *([f"{warning}."] if warning else []))),
+        limits="\n".join(f"- {one}" for one in (*words.limits, NO_FIGURES, *([f"{warning}."] if warning else []))),
         license=license,
         citation=CITATION.strip(),
     )

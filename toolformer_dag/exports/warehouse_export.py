@@ -54,8 +54,8 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
 
 
 def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
-    tables = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
-    return connection.execute(tables).fetchall()
+    query = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
+    return connection.execute(query).fetchall()
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:

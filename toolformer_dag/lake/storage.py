@@ -75,12 +75,17 @@ class Storage:
     """
 
     first_wins = False
-    """Whether of two writers of one part the first wins and the other learns it; else the last wins."""
+    """Whether the first of two writers of a part wins and the second raises LostRace; else the last wins."""
     lists_at_once = False
     """Whether `names` of up to a thousand files tells what was there at one moment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+
+    def require_access(self) -> None:
+        """Raise StorageError where a file is in the lake's place."""
+        if self.root.is_file():
+            raise StorageError(f"{self.root} is a file; set paths.lake to a folder")
 
     def shown(self, path: Path) -> str:
         """Return where a file lies, for people."""

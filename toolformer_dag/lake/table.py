@@ -5,8 +5,8 @@
 
 Concurrent writers are safe: each writes files of its own, and a manifest is replaced only where it is the one that was
 read; else it is read again and what this writer changed is put into it. Of two writers of one part the last wins in a
-folder; in an object store the first does, and the other is told so. A reader keeps the parts it has read, whose files
-stay until the grace period of `clean` is over.
+folder; in an object store the first does, and the other raises LostRace. A reader keeps the parts it has read, whose
+files stay until the grace period of `clean` is over.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from toolformer_dag.files import StorageError, as_json, file_name
 from toolformer_dag.identity import content_hash, fingerprint
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.manifest import Manifest, PartFile, Pointer, decode
-from toolformer_dag.lake.object_storage import ObjectStorage, opened
+from toolformer_dag.lake.object_storage import opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
@@ -468,7 +468,4 @@ class Lake:
 
     def require_access(self) -> None:
         """Raise StorageError where a file is in the lake's place, ObjectStoreError where a store cannot be used."""
-        if isinstance(self.storage, ObjectStorage):
-            self.storage.require_access()
-        elif self.root.is_file():
-            raise StorageError(f"{self.root} is a file; set paths.lake to a folder")
+        self.storage.require_access()

@@ -99,12 +99,12 @@ def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
 
 
 def _identity(lake: Lake, path: Path) -> CheckedFile:
-    name, content = "", b""
+    identity, content = "", b""
     try:
         content, _ = lake.storage.read(path)
-        name = fingerprint(json.loads(content))
+        identity = fingerprint(json.loads(content))
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError):
         pass
-    return CheckedFile(path, len(content), None if name == path.parent.name else NO_IDENTITY)
+    return CheckedFile(path, len(content), None if identity == path.parent.name else NO_IDENTITY)

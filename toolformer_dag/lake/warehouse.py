@@ -129,7 +129,7 @@ def _built(
     last = _last_content(database)
     shards = last.changed_shards(content) if last else None
     files = _part_files(lake, tables, last if shards is not None else None, shards or ())
-    # of the other tables no rows, for the file at the end that `fill` asks for
+    # the other tables get an empty last file: `fill` expects one of each table
     empty = {table.name: table.schema.to_frame() for table in tables}
     for name, frame in {**empty, **record_rows(_records(lake, content), content.sources, lanes)}.items():
         files.setdefault(name, []).append(str(folder / f"{name}.parquet"))

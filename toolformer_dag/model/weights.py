@@ -132,7 +132,7 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
 
 
 def is_packaged(identity: Mapping[str, object]) -> bool:
-    """Return whether it holds the hashes of a model of this package, which knows the synthetic world alone."""
+    """Return whether an identity is that of a model of this package; these know the synthetic world alone."""
     return any(model_identity(str(folder)).items() <= identity.items() for folder in (MODEL, SMALL_MODEL))
 
 

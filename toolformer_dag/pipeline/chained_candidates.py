@@ -212,13 +212,9 @@ def _parsed(lane: Lane, body: str | None, why: str | None, chain: str) -> tuple[
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
     """Plan the calls that no run and no shard has made, of each tool that is called."""
-    planned = [
-        tool_results.planned(worker, of_tool, calls, claimed) for of_tool, calls in _by_tool(output, shard, level)
-    ]
-    work = Work()
-    for part in planned:
-        work += part.work
-    return Planned([chunk for part in planned for chunk in part.chunks], work)
+    plans = [tool_results.planned(worker, of_tool, calls, claimed) for of_tool, calls in _by_tool(output, shard, level)]
+    work = sum((plan.work for plan in plans), Work())
+    return Planned([chunk for plan in plans for chunk in plan.chunks], work)
 
 
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:

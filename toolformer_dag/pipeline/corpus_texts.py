@@ -102,7 +102,7 @@ def _text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers
     except (KeyError, ValueError) as error:
         raise StorageError(
             f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
-            f"filtered_calls ({error}); run `toolformer-dag run`, then export again"
+            f"filtered_calls ({error}); run `toolformer-dag run`, then this again"
         ) from error
     origin = (row["digest"], row["segment"], row["shard"], row["url"], row["split"])
     rivals = tuple(_calls(row["least_helpful"], row["offset"], names))

@@ -1,4 +1,4 @@
-"""Read a shard that is a file: JSON lines, plain or compressed, or Parquet. What is packed is a container."""
+"""Read a shard that is a file: Parquet, or plain or compressed content whose form a `Container` reads."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -61,8 +61,8 @@ def refuse_web_archive(content: Iterable[bytes], choice: FormatChoice) -> Iterat
 class Container:
     """A form of unpacked content, which has `magic` at byte `at`.
 
-    `read`: (content in blocks, format) -> its records as raw columns. `endings`: of the names of such files in a folder
-    that is named as a whole.
+    `read`: (content in blocks, format) -> its records as raw columns. `endings`: how names of such files end; in a
+    folder, files with other endings are not read.
     """
 
     read: Callable[[Iterable[bytes], FormatChoice], Iterator[Batch]]

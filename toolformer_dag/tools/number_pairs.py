@@ -84,15 +84,15 @@ MAX_PAIRS = 1_000_000
 """The most pairs of numbers that are tried per document; of 4,035 real pages one needs more than 10,000."""
 
 
-def holds_operation(text: str, in_text: Sequence[Number]) -> bool:
+def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
     """Return whether three numbers within WINDOW tokens hold a result of +, -, * or / of the other two.
 
     The result may be exact or rounded as the calculator rounds; a whole number is only an exact result, because
     2001 / 1999 is 1.00 for any two years. A number, a word and a punctuation mark each count as a token. At most WINDOW
     pairs per number are tried. Raises OverBudget after MAX_PAIRS pairs.
     """
-    at = _token_positions(text, in_text)
-    values, unit = _scaled([number.value for number in in_text])
+    at = _token_positions(text, all_numbers)
+    values, unit = _scaled([number.value for number in all_numbers])
     places: dict[int, list[int]] = defaultdict(list)
     for value, position in zip(values, at, strict=True):
         places[value].append(position)
@@ -158,10 +158,10 @@ def _products(
                     yield first, rounded
 
 
-def _token_positions(text: str, in_text: Sequence[Number]) -> list[int]:
+def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
     """Return the token position of each number; a gap longer than any window is counted only in part."""
     at, position, end = [], 0, 0
-    for number in in_text:
+    for number in all_numbers:
         position += 1 + _tokens(text, end, number.start)
         end = number.end
         at.append(position)
@@ -189,12 +189,12 @@ def selection_rule(text: str, whole: str) -> str | None:
     - "three_numbers" (iii): three numbers, for 1 % of the documents. A hash of `whole`, the document's text, selects
       them, so a document and its segments are selected together.
     """
-    in_text = numbers(text)
-    if len(in_text) >= 3 and holds_operation(text, in_text):
+    all_numbers = numbers(text)
+    if len(all_numbers) >= 3 and holds_operation(text, all_numbers):
         return "operation"
-    if any(_after_phrase(text, number) for number in in_text):
+    if any(_after_phrase(text, number) for number in all_numbers):
         return "phrase"
-    return "three_numbers" if len(in_text) >= 3 and _picked(whole) else None
+    return "three_numbers" if len(all_numbers) >= 3 and _picked(whole) else None
 
 
 def _after_phrase(text: str, number: Number) -> bool:
