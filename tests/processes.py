@@ -1,27 +1,9 @@
 """The processes that a process has started, as the system knows them."""
 
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 
 import psutil
-
-
-def started_by_a_killed(
-    arguments: list[str], ready: Callable[[], bool], module: str = "toolformer_dag.cli"
-) -> list[int]:
-    """Kill `python -m MODULE ARGUMENTS` once it is ready, and wait until all that it had started have ended."""
-    command = [sys.executable, "-m", module, *arguments]
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while parent.poll() is None and not ready():
-        time.sleep(0.01)
-    workers = [child.pid for child in psutil.Process(parent.pid).children()]
-    parent.kill()
-    parent.wait()
-    wait_until_ended(workers)
-    return workers
 
 
 def wait_until_ended(processes: list[int]) -> None:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -45,7 +45,6 @@ STORED = {"key": INT, "value": INT}
 FACTORS = (1, 2)
 """The values of the setting k."""
 GRACE = timedelta(hours=24)
-Shards = Mapping[str, Sequence[int]]
 
 
 def numbers(worker: Worker, output: TableOutput, part: str) -> PartRows:

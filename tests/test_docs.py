@@ -169,7 +169,7 @@ def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
     assert all((tmp_path / "site" / page).is_file() for page in ["index.html", *listed])
 
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "by_hand.py"
+EXAMPLE = ROOT / "examples" / "by_hand.py"
 
 
 def test_the_example_goes_from_a_text_to_the_text_with_its_call(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,13 +192,14 @@ PAGE = (ROOT / "docs" / "howto" / "ask-in-sql.md").read_text("utf-8")
 [DUCKDB] = re.findall(r"^\.venv/bin/duckdb (.*) \"(.*)\"$", PAGE, re.MULTILINE)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in a folder with a warehouse of no rows in lake/."""
     generator().empty_warehouse(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("project")
 def test_pandas_polars_and_arrow_read_the_file() -> None:
     found: dict[str, Any] = {}
     exec(PYTHON, found)
@@ -209,8 +210,9 @@ def test_pandas_polars_and_arrow_read_the_file() -> None:
         assert columns == ["tool", "input", "result", "delta"]
 
 
+@pytest.mark.usefixtures("project")
 def test_the_command_line_of_duckdb_reads_the_file() -> None:
     duckdb = Path(sys.executable).with_name("duckdb")  # of another version than the module
-    options, query = DUCKDB
-    done = subprocess.run([duckdb, *options.split(), query], capture_output=True, text=True)
+    options, asked = DUCKDB
+    done = subprocess.run([duckdb, *options.split(), asked], capture_output=True, text=True)
     assert done.returncode == 0 and "examples" in done.stdout, done.stderr

@@ -150,6 +150,7 @@ def test_calls_come_by_gain_and_the_filters_hold(recorded: WarehouseReader) -> N
     measured = [gain for gain in gains if gain is not None]
     assert gains == [*sorted(measured), *[None] * (len(gains) - len(measured))]
     assert len(gains) == found["fitting"] == 2 * MADE + 2 * len(HOSTILE) + 1
+    assert found["verdicts"]
     for verdict in found["verdicts"]:
         some = recorded_calls(recorded, {"verdict": verdict, "tool": "calculator"})
         counted = query(

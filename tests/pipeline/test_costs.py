@@ -165,14 +165,14 @@ def test_kept_calls_swaps_and_the_frontier_agree_with_plain_loops(
     assert statistics.equals(query(database, "FROM swapped_statistics WHERE tool = 'calculator' ORDER BY tau_f"))
 
 
+RATIO = "(loss_minus - loss_plus) / loss_minus"
 Score = Callable[[float, float], float]
 SCORES: dict[str, Score] = {
     "delta / greatest(cost, 1)": lambda delta, cost: delta / max(cost, 1.0),
     "1 / cost -- free calls have none": lambda delta, cost: 1 / cost if cost else float("inf"),
     "CASE WHEN delta > 1 THEN delta END": lambda delta, cost: delta if delta > 1 else float("nan"),
-    "(loss_minus - loss_plus) / loss_minus": lambda delta, cost: float("nan"),  # below: of both losses
+    RATIO: lambda delta, cost: float("nan"),  # `scored` divides by the loss
 }
-RATIO = "(loss_minus - loss_plus) / loss_minus"
 
 
 def scored(rows: Sequence[Row], name: str, delta: str) -> list[Row]:
@@ -186,7 +186,7 @@ def scored(rows: Sequence[Row], name: str, delta: str) -> list[Row]:
 @pytest.mark.parametrize("name", SCORES)
 @settings(max_examples=3)
 @given(rows=calls)
-def test_the_filter_the_control_and_the_warehouse_agree_with_plain_loops(
+def test_another_score_agrees_with_plain_loops_in_the_filter_the_control_and_the_warehouse(
     rows: list[Row], name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     outputs = lane(tmp_path_factory.mktemp("lane"), rows, weight=0.0, score=name)

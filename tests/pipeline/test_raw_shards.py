@@ -276,7 +276,7 @@ def test_a_data_set_that_is_gone_when_a_shard_is_read_can_be_tried_again(new_lin
         list(hub_batches(split, 0, FormatChoice()))
 
 
-def test_a_split_or_data_set_that_is_not_there_is_named(new_line: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_or_data_set_that_is_not_there_is_named(new_line: NewLine) -> None:
     line = hub_line(new_line, {"train-0.jsonl": [{"text": "a"}]})
     line.set(corpus__split="test")
     with pytest.raises(UserError, match=r"corpus.split: .* has no split 'test'; it has train"):

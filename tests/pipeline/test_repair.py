@@ -1,6 +1,7 @@
 """Stages that were killed, parts that were damaged, calls that were lost: the tables of an undisturbed run again."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.pipeline.conftest import Lane, Line, NewLine, computed, cost
+from tests.pipeline.conftest import Lane, Line, NewLine, computed, cost, tokens
+from toolformer_dag.lake.manifest import FOLDER
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import DamagedPart, MissingPart
 from toolformer_dag.pipeline.tool_results import KEY, RESULTS, result_settings
@@ -55,6 +57,17 @@ def test_stored_rows_that_are_cut_short_are_reported_and_computed_again(
     withdrawn(line, stage)
     third = line.update(stage)[stage]
     assert (third.computed, third.work.damaged, third.data_version) == (0, (), report.data_version)
+
+
+def test_tables_without_manifests_are_made_again_at_no_token(finished: NewLine) -> None:
+    line = finished("one", "two")
+    before = line.tables()
+    shutil.rmtree(line.lake.root / FOLDER)
+    reports = line.update()
+    assert (tokens(reports), line.engines) == (0, 0)
+    after = line.tables()
+    assert after.keys() == before.keys()
+    assert all(after[name].equals(before[name]) for name in before)
 
 
 class Raced(Calculator):
@@ -199,8 +212,8 @@ def test_a_killed_stage_goes_on_where_it_was(
     assert killed(line, stage, chunks, wait) == -signal.SIGKILL
     assert not line.output(stage).table.has("one")
     report = line.update(stage)[stage]
-    computed, reused = cost({stage: report}, KINDS[stage])
-    assert reused >= chunks and computed > 0
+    made, reused = cost({stage: report}, KINDS[stage])
+    assert reused >= chunks and made > 0
     line.update()
     rows, others = line.tables(), undisturbed.tables()
     assert rows.keys() == others.keys()

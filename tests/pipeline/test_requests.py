@@ -12,10 +12,8 @@ __all__ = ["s3", "s3_running"]  # fixtures
 
 FIXED = 40
 """Requests of a run with nothing to do, at most, whatever the number of shards."""
-OWN = 70
-"""Requests of a first update of all tables, without Dagster's steps, whatever the number of shards."""
-PER_SHARD = 17
-"""Requests of a first run for each shard and lane (docs/costs.md)."""
+PER_SHARD, PER_CHUNK = 17, 6
+"""Requests of a first run for each shard of a lane, and for each chunk of its texts beyond one (docs/costs.md)."""
 
 
 @pytest.mark.parametrize("shards", [2, pytest.param(64, marks=pytest.mark.long)])
@@ -37,10 +35,13 @@ def test_requests_follow_what_changed(new_line: NewLine, s3: S3, shards: int) ->
     assert requests(line.update) <= FIXED
 
 
-def test_a_first_run_makes_the_requests_that_the_documents_tell(new_line: NewLine, s3: S3) -> None:
-    line = new_line(*(f"s{number}" for number in range(2)))
-    line.set(paths__lake=f"'{s3.new_place()}'", paths__cache=f"'{line.folder / 'copies'}'")
-    s3.requests.clear()
-    line.update()
-    lanes = len(line.plan().lanes)
-    assert len(s3.requests) == pytest.approx(OWN + PER_SHARD * 2 * lanes, rel=0.2)
+def test_a_further_shard_costs_a_first_run_the_requests_that_the_documents_say(new_line: NewLine, s3: S3) -> None:
+    made = []
+    for shards in (2, 4):
+        line = new_line(*(f"s{number}" for number in range(shards)))
+        line.set(paths__lake=f"'{s3.new_place()}'", paths__cache=f"'{line.folder / f'copies {shards}'}'")
+        s3.requests.clear()
+        line.update()
+        made.append(len(s3.requests))
+    chunks = 3  # of the texts of a shard
+    assert (made[1] - made[0]) / 2 == pytest.approx(PER_SHARD + PER_CHUNK * (chunks - 1), rel=0.1)

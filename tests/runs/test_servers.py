@@ -1,4 +1,4 @@
-"""Tools of a real MCP server go the whole way, shards to checkpoint and warehouse: six of other types."""
+"""Six tools of a real MCP server, each with another type of argument, go the whole way from shards to a checkpoint."""
 
 import json
 from pathlib import Path
@@ -67,13 +67,13 @@ def test_every_tool_has_its_calls_in_the_corpus_as_the_file_has_them_with_the_se
     hostile = 0
     for key in SIX:
         for call in given(six, key):
-            arguments = dict(six_arguments(call["input"]))
+            arguments = dict(arguments_of(call["input"]))
             assert (arguments, as_shown(result_of(key, arguments))) in found[call["digest"], tool_name(key)]
             hostile += HOSTILE in str(arguments)
     assert hostile > 2
 
 
-def six_arguments(text: str) -> list[tuple[str, Any]]:
+def arguments_of(text: str) -> list[tuple[str, Any]]:
     """Read what the test wrote, by evaluating nothing: a name, an equals sign, JSON."""
     decoder, found, at = json.JSONDecoder(), [], 0
     while at < len(text):
@@ -103,7 +103,7 @@ def test_sql_asks_for_arguments_of_every_type(six: World) -> None:
     }
     for key, expression in asked.items():
         rows = six.sql(f"select {expression} from calls where tool = '{key}' and source <> 'model'")
-        expected = [by_hand[key](dict(six_arguments(call["input"]))) for call in given(six, key)]
+        expected = [by_hand[key](dict(arguments_of(call["input"]))) for call in given(six, key)]
         assert sorted(map(str, (value for (value,) in rows))) == sorted(map(str, expected))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -246,10 +246,10 @@ def test_what_is_refused_names_the_field_and_the_remedy(served: Served, path: st
 SUMS = [f"Bo had {a} pens and got {a % 7 + 2} more, so in total there were" for a in range(11, 75)]
 
 
-async def asked_by_32(address: str, places: Iterator[int]) -> list[tuple[int, str]]:
-    """Ask for the sums at these places, by 32 clients that go on at once; return the texts, every third streamed."""
+async def asked_by_32(address: str) -> list[tuple[int, str]]:
+    """Ask for SUMS by 32 clients that go on at once; return the texts, every third streamed."""
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as asked:
-        found = []
+        found, places = [], iter(range(len(SUMS)))
 
         async def one() -> None:
             given: dict[str, Any] = {"model": "embedded", "max_tokens": 12}
@@ -265,7 +265,7 @@ async def asked_by_32(address: str, places: Iterator[int]) -> list[tuple[int, st
 def test_many_clients_share_batches_and_get_the_texts_of_each_alone(served: Served) -> None:
     expected = served.expected(SUMS, max_new_tokens=12)
     with served.server() as (address, decoder):
-        found = asyncio.run(asked_by_32(address, iter(range(len(SUMS)))))
+        found = asyncio.run(asked_by_32(address))
         assert sorted(found) == [(at, one.plain) for at, one in enumerate(expected)]
         figures = httpx.get(f"{address}/metrics").text
         assert f'toolformer_tokens_total{{kind="written"}} {sum(one.tokens for one in expected)}.0' in figures

@@ -1,5 +1,7 @@
 """e(c) and e(c, r), alone, in chains and in texts: written, read, and taken out byte for byte."""
 
+import re
+
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -33,6 +35,11 @@ from toolformer_dag.texts.chains import Link, chain_text, least_need, other_resu
 )  # fmt: skip
 def test_e_of_c_as_in_the_paper(call: Call, result: str | None, text: str) -> None:
     assert format_call(call, result) == text
+
+
+@given(st.text().filter(lambda text: fault(Call("QA", text)) is None and not re.search(r"\[.*\(", text)))
+def test_an_input_is_read_as_it_was_written(text: str) -> None:
+    assert parse_call(format_call(Call("QA", text))[2:-1]) == Call("QA", text)
 
 
 @pytest.mark.parametrize(
