@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.decoding.conftest import teach
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.evaluation import asking
-from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
+from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes, compared_models
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
@@ -26,7 +27,7 @@ from toolformer_dag.evaluation.scores import (
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.markdown import rounded, table
 from toolformer_dag.model.loading import LanguageModel, load_identified
-from toolformer_dag.settings.evaluation_settings import DecodingSettings
+from toolformer_dag.settings.evaluation_settings import DecodingSettings, EvaluationSettings
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 from toolformer_dag.settings.sections import PathSettings, Settings
 from toolformer_dag.settings.tool_settings import ToolLimits, ToolSettings
@@ -234,3 +235,12 @@ def test_synthetic_questions_fit_their_rule(tool: str) -> None:
         assert question.tool == tool and bool(question.context) == (tool == "calendar")
         assert benchmark.correct(f" {question.answers[0]}, said Bo.", question.answers)
         assert not benchmark.correct(" nothing of the kind", question.answers)
+
+
+def test_no_further_model_may_take_the_name_of_what_is_compared_anyway(tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path, tools={"calculator": ToolSettings()})
+    compared = [condition for _, _, conditions in compared_models(settings) for condition in conditions]
+    assert {one.of_model for one in compared} == {"base", "base + C", "Toolformer"}
+    for name in [one.name for one in compared]:
+        with pytest.raises(ValidationError, match="these names are taken"):
+            EvaluationSettings(models={name: {"name": "gpt2"}})

@@ -28,7 +28,7 @@ PAPER = {  # appendix A, "API Call Sampling" and Table 2
     "question_answering": ("QA", RARE),
     "wiki_search": ("WikiSearch", RARE),
 }
-TOOLS = [key for key in built_in_tools() if key != "mcp"]
+TOOLS = sorted(PAPER)
 PROMPTS = {
     "calculator": (5, 7),
     "calendar": (5, 6),

@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from toolformer_dag.model.loading import LanguageModel
 
 
-CHECKPOINTS = {
-    "base + C": "baseline_checkpoint",
-    "Toolformer (disabled)": "finetuned_checkpoint",
-    "Toolformer": "finetuned_checkpoint",
-    "baseline_checkpoint": "baseline_checkpoint",
-    "finetuned_checkpoint": "finetuned_checkpoint",
-}
-"""The conditions of evaluation, asked as there, and the checkpoints: the asset of the weights."""
-SILENT = ("base", "base + C", "Toolformer (disabled)")
-"""The conditions in which no tool is called."""
-
-
 @dataclass(frozen=True, slots=True)
 class AskedModel:
     """A model as it is asked: its `name` on the command line, its folder or id, and how early it calls (`k`)."""
@@ -252,10 +240,12 @@ def _check_date(where: str, context: str) -> None:
 def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
     from toolformer_dag.model.weights import check_model, checkpoint_folder, model_name
+    from toolformer_dag.training.checkpoint_outputs import checkpoint_of
     from toolformer_dag.training.training_report import checkpoint_files, finetuned_or_base, read_report
 
+    known = checkpoint_of(name)
     if k is None:
-        k = 0 if name in SILENT else settings.decoding.k
+        k = settings.decoding.k if name != "base" and (known is None or known[1]) else 0
     if name == "":
         folder = finetuned_or_base(settings)
         if folder == model_name(settings.model):
@@ -265,12 +255,12 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
         return AskedModel(name, folder, k)
     if name == "base":
         return AskedModel(name, model_name(settings.model), k)
-    if name not in CHECKPOINTS:
+    if known is None:
         folder = model_name(settings.model.other(name))
         check_model(folder, settings.model.revision if name == settings.model.name else None)
         return AskedModel(name, folder, k)
-    checkpoint_files(settings, CHECKPOINTS[name]).receive()
-    checkpoint = checkpoint_folder(settings, CHECKPOINTS[name])
+    checkpoint_files(settings, known[0]).receive()
+    checkpoint = checkpoint_folder(settings, known[0])
     if read_report(checkpoint) is None:
         raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
     return AskedModel(name, str(checkpoint), k)

@@ -19,15 +19,16 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.loading import LanguageModel, load_identified
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.tool_results import result_settings
+from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.routing import offer, offer_identity
 from toolformer_dag.tools.tool import Tool
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, disabled
 
 NO_CALLS = 0
 """k of a disabled model."""
-BASE, BASE_C = Condition("base", NO_CALLS), Condition("base + C", NO_CALLS)
-TOOLFORMER = "Toolformer"
+BASE = Condition("base", NO_CALLS)
 
 
 Found = TypeVar("Found")
@@ -36,36 +37,39 @@ Found = TypeVar("Found")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Found]]
 ) -> Iterator[Found]:
-    """Yield the results of `measure` for the base model, M + C, Toolformer disabled and with tools, and named models.
+    """Yield the results of `measure` for each of `compared_models`.
 
     Models are loaded in turn, and only a single model is in memory unless `measure` keeps a reference. The first
     condition of each model is without calls.
     """
-    finetuned, baseline = (str(checkpoint_folder(settings, f"{name}_checkpoint")) for name in ("finetuned", "baseline"))
-    yield from measure(load_identified(settings.model), [BASE])
-    yield from measure(load_identified(settings.model, baseline), [BASE_C])
-    yield from measure(load_identified(settings.model, finetuned), toolformer_conditions(settings, TOOLFORMER))
-    for name, model in settings.evaluation.models.items():
-        own = settings.model.other(model.name, model.revision)
-        conditions = toolformer_conditions(settings, name) if model.tools else [Condition(name, NO_CALLS)]
-        yield from measure(load_identified(own), conditions)
+    for model, folder, conditions in compared_models(settings):
+        yield from measure(load_identified(model, folder), conditions)
 
 
-def toolformer_conditions(settings: Settings, model: str) -> list[Condition]:
-    """Return the conditions of a model that calls tools: disabled, with decoding's k, and the other k of Table 9."""
+def compared_models(settings: Settings) -> list[tuple[ModelSettings, str | None, list[Condition]]]:
+    """Return settings, folder (none: the settings' own) and conditions of the base, checkpoints and named models."""
+    checkpoints = [
+        (settings.model, str(checkpoint_folder(settings, name)), _conditions(settings, one.condition, one.calls))
+        for name, one in CHECKPOINTS.items()
+    ]
+    named = [
+        (settings.model.other(model.name, model.revision), None, _conditions(settings, name, model.tools))
+        for name, model in settings.evaluation.models.items()
+    ]
+    return [(settings.model, None, [BASE]), *checkpoints, *named]
+
+
+def _conditions(settings: Settings, model: str, calls: bool) -> list[Condition]:
+    """Return a condition without calls; for a model that calls tools also decoding's k, and the other k of Table 9."""
+    if not calls:
+        return [Condition(model, NO_CALLS)]
     own = settings.decoding.k
     others = sorted({*settings.evaluation.decoding_k} - {NO_CALLS, own})
     return [
-        Condition(f"{model} (disabled)", NO_CALLS, model),
+        Condition(disabled(model), NO_CALLS, model),
         Condition(model, own, model),
         *(Condition(f"{model} (k = {k})", k, model) for k in others),
     ]
-
-
-def condition_count(settings: Settings) -> int:
-    """Return the number of conditions of `compared`."""
-    calling = len(toolformer_conditions(settings, TOOLFORMER))
-    return 2 + calling + sum(calling if model.tools else 1 for model in settings.evaluation.models.values())
 
 
 @dataclass(frozen=True, slots=True)

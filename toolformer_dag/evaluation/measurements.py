@@ -245,10 +245,11 @@ def _ask(
     plan: Plan, benchmarks: Sequence[Benchmark], weights: dict[str, Weights], progress: Progress
 ) -> "list[AskedBenchmark]":
     """Ask every model; note in `weights` what each is."""
-    from toolformer_dag.evaluation.asking import benchmark_outcomes, compared, condition_count
+    from toolformer_dag.evaluation.asking import benchmark_outcomes, compared, compared_models
 
     settings, lanes = plan.settings, plan.inference_lanes
-    total = condition_count(settings) * sum(len(benchmark.questions) for benchmark in benchmarks)
+    asked_as = sum(len(conditions) for _, _, conditions in compared_models(settings))
+    total = asked_as * sum(len(benchmark.questions) for benchmark in benchmarks)
     asked: list[AskedBenchmark] = []
 
     def advance(answered: int) -> None:
@@ -273,7 +274,7 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
 
     WikiText is measured where the settings name its file.
     """
-    from toolformer_dag.evaluation.asking import compared
+    from toolformer_dag.evaluation.asking import compared, compared_models
     from toolformer_dag.evaluation.language_modeling import perplexity
 
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
@@ -293,7 +294,7 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     measured: list[tuple[object, ...]] = []
     for row in compared(plan.settings, rows):
         measured.append(row)
-        progress(len(measured), (3 + len(plan.settings.evaluation.models)) * len(sources))
+        progress(len(measured), len(compared_models(plan.settings)) * len(sources))
     table = pl.DataFrame(measured, schema=PERPLEXITY_COLUMNS, orient="row")
     inputs = {**versions, MEASURED_ON: measured_on}
     version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)

@@ -43,8 +43,11 @@ class Checkpoint:
 
     - `reads`: the tables that `rows` reads; the warehouse is none, since it shows what training measured.
     - `determined_by`: what determines the rows beside these tables. `recipe`: the settings that it is trained under.
+    - `condition`: its name in the paper's tables; `calls`: whether it is asked with tools too.
     """
 
+    condition: str
+    calls: bool
     description: str
     card: CardText
     reads: Callable[[Plan], tuple[str, ...]]
@@ -63,7 +66,7 @@ class Checkpoint:
         return data, self.recipe(plan).over(len(data.train))
 
 
-def _on_corpus(column: str, description: str, card: CardText) -> Checkpoint:
+def _on_corpus(condition: str, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
     """Return the checkpoint that is trained on a column of C*; held-out texts of C choose its step."""
 
     def rows(plan: Plan) -> TrainingData:
@@ -71,6 +74,8 @@ def _on_corpus(column: str, description: str, card: CardText) -> Checkpoint:
         return TrainingData(train.collect()[column].to_list(), heldout_texts.heldout_texts(plan).choosing)
 
     return Checkpoint(
+        condition,
+        calls,
         description,
         card,
         lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
@@ -80,7 +85,21 @@ def _on_corpus(column: str, description: str, card: CardText) -> Checkpoint:
 
 
 CHECKPOINTS = {
+    "baseline_checkpoint": _on_corpus(
+        "base + C",
+        False,
+        "text",
+        "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
+        CardText(
+            "finetuned on the same web text without calls",
+            "The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without calls.",
+            "It calls no tools.",
+            ("It is made for comparison; finetuning on this text is not meant to improve it.",),
+        ),
+    ),
     "finetuned_checkpoint": _on_corpus(
+        "Toolformer",
+        True,
         "text_with_calls",
         "M finetuned on C*: Toolformer (paper, section 2).",
         CardText(
@@ -98,17 +117,23 @@ CHECKPOINTS = {
             ),
         ),
     ),
-    "baseline_checkpoint": _on_corpus(
-        "text",
-        "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
-        CardText(
-            "finetuned on the same web text without calls",
-            "The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without calls.",
-            "It calls no tools.",
-            ("It is made for comparison; finetuning on this text is not meant to improve it.",),
-        ),
-    ),
 }
+"""By name of the asset, in the order in which they are asked."""
+
+
+def checkpoint_of(name: str) -> tuple[str, bool] | None:
+    """Return the checkpoint of a condition of evaluation, or of its own name, and whether tools are called there."""
+    for checkpoint, declared in CHECKPOINTS.items():
+        if name in (checkpoint, declared.condition):
+            return checkpoint, declared.calls or name == checkpoint
+        if declared.calls and name == disabled(declared.condition):
+            return checkpoint, False
+    return None
+
+
+def disabled(model: str) -> str:
+    """Name the condition in which a model that calls tools calls none."""
+    return f"{model} (disabled)"
 
 
 def too_few_to_train(plan: Plan) -> str | None:
