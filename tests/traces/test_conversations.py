@@ -153,6 +153,17 @@ def test_variants_of_a_call_change_nothing_else() -> None:
         ("Traceback (most recent call last): ...", True),
         ("17 degrees, no error", False),
         ('{"isError": true, "content": "x"}', True),
+        ('{"success": false, "message": "no such thing"}', True),
+        ('{"status": "ERROR"}', True),
+        ('{"errors": ["no such thing"], "data": null}', True),
+        ('{"passed": 12, "failed": 3, "errors": 0}', False),
+        ("HTTP 404 Not Found", True),
+        ("Process exited with code 1", True),
+        ("Exit code: 0", False),
+        ("Failed: 0, passed: 12", False),
+        ("Error-free: 4 files", False),
+        ("Failure mode analysis of the pump", False),
+        ("Failure: the pump is off", True),
     ],
 )
 def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> None:
@@ -194,6 +205,60 @@ def test_what_cannot_be_used_is_named(messages: list[Any], reason: str) -> None:
 def test_another_form_is_refused_with_its_fields(record: object, named: str) -> None:
     with pytest.raises(UnknownForm, match=named):
         read_conversation(record)
+
+
+TOLD = ("user", "2 + 3?", [])
+MESSAGES: list[Any] = [{"role": "user", "content": "2 + 3?"}]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"steps": "1. call 2. answer"},
+        {"trajectory": "runs/12.json"},
+        {"trajectory": [{"prompt": "x", "completion": "y"}]},
+        {"steps": []},
+        {"conversations": None},
+    ],
+)
+def test_a_field_that_holds_no_messages_hides_none(beside: dict[str, Any]) -> None:
+    record = {**beside, "messages": MESSAGES}
+    assert heard(read_conversation(record)[0]) == [TOLD]
+    assert heard(read_conversation({**beside, "messages": json.dumps(MESSAGES)})[0]) == [TOLD]
+    assert drop(record, []) == record
+
+
+@pytest.mark.parametrize(
+    ("role", "results"),
+    [
+        ("tool", [{"name": "sub", "content": "8"}, {"name": "add", "content": "5"}]),
+        ("function", [{"name": "sub", "content": "8"}, {"name": "add", "content": "5"}]),
+        ("user", [{"content": f'<tool_response>{{"name": "{name}"}}</tool_response>'} for name in ("sub", "add")]),
+    ],
+)
+def test_a_result_without_an_id_goes_to_the_call_of_the_tool_that_it_names(role: str, results: list[Any]) -> None:
+    record = {"messages": [asked(ADD, SUB), *({"role": role, **one} for one in results)]}
+    [message], faults = read_conversation(record)
+    assert not faults
+    assert [("5" in str(call.result), "add" in str(call.result)) for call in message.calls] in (
+        [(True, False), (False, False)],
+        [(False, True), (False, False)],
+    )
+
+
+def test_words_beside_a_result_are_said_by_whoever_wrote_them() -> None:
+    said = "<tool_response>5</tool_response>\nNow answer."
+    messages, faults = read_conversation({"messages": [asked(ADD), {"role": "user", "content": said}]})
+    assert not faults
+    assert heard(messages) == [("assistant", "", [("add", ADD["arguments"], "5")]), ("user", "Now answer.", [])]
+
+
+def test_steps_are_numbered_without_a_gap_after_a_call_is_dropped() -> None:
+    record = {**ATIF, "final_metrics": {"total_steps": 3, "total_cost_usd": 0.1}}
+    messages, _ = read_conversation(record)
+    cleaned = drop(record, messages[1].calls)
+    assert [step["step_id"] for step in cleaned["steps"]] == [1, 2]
+    assert cleaned["final_metrics"] == {"total_steps": 2, "total_cost_usd": 0.1}
 
 
 JUNK = (

@@ -15,6 +15,7 @@ from tests.command_line import cli
 from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
+from toolformer_dag.traces.cleaned import write_cleaned
 from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
 
 BY_CALL = "FROM trace_calls ORDER BY conversation, turn, call"
@@ -159,6 +160,38 @@ def test_bad_input_is_counted_by_reason_and_the_rest_is_judged(tmp_path: Path) -
         judge_traces(settings, [str(tmp_path / "empty")], traces_database(settings))
 
 
+def test_a_greeting_before_the_question_keeps_no_results_from_each_other(tmp_path: Path) -> None:
+    greeting = {"role": "assistant", "content": "Hi! How can I help you today?"}
+    judgement = judged(tmp_path, [{"messages": [greeting, *one["messages"]]} for one in records(12)])
+    assert told(judgement, "SELECT min(swaps) FROM trace_calls").item() == 2
+
+
+def test_two_files_of_one_name_and_one_named_pairs_come_out_apart(tmp_path: Path) -> None:
+    made, settings = records(16), settings_at(tmp_path)
+    sources = []
+    for name, some in (("a/traces.jsonl", made[:4]), ("b/traces.jsonl", made[4:8]), ("pairs.jsonl", made[8:])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        sources.append(write_lines(tmp_path / name, some))
+    judgement = judge_traces(settings, sources, traces_database(settings))
+    assert told(judgement, "SELECT of, calls FROM trace_sources ORDER BY calls, of")["calls"].to_list() == [4, 4, 8]
+    written = write_cleaned(judgement, tmp_path / "out", "nothing")
+    assert sorted(written.values()) == [4, 4, 8]
+    assert {"traces.jsonl", "pairs.jsonl"} <= written.keys()
+
+
+def test_numbers_keep_their_digits_and_no_line_is_lost(tmp_path: Path) -> None:
+    settings = settings_at(tmp_path)
+    source = tmp_path / "traces.jsonl"
+    long = b'{"id": 12345678901234567890123, "messages": [{"role": "user", "content": "?"}]}\n'
+    source.write_bytes(b"\xef\xbb\xbf" + long + b"null\n")
+    judgement = judge_traces(settings, [str(source)], traces_database(settings))
+    assert told(judgement, "SELECT conversation, reason FROM trace_rejections").rows() == [
+        ("traces.jsonl:2", "unknown_form")
+    ]
+    write_cleaned(judgement, tmp_path / "out", "nothing")
+    assert json.loads((tmp_path / "out" / "traces.jsonl").read_text())["id"] == 12345678901234567890123
+
+
 def test_a_folder_of_files_of_several_kinds_is_read(tmp_path: Path) -> None:
     made, folder = records(8), tmp_path / "traces"
     (folder / "inner").mkdir(parents=True)
@@ -254,6 +287,19 @@ def test_a_helpful_and_a_needless_call_of_one_turn_make_a_pair(tmp_path: Path, m
         assert [one["role"] for one in pair["prompt"]] == ["user"]
         assert pair["chosen"][0]["tool_calls"] != pair["rejected"][0]["tool_calls"]
         assert pair["gain_chosen"] > 0
+
+
+def test_a_turn_with_a_helpful_and_a_needless_call_makes_no_pair_with_itself(tmp_path: Path) -> None:
+    made = facts(24)
+    calls = [[(one.tool, one.arguments, one.right) for one in (fact, made[n - 1])] for n, fact in enumerate(made)]
+    talks = [
+        [{"role": "user", "content": fact.question}, *turn(asked), {"role": "assistant", "content": fact.answer}]
+        for fact, asked in zip(made, calls, strict=True)
+    ]
+    judgement = judged(tmp_path, [{"messages": one} for one in talks], share=0.3)
+    both = "SELECT count(*) FROM trace_calls AS a JOIN trace_calls AS b USING (conversation, turn)"
+    assert told(judgement, f"{both} WHERE (a.verdict, b.verdict) = ('helps', 'does not help')").item() > 5
+    assert write_cleaned(judgement, tmp_path / "out", "nothing") == {"traces.jsonl": 24}
 
 
 def test_the_queries_of_the_docs_run(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 import ast
 import asyncio
+import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from benchmarks.made_traces import records
 from tests.traces.conftest import settings_at, write_lines
@@ -75,6 +79,35 @@ def test_other_trainers_get_the_same(judge: Judge, monkeypatch: pytest.MonkeyPat
     text = f"{asked}{marks}user\n{result}{marks}assistant\nSome words.<|im_end|>"
     extra = {"prompt": talk[0]["content"], "swapped_results": others}
     assert compute_score("made", text, answer, extra) == pytest.approx(own, abs=1e-5)
+    unmarked = f"{asked}\nuser\n{result}\nassistant\nSome words."  # as decoded without special tokens
+    assert compute_score("made", unmarked, answer, extra, reward_model=None) == pytest.approx(own, abs=1e-5)
+
+
+def test_messages_may_be_objects_and_rows_arrays(judge: Judge) -> None:
+    talk = records(2)[1]["messages"]
+    others = ['{"temperature": 3, "sky": "hail"}', {"temperature": 40, "sky": "dust"}]
+    answer = talk[-1]["content"]
+    [own] = gain([talk[:1]], [talk[1:]], [answer], [[others[0], json.dumps(others[1])]], judge=judge)
+    objects = [ChatCompletionMessage(**talk[1]), *talk[2:]]
+    arrays = [np.array(others, dtype=object)]
+    assert gain([np.array(talk[:1], dtype=object)], [objects], [answer], arrays, judge=judge) == [pytest.approx(own)]
+    assert gain([talk[:1]], [["no message", talk[1]]], [answer], [others], judge=judge) == [None]
+    assert gain([talk[:1]], [talk[1:]], [float("nan")], [others], judge=judge) == [None]
+
+
+def test_rollouts_that_are_scored_in_threads_get_what_they_get_alone(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolformer_dag.rewards.default_judge", lambda: judge)
+    rows = [(one["messages"], ["17", "23"]) for one in records(12)]
+
+    def scored(row: tuple[list[Any], list[str]]) -> float | None:
+        talk, others = row
+        return gain([talk[:1]], [talk[1:]], [talk[-1]["content"]], [others])[0]
+
+    with ThreadPoolExecutor(4) as threads:
+        at_once = list(threads.map(scored, rows))
+    assert at_once == pytest.approx([scored(row) for row in rows], abs=1e-6)
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward.py"

@@ -1,8 +1,10 @@
 """Write judged conversations again in the form they came in, and pairs of a helpful and a needless call for DPO."""
 
+import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ PAIRS = f"""
 SELECT DISTINCT ON (a.beginning, a.tool, a.arguments::VARCHAR, b.tool, b.arguments::VARCHAR)
        a.conversation, b.conversation, a.turn, a.gain, b.gain
 FROM trace_calls AS a JOIN trace_calls AS b USING (beginning)
-WHERE a.verdict = 'helps' AND b.verdict = '{DOES_NOT_HELP}'
+WHERE a.verdict = 'helps' AND b.verdict = '{DOES_NOT_HELP}' AND NOT EXISTS (
+    FROM trace_calls AS c WHERE (c.conversation, c.turn, c.verdict) = (a.conversation, a.turn, '{DOES_NOT_HELP}'))
 ORDER BY ALL
 """
 
@@ -31,19 +34,37 @@ ORDER BY ALL
 def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: bool = False) -> dict[str, int]:
     """Write a file of JSON lines per source, and pairs.jsonl where there are any; return file -> lines.
 
+    Where a name is taken a number follows it.
+
     Raises UserError where a file is there already, without `force`; WriteError.
     """
     verdicts = defaultdict[str, list[dict[str, Any]]](list)
     for row in query(judgement.database, VERDICTS).iter_rows(named=True):
         verdicts[row.pop("conversation")].append(row)
-    files = defaultdict[str, list[Any]](list)
+    by_source = defaultdict[str, list[Any]](list)
     for one in judgement.conversations:
-        files[f"{file_name(SUFFIX.sub('', one.source))}.jsonl"] += _cleaned(one, verdicts[one.name], dropped)
-    pairs = list(_pairs(judgement))
-    files |= {"pairs.jsonl": pairs} if pairs else {}
+        by_source[one.source] += _cleaned(one, verdicts[one.name], dropped)
+    files = dict[str, list[Any]]()
+    for source, rows in by_source.items():
+        files[_free(file_name(SUFFIX.sub("", source)), files)] = rows
+    if pairs := list(_pairs(judgement)):
+        files[_free("pairs", files)] = pairs
     for name, rows in files.items():
-        write_output(folder / name, b"".join(orjson.dumps(row) + b"\n" for row in rows), "--out", force)
+        write_output(folder / name, b"".join(map(_line, rows)), "--out", force)
     return {name: len(rows) for name, rows in files.items()}
+
+
+def _free(stem: str, taken: Collection[str]) -> str:
+    """Return the name of a file that none has: two sources may have one name."""
+    names = chain([f"{stem}.jsonl"], (f"{stem}-{number}.jsonl" for number in count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row) + b"\n"
+    except TypeError:  # a number of more than 64 bits
+        return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
 def _cleaned(one: Recorded, verdicts: Sequence[Mapping[str, Any]], dropped: Dropped) -> Iterator[Mapping[str, Any]]:

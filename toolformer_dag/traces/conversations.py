@@ -63,6 +63,8 @@ LISTS = (
     ("prompt", "completion"),
 )
 """The keys under which a record has its messages, in the order in which they are looked for."""
+TEXTS = {"prompt": "user", "completion": "assistant"}
+"""The keys of which words are a message too, with who says them."""
 REMEDY = "write OpenAI's messages, Hermes' or ShareGPT's conversations, ATIF's steps, or prompt and completion"
 ROLES = {
     **dict.fromkeys(("human",), "user"),
@@ -79,8 +81,13 @@ SPEAKERS, CONTENTS, IDS = (
 """The fields of a message, by any of the names that they have."""
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
-FAILURE = re.compile(r"\W*(?:\w*error|\w*exception|traceback|failed|failure)\b", re.IGNORECASE)
-FAILURE_KEYS = ("error", "exception", "isError", "is_error")
+FAILURE = re.compile(
+    r"\W*(?:(?:\w*error|\w*exception|traceback)\b(?!-)|failed\b(?!\W*\d)|failure\b(?=\s*(?:[:.!(]|to\b|$))"
+    r"|http\S*\s+[45]\d\d\b|(?:process )?exit(?:ed)?(?: with)?(?: code| status)+\W*[1-9])",
+    re.IGNORECASE,
+)
+"""How a text begins that says a failure; not `Failed: 0, passed: 12`, nor `Error-free`."""
+FAILURE_KEYS, SUCCESS_KEYS = ("error", "errors", "exception", "isError", "is_error"), ("success", "ok")
 BLOCKS = {"tool_use", "tool_result", "function_call", "function_call_output"}
 """Parts of contents that hold calls in forms that are not read: they would be lost silently."""
 
@@ -105,7 +112,7 @@ def read_conversation(record: object) -> tuple[tuple[Message, ...], list[Fault]]
             faults.append(("unknown_role", f"message {number} is of {role!r}"))
         if role == "assistant":
             messages.append(_assistant(one, text, number, faults))
-        elif not is_answer:
+        elif not is_answer or (role == "user" and text):
             messages.append(Message(role, text))
     return tuple(_answered(messages, answers, faults)), faults
 
@@ -122,33 +129,37 @@ def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> Mess
 
 def _lists(record: object) -> list[tuple[str, list[Any]]]:
     """Return the lists of messages by key. Raises UnknownForm."""
-    fitting = (keys for keys in LISTS if all(isinstance(_first(record, (key,)), list | str) for key in keys))
-    lists = [(key, _listed(_first(record, (key,)), key)) for key in next(fitting, ())]
-    if not lists:
-        raise UnknownForm(f"no conversation; the fields are {_named(record)}; {REMEDY}")
-    for one in (one for _, raw in lists for one in raw if isinstance(one, Mapping)):
-        _refuse(one)
-    return lists
+    by_keys = [[(key, _listed(_first(record, (key,)), key)) for key in keys] for keys in LISTS]
+    found = [[(key, raw) for key, raw in lists if raw is not None] for lists in by_keys]
+    whole = [lists for lists, keys in zip(found, LISTS, strict=True) if len(lists) == len(keys)]
+    whole.sort(key=lambda lists: not any(raw for _, raw in lists))  # an empty list beside another is not meant
+    refused = [next(filter(None, (_fault(one) for _, raw in lists for one in raw)), None) for lists in whole]
+    if None in refused:
+        return whole[refused.index(None)]
+    reason = next(filter(None, refused), f"no conversation; the fields are {_named(record)}")
+    raise UnknownForm(f"{reason}; {REMEDY}")
 
 
-def _refuse(one: Record) -> None:
-    """Raise UnknownForm for a message that nobody says, or whose calls stand in blocks of its content."""
+def _fault(one: Any) -> str | None:
+    """Return why a message cannot be read: nobody says it, or its calls stand in blocks of its content."""
+    if not isinstance(one, Mapping):
+        return None
     parts = one.get("content")
     blocks = BLOCKS.intersection(str(_first(part, ("type",))) for part in parts) if isinstance(parts, list) else ()
-    if blocks or not one.keys() & set(SPEAKERS):
-        what = f"content blocks {', '.join(blocks)}" if blocks else "no role"
-        raise UnknownForm(f"a message has {what}; its fields are {_named(one)}; {REMEDY}")
+    what = f"content blocks {', '.join(blocks)}" if blocks else "" if one.keys() & set(SPEAKERS) else "no role"
+    return f"a message has {what}; its fields are {_named(one)}" if what else None
 
 
 def _named(record: object) -> str:
     return ", ".join(sorted(map(str, record))[:20]) if isinstance(record, Mapping) else f"a {type(record).__name__}"
 
 
-def _listed(value: list[Any] | str, key: str) -> list[Any]:
-    """Return a list of messages; text in its place is one message, or a list in JSON."""
-    read = value if isinstance(value, list) else _parsed(value)
-    role = "assistant" if key == "completion" else "user"
-    return read if isinstance(read, list) else [{"role": role, "content": value}]
+def _listed(value: Any, key: str) -> list[Any] | None:
+    """Return a list of messages, which may stand in JSON; a prompt or a completion in words is one message."""
+    read = _parsed(value) if isinstance(value, str) else value
+    if isinstance(read, list) or not isinstance(value, str) or key not in TEXTS:
+        return read if isinstance(read, list) else None
+    return [{"role": TEXTS[key], "content": value}]
 
 
 def _first(one: Any, keys: Sequence[str]) -> Any:
@@ -159,12 +170,12 @@ def _first(one: Any, keys: Sequence[str]) -> Any:
 def _said(one: Record) -> tuple[str, str, list[tuple[Record, str]]]:
     """Return role, text and results of a raw message; a result with the fields that stand beside it."""
     said = str(_first(one, SPEAKERS))
-    role, text = ROLES.get(said, said), _text(_first(one, CONTENTS))
-    results = [(result, _text(_first(result, CONTENTS))) for result in _seen(one)]
-    tagged = RESULT.findall(text) if role in ("tool", "user") and not RESULT.sub("", text).strip() else []
+    role, text = ROLES.get(said, said), text_of(_first(one, CONTENTS))
+    results = [(result, text_of(_first(result, CONTENTS))) for result in _seen(one)]
+    tagged = RESULT.findall(text) if role in ("tool", "user") else []
     if tagged or (role == "tool" and not results):
         results = [(one, content) for content in tagged or [text]]
-    return role, text, results
+    return role, RESULT.sub("", text).strip() if tagged else text, results
 
 
 def _seen(one: Record) -> list[Any]:
@@ -198,7 +209,7 @@ def _parsed(text: str) -> Any:
     return None
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
     """Return a content as text; of parts, those that are no text are named."""
     if isinstance(content, list):
         parts = (part if isinstance(part, Mapping) else {"text": str(part)} for part in content)
@@ -211,23 +222,27 @@ def says_failure(result: str, beside: Record) -> bool:
     read = _parsed(result) if result.lstrip().startswith("{") else None
     told = [one for one in (beside, read) if isinstance(one, Mapping)]
     named = any(one.get(key) for one in told for key in FAILURE_KEYS)
-    named = named or any(one.get("status") in ("error", "failed") for one in told)
+    named = named or any(str(one.get("status")).lower() in ("error", "failed", "failure") for one in told)
+    named = named or any(
+        one.get("failed") is True or any(one.get(key) is False for key in SUCCESS_KEYS) for one in told
+    )
     return named or (read is None and FAILURE.match(result[:200]) is not None)
 
 
 def _answered(
     messages: Sequence[Message], answers: Sequence[tuple[Record, str, Place, int]], faults: list[Fault]
 ) -> list[Message]:
-    """Give each result to its call: by id, else to the first that waits in the nearest message before it."""
-    waiting = [(call.id, at, index) for at, one in enumerate(messages) for index, call in enumerate(one.calls)]
+    """Give each result to its call: by id, by the tool's name, else to the first that waits in the nearest message."""
+    waiting = [(call, at, index) for at, one in enumerate(messages) for index, call in enumerate(one.calls)]
     answered = list(messages)
     for beside, content, place, behind in answers:
         of = _first(beside, IDS)
-        fitting = [one for one in waiting if of in (None, one[0]) or one[0] is None]
+        fitting = [one for one in waiting if of in (None, one[0].id) or one[0].id is None]
         if not fitting:
             faults.append(("result_without_call", content[:80]))
             continue
-        _, number, index = chosen = max(fitting, key=partial(_nearness, of, behind))
+        tool = _first(beside, ("name",)) or _first(_parsed(content), ("name",))
+        _, number, index = chosen = max(fitting, key=partial(_nearness, of, tool, behind))
         waiting.remove(chosen)
         if number != behind - 1:
             faults.append(("late_result" if number < behind else "result_before_call", content[:80]))
@@ -237,9 +252,9 @@ def _answered(
     return answered
 
 
-def _nearness(of: Any, behind: int, call: tuple[Any, int, int]) -> tuple[bool, bool, int, int]:
-    id, at, index = call
-    return at < behind, id == of, -abs(at - behind), -index
+def _nearness(of: Any, tool: Any, behind: int, waiting: tuple[ToolCall, int, int]) -> tuple[bool, bool, bool, int, int]:
+    call, at, index = waiting
+    return at < behind, call.id == of, call.tool == tool, -abs(at - behind), -index
 
 
 def _with_call(message: Message, index: int, call: ToolCall) -> Message:
@@ -288,9 +303,21 @@ def drop(record: Record, calls: Collection[ToolCall]) -> dict[str, Any]:
             left for number, one in numbered for left in _left(one, _within(gone, number), _within(answers, number))
         ]
         if kept != raw:
+            changed |= _counted(record, kept) if key == "steps" else {}
+            kept = _numbered(kept) if key == "steps" else kept
             changed[key] = json.dumps(kept, ensure_ascii=False) if isinstance(record[key], str) else kept
         first += len(raw)
     return changed
+
+
+def _numbered(steps: Sequence[Any]) -> list[Any]:
+    """Return steps of ATIF, whose ids are the numbers from 1, without a gap."""
+    return [{**one, "step_id": n} if _first(one, ("step_id",)) else one for n, one in enumerate(steps, 1)]
+
+
+def _counted(record: Record, steps: Sequence[Any]) -> dict[str, Any]:
+    metrics = record.get("final_metrics") or {}
+    return {"final_metrics": {**metrics, "total_steps": len(steps)}} if _first(metrics, ("total_steps",)) else {}
 
 
 def _within(places: Collection[Place], message: int) -> set[int]:
@@ -301,7 +328,7 @@ def _left(one: Any, calls: Collection[int], results: Collection[int]) -> list[An
     """Return what is left of a raw message, or nothing."""
     if not {*calls, *results}:
         return [one]
-    said = _text(_first(one, CONTENTS))
+    said = text_of(_first(one, CONTENTS))
     text, listed, seen = _words_left(one, said, calls, results), _listed_calls(one), _seen(one)
     parts = {"tool_calls": _others(listed, calls), "observation": _others(seen, results)}
     left = {name: value for name, value in one.items() if name not in (*parts, "function_call")}

@@ -71,12 +71,13 @@ def read_traces(sources: Iterable[str]) -> tuple[list[Recorded], list[tuple[str,
     Reasons beside those of `read_conversation`: not_json, unreadable_file, unknown_form.
     """
     found, rejected = list[Recorded](), list[tuple[str, str, str, str]]()
-    taken = set[str]()
+    names = dict[tuple[str, str], str]()
     read = ((given, *one) for given in dict.fromkeys(sources) for one in records(given))
-    for place, source, number, record in read:
-        name, faults = f"{source}:{number}", list[Fault]()
-        name = f"{place}:{name}" if name in taken else name
-        taken.add(name)
+    for place, file, number, record in read:
+        if (place, file) not in names:
+            names[place, file] = f"{place}:{file}" if file in names.values() else file
+        source, faults = names[place, file], list[Fault]()
+        name = f"{source}:{number}"
         try:
             if isinstance(record, BadRecord):
                 faults = [record]

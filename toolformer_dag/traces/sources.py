@@ -1,6 +1,9 @@
 """Read records from files, folders and data sets of the hub; what is no record is named and passed over."""
 
+import codecs
 import gzip
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +15,8 @@ import zstandard
 from toolformer_dag.files import UserError
 
 ENDINGS = (".jsonl", ".json", ".ndjson", ".parquet")
+LONG = re.compile(rb"\d{19}")
+"""Numbers that orjson may round."""
 OPENERS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstandard.open}
 
 
@@ -65,6 +70,7 @@ def _of_file(file: Path) -> Iterable[Any]:
             content = stream.read()
     except (OSError, EOFError, zstandard.ZstdError, pl.exceptions.PolarsError) as error:
         return [BadRecord("unreadable_file", str(error))]
+    content = content.removeprefix(codecs.BOM_UTF8)
     whole = _parsed(content)
     if isinstance(whole, BadRecord):
         return map(_parsed, content.splitlines())
@@ -72,10 +78,16 @@ def _of_file(file: Path) -> Iterable[Any]:
 
 
 def _parsed(line: bytes) -> Any:
+    """Return what a line holds; None for a blank one."""
+    if not line.strip():
+        return None
     try:
-        return orjson.loads(line) if line.strip() else None
+        found = orjson.loads(line)
+        if LONG.search(line):
+            found = json.loads(line)
     except ValueError as error:
         return BadRecord("not_json", str(error))
+    return BadRecord("unknown_form", "null") if found is None else found
 
 
 def _of_hub(name: str) -> Iterator[tuple[str, int, Any]]:

@@ -20,7 +20,7 @@ from toolformer_dag.traces.rendering import RenderingError, rendering_of
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-EXCHANGE = 1
+EXCHANGE = 2
 """Raised when calls would be held against other results."""
 NONE, EMPTY, OWN = "none", "empty", "own"
 """Variants of a call: never made, made without its result, as it was recorded; swapped results are numbered."""
@@ -180,8 +180,9 @@ def beginning(messages: Sequence[Message]) -> str:
 
 
 def document_of(messages: Sequence[Message]) -> str:
-    """Return what conversations that begin alike share: a hash up to the first message of the assistant."""
-    return beginning(list(takewhile(lambda one: one.role != "assistant", messages)))
+    """Return what conversations about one question share: a hash of what is said to the assistant before a call."""
+    asked = takewhile(lambda one: not one.calls, messages)
+    return beginning([one for one in asked if one.role != "assistant"])
 
 
 def exchange(calls: Sequence[tuple[str, ToolCall]], swaps: int) -> list[tuple[str, ...]]:
