@@ -116,6 +116,21 @@ def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal
     assert out_of_date(lake, tables, LANES, database) == []
 
 
+def test_settings_name_the_model_and_the_profile_which_make_nothing_stale(
+    tmp_path: Path, lake: Lake, tables: list[WarehouseTable]
+) -> None:
+    database = tmp_path / "w.duckdb"
+    publish(lake, "calculator/scored_candidates", "one", row("scored_candidates"), settings={"k": 5, "model": {"x": 1}})
+    build(lake, tables, LANES, database, {"profile": "mine", "model.name": "gpt2"})
+    asked = "SELECT stage, setting, value FROM settings WHERE setting IN ('k', 'model.name', 'profile') ORDER BY ALL"
+    assert query(database, asked).rows() == [
+        ("scored_candidates", "k", "5"),
+        (None, "model.name", "gpt2"),
+        (None, "profile", "mine"),
+    ]
+    assert out_of_date(lake, tables, LANES, database) == []
+
+
 @pytest.mark.parametrize(
     ("sql", "named"),
     [

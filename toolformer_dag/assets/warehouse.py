@@ -68,6 +68,8 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
     """
     tables, lanes, database = all_tables(shown_outputs(plan)), plan.lane_names, plan.settings.warehouse
 
+    named = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
+
     def reasons() -> Reasons:
         files = warehouse_files(plan.lake, database)
         return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
@@ -78,7 +80,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
         if len(shown) < 2:
-            rows = build(lake, tables, lanes, database)
+            rows = build(lake, tables, lanes, database, named)
             warehouse_files(lake, database).send()
             shown = {
                 ROWS: rows["loss_deltas"],

@@ -17,8 +17,13 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """By lake table the records of its parts."""
 
 
-def record_rows(records: Records, versions: Mapping[str, str], lanes: Mapping[str, str]) -> dict[str, pl.DataFrame]:
-    """Return the rows by table. `versions`: of every source; `lanes`: key -> name of the tool in the text."""
+def record_rows(
+    records: Records, versions: Mapping[str, str], lanes: Mapping[str, str], named: Mapping[str, str]
+) -> dict[str, pl.DataFrame]:
+    """Return the rows by table.
+
+    `versions`: of every source; `lanes`: key -> name of the tool in the text; `named`: settings that determine nothing.
+    """
     # what each lane's calls were filtered with, whatever the settings say by now
     applied = [
         {
@@ -29,12 +34,14 @@ def record_rows(records: Records, versions: Mapping[str, str], lanes: Mapping[st
         }
         for lane, name in lanes.items()
     ]
+    made_with: list[tuple[str | None, str | None, str, str]] = [(None, None, *one) for one in named.items()]
+    made_with += _made_with(made[0] for made in records.values() if made)
     return {
         "sources": pl.DataFrame(list(versions.items()), SOURCES, orient="row"),
         "rejections": _rejections(record for made in records.values() for record in made),
         "lanes": pl.DataFrame(applied, LANES),
         "filter_rules": pl.DataFrame(applied, FILTER_RULES),
-        "settings": pl.DataFrame(_made_with(made[0] for made in records.values() if made), MADE_WITH, orient="row"),
+        "settings": pl.DataFrame(made_with, MADE_WITH, orient="row"),
     }
 
 
@@ -47,7 +54,7 @@ def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     return pl.DataFrame([(*key, count) for key, count in counts.items()], REJECTIONS, orient="row")
 
 
-def _made_with(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, str | None, str, str]]:
+def _made_with(records: Iterable[Mapping[str, Any]]) -> list[tuple[str | None, str | None, str, str]]:
     """(stage, tool, setting, value) of the first part of each table, whose settings the others share."""
     return [
         (record["stage"], record["tool"], setting, value if isinstance(value, str) else json.dumps(value))

@@ -103,8 +103,16 @@ def warehouse_settings(tables: Sequence[WarehouseTable], lanes: Mapping[str, str
     }
 
 
-def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path) -> Mapping[str, int]:
+def build(
+    lake: Lake,
+    tables: Sequence[WarehouseTable],
+    lanes: Mapping[str, str],
+    database: Path,
+    named: Mapping[str, str] | None = None,
+) -> Mapping[str, int]:
     """Replace `database` by what the lake has of `tables`; return table -> rows.
+
+    `named`: settings that determine nothing, such as the model's name, for the table of settings.
 
     Where few shards changed since the file was built, their rows are replaced in a copy of it; else, and where the file
     is damaged, all is copied from the lake. A source that was never published gives no rows. Raises DamagedPart, and
@@ -114,7 +122,7 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]
     refuse_other_file(database)
     try:
         with session(), _alone(database), _folder_beside(database) as folder:
-            return _built(lake, tables, lanes, database, folder)
+            return _built(lake, tables, lanes, database, folder, named or {})
     except (duckdb.Error, pl.exceptions.ComputeError) as error:  # what Polars calls a full disk
         raise WarehouseError(f"cannot write {database}: {_reason(error)}") from error
     except OSError as error:
@@ -122,7 +130,12 @@ def build(lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str]
 
 
 def _built(
-    lake: Lake, tables: Sequence[WarehouseTable], lanes: Mapping[str, str], database: Path, folder: Path
+    lake: Lake,
+    tables: Sequence[WarehouseTable],
+    lanes: Mapping[str, str],
+    database: Path,
+    folder: Path,
+    named: Mapping[str, str],
 ) -> Mapping[str, int]:
     """Build in `folder`, then rename. Needs the lock. Raises DamagedPart, OSError and what DuckDB and Polars raise."""
     content = _content(lake, tables, lanes)
@@ -131,7 +144,7 @@ def _built(
     files = _part_files(lake, tables, last if shards is not None else None, shards or ())
     # the other tables get an empty last file: `fill` expects one of each table
     empty = {table.name: table.schema.to_frame() for table in tables}
-    for name, frame in {**empty, **record_rows(_records(lake, content), content.sources, lanes)}.items():
+    for name, frame in {**empty, **record_rows(_records(lake, content), content.sources, lanes, named)}.items():
         files.setdefault(name, []).append(str(folder / f"{name}.parquet"))
         frame.write_parquet(files[name][-1])
     fresh = folder / "fresh.duckdb"

@@ -116,7 +116,7 @@ OWN_TABLES = (
         "settings",
         "What determined the rows of the stages, as their records have it: model, k, m, tau_s, tau_f, prompts.",
         {
-            "stage": "the stage",
+            "stage": "the stage; null for the names of profile and model, which determine nothing by themselves",
             "tool": "key of the lane; null for stages of all lanes",
             "setting": "the setting, with the names of its tables before it",
             "value": "its value: text as it is, anything else as JSON",
