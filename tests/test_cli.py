@@ -154,6 +154,17 @@ def test_a_disk_without_room_is_named_and_leaves_nothing_half(tmp_path, monkeypa
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["instance.lock"]
 
 
+def test_sql_that_is_terminated_leaves_nothing_on_the_disk(tmp_path, database):
+    command = ["sql", "select * from range(100000000) order by hash(range)", "--set", "execution.query_gib=0.2"]
+    with subprocess.Popen([sys.executable, "-m", "toolformer_dag.cli", *command]) as process:
+        while not list(tmp_path.glob(".tmp-*/*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.terminate()
+    assert process.returncode == 130
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
 def test_sql_reads_its_query_from_a_file_or_the_standard_input(tmp_path, database):
     query = "-- with a comment\nselect 'é' as letter,\n       1 as n\n"
     (tmp_path / "q.sql").write_bytes(b"\xef\xbb\xbf" + query.encode())

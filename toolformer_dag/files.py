@@ -294,6 +294,7 @@ def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool
     is the only file yielded where it is damaged.
     """
     try:
+        require_regular(record)
         hashes = unsealed(record.read_bytes())[FILES]
     except (OSError, ValueError, KeyError):
         yield record, False
@@ -309,6 +310,7 @@ def damaged_beside(record: Path, again: bool = False) -> list[Path]:
 
 def _holds(file: Path, wanted: str | list[Any], again: bool) -> bool:
     try:
+        require_regular(file)
         if isinstance(wanted, str):
             return file_hash(file, again) == wanted
         return bool((stream_hash(file) if again else remembered_hashes(file).content) == wanted[1])

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -67,6 +69,19 @@ def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         query(tmp_path / "any.duckdb", "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b")
     assert query(tmp_path / "any.duckdb", "SELECT 1").item() == 1
+
+
+def test_a_query_that_heeds_no_end_ends_with_its_process(tmp_path: Path) -> None:
+    duckdb.connect(tmp_path / "any.duckdb").close()
+    code = (
+        "import os, pathlib, signal, threading\nfrom toolformer_dag.lake import warehouse\n"
+        "warehouse.HEEDING_SECONDS = 0\nthreading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "endless = 'SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b'\n"
+        "warehouse.query(pathlib.Path('any.duckdb'), endless)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path)
+    assert done.returncode == -signal.SIGINT
+    assert not list(tmp_path.glob(".tmp-*"))
 
 
 def test_a_query_that_takes_too_much_names_the_setting_and_a_damaged_file_its_remedy(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.runs.conftest import World, assert_same, by_machine, free
 from toolformer_dag import identity
 from toolformer_dag.assets import TRAINING_JOB
 from toolformer_dag.cli.project import REPAIRS, Project
-from toolformer_dag.exports.verify_project import verified
+from toolformer_dag.exports.verify_project import FOLDER_RECORDS, verified
 from toolformer_dag.files import UserError
 from toolformer_dag.lake import storage
 from toolformer_dag.lake.verification import VERIFIED
@@ -256,6 +256,13 @@ def test_an_export_is_verified_wherever_it_lies_and_a_lake_that_may_only_be_read
     assert cli("verify", str(copy), *config).returncode == 0
     flip(copy / "README.md", random.Random(3))
     assert f"{copy / 'README.md'}: " in cli("verify", str(copy), *config).stdout
+    (copy / "README.md").unlink()
+    os.mkfifo(copy / "README.md")  # to open it would wait for ever
+    assert f"{copy / 'README.md'}: " in cli("verify", str(copy), *config).stdout
+    [record] = [copy / name for name in FOLDER_RECORDS if (copy / name).is_file()]
+    record.unlink()
+    record.symlink_to(record)
+    assert f"{record}: " in cli("verify", str(copy), *config).stdout
 
 
 def test_a_shard_that_changed_under_the_same_size_and_time_is_named(world: World) -> None:

@@ -177,6 +177,10 @@ SENT: dict[str, dict[str, Any]] = {
         "messages": [{"role": "user", "content": [{"type": "input_text", "text": SUM}]}],
         "tools": [{"type": "function", "name": "Calculator", "parameters": {}}],
     },
+    "the older limit beside the newer one, and a part without text": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": None}, {"type": "text", "text": SUM}]}],
+        "max_completion_tokens": 5,
+    },
     "an editor's chat": {
         "messages": [HELLO, {"role": "assistant", "content": " ", "tool_calls": []}, HELLO],
         "stream": True,
@@ -214,6 +218,16 @@ def test_what_programs_send_by_themselves_changes_no_answer(served: Served, kind
         assert "".join(one["delta"]["content"] for chunk in chunks for one in chunk["choices"]) == expected
     else:
         assert answer.json()["choices"][0]["message"]["content"] == expected
+
+
+def test_half_a_character_is_read_as_one_that_is_unknown(served: Served) -> None:
+    asked = '{"model": "embedded", "max_tokens": 3, "messages": [{"role": "user", "content": "a %s b"}]}'
+    with served.server() as (address, _):
+        half, whole = (
+            httpx.post(f"{address}/v1/chat/completions", content=(asked % one).encode()).json()["choices"]
+            for one in ("\\ud83d", "\ufffd")
+        )
+    assert half == whole
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
@@ -328,6 +342,9 @@ def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come
         ("completions", {"prompt": " " * 1_000_000}, 400),
         ("completions", {"prompt": ["a"] * 120_000}, 429),
         ("chat/completions", {"messages": [{"role": "user", "content": " " * 1_000_000}]}, 400),
+        ("completions", {"prompt": [0] * 300_000}, 400),
+        ("completions", {"prompt": "a", "tools": [0] * 300_000}, 400),
+        ("chat/completions", {"messages": [{}] * 300_000}, 400),
     ],
 )
 def test_the_largest_requests_are_refused_before_they_are_tokenized(

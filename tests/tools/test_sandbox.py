@@ -86,6 +86,16 @@ class Any(Tool):
                 stream.write(bytes(1 << 20))
         return ToolResult("filled")
 
+    def do_flood(self, context):
+        os.write(2, b"\\x1b[31mred\\n")
+        for _ in range(100):
+            os.write(2, b"x" * (1 << 16) + b"\\n")
+        return ToolResult("flooded")
+
+    def do_hold(self, context):
+        os.posix_fallocate(os.memfd_create("large"), 0, 64 << 20)
+        return ToolResult("held")
+
     def do_eat(self, context):
         return ToolResult(str(len(bytes(1 << 30))))
 
@@ -182,6 +192,7 @@ def test_results_reasons_and_costs_are_those_without_a_wall(tmp_path: Path, monk
         ("fill", "", "lost:OSError"),
         ("eat", "", "lost:MemoryError"),
         ("bomb", "", "lost:BlockingIOError"),
+        ("hold", "", "lost:OSError"),
         ("end", "", "lost:SandboxEnded"),
         ("descriptors", "", "0"),
         ("secret", "", "none"),
@@ -254,7 +265,22 @@ def test_the_command_runs_it_and_leaves_no_process(tmp_path: Path, monkeypatch: 
         [sys.executable, "-m", "toolformer_dag.cli", "tool", "any", "print"], capture_output=True, text=True
     )
     assert (done.stdout, done.returncode) == ("printed\n", 0)
-    assert processes_with(str(tmp_path)) == []
+    wait_until_ended(processes_with(str(tmp_path)))  # bubblewrap ends before what it has shut in
+
+
+@needs_wall
+def test_what_a_tool_says_reaches_the_standard_error_in_measure_and_without_escape_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    walled(tmp_path)
+    with (tmp_path / "said").open("wb") as said:
+        command = [sys.executable, "-m", "toolformer_dag.cli", "tool", "any", "flood"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=said)
+    assert (done.stdout, done.returncode) == (b"flooded\n", 0)
+    written = (tmp_path / "said").read_bytes()
+    assert b"\x1b" not in written and "\ufffd[31mred".encode() in written and len(written) < 2 << 20
 
 
 @needs_wall

@@ -1,5 +1,6 @@
 """`sql`: one query over the warehouse, a saved query by its name, or a prompt for many."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,6 +75,7 @@ def sql(
 
         answer_queries(database, format or "table", settings.execution.query_gib)
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a query leaves nothing on the disk
     text, ending = _query_text(query, file), ending_of(format, output)
     _refuse_terminal(format, output)
     _put_out(answered(database, text, settings.execution.query_gib), format, ending, output, force)

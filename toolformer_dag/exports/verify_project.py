@@ -66,7 +66,7 @@ def verified(plan: Plan) -> Verification:
 
 def verified_folder(folder: Path) -> Verification:
     """Read an export, a checkpoint or an index, wherever it lies. Raises UserError for any other folder."""
-    records = [folder / name for name in FOLDER_RECORDS if (folder / name).is_file()]
+    records = [folder / name for name in FOLDER_RECORDS if os.path.lexists(folder / name)]
     if not records:
         raise UserError(
             f"{folder} holds none of {', '.join(FOLDER_RECORDS)}; name the folder of an export, a model or an index"

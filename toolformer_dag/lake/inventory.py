@@ -15,7 +15,7 @@ from toolformer_dag.lake.storage import ASIDE, Storage
 Kind = Literal["unfinished", "manifest", "part", "rows", "content", "damaged"]
 """`content`: a file of a local output; `damaged`: was set aside."""
 FORMS: dict[Kind, re.Pattern[str]] = {
-    "unfinished": re.compile(rf"(?:.*/)?{TEMPORARY.pattern}"),
+    "unfinished": re.compile(rf"(?:.*/)?{TEMPORARY.pattern}(?:/.*)?"),
     "manifest": re.compile(rf"{FOLDER}/(?P<owner>.+){re.escape(SUFFIX)}"),
     "part": re.compile(r"(?P<owner>.+)/files/(?P<part>[^/]+)/[0-9a-f]{32}\.parquet"),
     "rows": re.compile(rf"(?P<owner>.+/[0-9a-f]{{16}})/(?:identity\.json|\.merge\.lock|{NAME.pattern})"),

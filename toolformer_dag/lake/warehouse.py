@@ -6,7 +6,9 @@ copies, so the file can be moved. Which tables there are is declared by the stag
 stand in views.sql.
 """
 
+import os
 import shutil
+import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,6 +24,7 @@ from toolformer_dag.files import (
     ReadError,
     StorageError,
     WriteError,
+    beside,
     limit_met,
     locked,
     replace_whole,
@@ -82,6 +85,8 @@ REMEDIES = {
     "Out of Memory Error": "ask for less at once, or give queries more with `--set execution.query_gib=16`",
 }
 """What to do about an error of DuckDB while a warehouse is read, by words of it."""
+HEEDING_SECONDS = 5
+"""How long a query may take to heed that it is to end."""
 ORIGINAL = "Original error: "
 """What DuckDB writes before the reason of a checkpoint that failed."""
 
@@ -290,19 +295,31 @@ def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
     """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError.
 
     DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
-    Ctrl-C ends the query.
+    Ctrl-C ends the query, and this process where the query does not heed it.
     """
+    spilled = beside(database)
     limits = {} if gib is None else dict.fromkeys(("memory_limit", "max_temp_directory_size"), f"{gib}GiB")
-    with opened(database, {**CLOSED, **limits}) as connection, ThreadPoolExecutor(1) as threads:
+    try:
+        with opened(database, {**CLOSED, **limits, "temp_directory": str(spilled)}) as connection:
+            return _interruptible(connection, sql, spilled)
+    finally:
+        shutil.rmtree(spilled, ignore_errors=True)
+
+
+def _interruptible(connection: duckdb.DuckDBPyConnection, sql: str, spilled: Path) -> pl.DataFrame:
+    with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(_answered, connection, sql)
         try:
             while not asked.done():  # DuckDB looks for no signal, and one of its threads may get it
                 wait([asked], 0.1)
         except KeyboardInterrupt:
-            while not asked.done():  # it may be between two statements
-                connection.interrupt()
-                wait([asked], 0.1)
-            raise
+            for _ in range(HEEDING_SECONDS * 10):
+                connection.interrupt()  # more than once: it may be between two statements
+                if wait([asked], 0.1).done:
+                    raise
+            shutil.rmtree(spilled, ignore_errors=True)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a function of DuckDB, such as a sort of one list, goes on
+            os.kill(os.getpid(), signal.SIGINT)
         return asked.result()
 
 

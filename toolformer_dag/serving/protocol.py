@@ -15,10 +15,12 @@ from pydantic_core import PydanticCustomError
 from toolformer_dag.decoding.generation import Generation, TokenLikelihood, WrittenPiece, call_text
 from toolformer_dag.files import UserError
 from toolformer_dag.serving.shared_decoder import MadeCall, SharedDecoder, TextRequest, Writing
+from toolformer_dag.texts.formats import read_json
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PARTS = ("text", "input_text", "output_text")
 """Types of the parts of a message that hold text."""
+SURROGATE = b"\\ud"
 Part = Literal["message", "delta"]
 """The field of a chat's choice that holds its text: whole, or what a chunk adds."""
 
@@ -57,9 +59,9 @@ def _text(given: Any) -> Any:
 def _joined(content: Any) -> str:
     """Join the parts of a message."""
     texts = []
-    for part in content if isinstance(content, list) else [content or ""]:
+    for part in content if isinstance(content, list) else ["" if content is None else content]:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        text = part.get("text") if isinstance(part, dict) and kind in TEXT_PARTS else part
+        text = (part.get("text") or "") if isinstance(part, dict) and kind in TEXT_PARTS else part
         if not isinstance(text, str):
             message = "a part of type {kind} is not supported; send text alone"
             raise PydanticCustomError("not_supported", message, {"kind": str(kind)[:40]})
@@ -74,7 +76,8 @@ def _choice(given: Any) -> Any:
     return given
 
 
-Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], BeforeValidator(_listed)]
+Texts = Annotated[list[Annotated[str, BeforeValidator(_text)]], Field(fail_fast=True), BeforeValidator(_listed)]
+"""One fault is told, so the first ends the reading: a list may have a million."""
 
 
 class Asked(_Strict, ABC):
@@ -114,7 +117,7 @@ class Asked(_Strict, ABC):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     seed: int | None = None
-    tools: list[Annotated[str, BeforeValidator(_tool_name)]] | None = None
+    tools: list[Annotated[str, BeforeValidator(_tool_name)]] | None = Field(None, fail_fast=True)
     calls: Literal["apart", "in_text"] = "apart"
     max_calls: int | None = Field(None, ge=0)
     context: str = ""
@@ -189,7 +192,7 @@ class Message(BaseModel):
 class ChatRequest(Asked):
     """A request to /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tool_choice: Annotated[str, BeforeValidator(_choice)] | None = None
@@ -227,15 +230,23 @@ def chat_tokens(decoder: SharedDecoder, messages: Sequence[Message], param: str)
 def parsed(kind: type[Asked], body: bytes) -> Asked:
     """Parse a request. Raises Refused, which names the field."""
     try:
-        fields = orjson.loads(body)
+        fields = _loaded(body)
         return kind.model_validate(_without_neutral(kind, fields) if isinstance(fields, dict) else fields)
-    except orjson.JSONDecodeError as error:
-        raise Refused(f"the body is no JSON: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
         message = f"{where} is not supported; leave it out" if first["type"] == "extra_forbidden" else None
         raise Refused(message or f"{where}: {first['msg']}", where.partition(".")[0], code=first["type"]) from error
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is no JSON: {error}") from error
+
+
+def _loaded(body: bytes) -> Any:
+    """Read JSON; half a surrogate pair, which clients cut a text to, is U+FFFD."""
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        return read_json(body.decode()) if SURROGATE in body.lower() else orjson.loads(body)
 
 
 def _without_neutral(kind: type[Asked], fields: dict[str, Any]) -> dict[str, Any]:
@@ -244,6 +255,7 @@ def _without_neutral(kind: type[Asked], fields: dict[str, Any]) -> dict[str, Any
         if given is not None and (given != allowed or isinstance(given, bool) != isinstance(allowed, bool)):
             raise Refused(f"{param}: {given!r} is not supported; leave it out, or give {allowed!r}", param)
     left_out = kind.neutral.keys() | kind.passed_over
+    left_out |= {"max_tokens"} if fields.get("max_completion_tokens") is not None else set()  # its newer name wins
     return {param: given for param, given in fields.items() if param not in left_out and given is not None}
 
 

@@ -116,8 +116,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _complete(
     decoder: SharedDecoder, tokenizing: Executor, model: str, kind: type[Asked], request: Request
 ) -> Response:
-    asked = parsed(kind, await _body(request))
-    answer, loop = asked.answer(model), asyncio.get_running_loop()
+    loop, body = asyncio.get_running_loop(), await _body(request)
+    asked = await loop.run_in_executor(tokenizing, parsed, kind, body)
+    answer = asked.answer(model)
     if asked.stream:
         events = asyncio.Queue[Event]()
         tell = partial(_tell, loop, events)
@@ -188,6 +189,7 @@ async def _body(request: Request) -> bytes:
         body += part
         if len(body) > MOST_BYTES:
             raise Refused(f"the request has more than {MOST_BYTES:,} bytes; send less text", status=413)
+        await asyncio.sleep(0)  # a body of a million parts keeps no other request waiting
     return bytes(body)
 
 

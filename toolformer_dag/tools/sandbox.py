@@ -17,10 +17,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from secrets import randbelow
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 from toolformer_dag.files import UserError
@@ -48,6 +48,8 @@ FIRST_USER = 10**9
 """From here on nobody has numbers of users. A process of root's gets one of its own, since limits count by user."""
 LONGEST_ANSWER = 64 << 20
 """Bytes of the answers to a batch."""
+MOST_SAID = 1 << 20
+"""Bytes that a process may write to the standard error; more is read and dropped."""
 GRACE = 1.0
 """Seconds after the time limit of a batch in which the caller notices it first."""
 
@@ -81,7 +83,7 @@ class Wall:
             "root": str(root.absolute()),
             "prompt": tool.prompt,
             "limits": section.limits.model_dump(),
-            "sandbox": section.sandbox.model_dump(include={"memory_gib", "processes"}),
+            "sandbox": section.sandbox.model_dump(include={"memory_gib", "processes", "scratch_mib"}),
         }
         self._command = _command(tool, section, root)
         self._idle: list[subprocess.Popen[bytes]] = []
@@ -141,7 +143,23 @@ def _starter() -> ThreadPoolExecutor:
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     own = {"PATH": os.defpath, "HOME": SCRATCH, "TMPDIR": SCRATCH, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.Popen(command, env={**own, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env={**own, **environment}, stdin=pipe, stdout=pipe, stderr=pipe)
+    said, process.stderr = process.stderr, None  # Popen leaves it to the thread
+    assert said is not None
+    threading.Thread(target=_pass_on, args=(said,), daemon=True).start()
+    return process
+
+
+def _pass_on(said: IO[bytes]) -> None:
+    """Write what a tool says on the standard error there, MOST_SAID bytes of it, without control characters."""
+    left = MOST_SAID
+    with said, suppress(OSError, ValueError):
+        for line in iter(partial(said.readline, 4096), b""):
+            left -= len(line)
+            if left > 0:
+                text = line.decode(errors="replace")
+                sys.stderr.write("".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text))
 
 
 def _answered(

@@ -56,6 +56,7 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     for limit, most in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_NPROC, sandbox["processes"]),
+        (resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20),  # files in memory, which no folder holds
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(limit)
