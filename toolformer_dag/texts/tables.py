@@ -35,7 +35,7 @@ class TableRecords:
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column holds no text).
         """
         record, hidden = _as_record(schema), folded(schema, choice)
-        rows = next((_frame(table.select(hidden)[:FIRST_ROWS]).to_dicts() for table in first if hidden), [])
+        rows = next((_rows(_frame(table.select(hidden)[:FIRST_ROWS])) for table in first if hidden), [])
         self.layout = layout_of(choice, [record, *rows])
         self.ways = {
             field: [way for way in ways if values_at([record], way)[0] is not None]
@@ -62,6 +62,10 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     except pa.ArrowInvalid:  # text that is not UTF-8, which writers may leave
         table = table.cast(pa.schema([field.with_type(_as_bytes(field.type)) for field in table.schema]))
     return pl.DataFrame(pl.from_arrow(table))
+
+
+def _rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*map(_listed, frame), strict=True)]
 
 
 def folded(schema: pa.Schema, choice: FormatChoice) -> list[str]:
@@ -121,16 +125,29 @@ def _values(frame: pl.DataFrame, way: Steps) -> Column:
         elif isinstance(step, int) and isinstance(values.dtype, pl.List):
             values = values.list.get(step, null_on_oob=True)
         else:  # a map, a text that holds JSON, or what the way does not lead through
-            return values_at(values.to_list(), way[at:])
-    return values if values.dtype == pl.String else values.to_list()
+            return values_at(_listed(values), way[at:])
+    return values if values.dtype == pl.String else _listed(values)
+
+
+def _listed(values: pl.Series) -> list[Any]:
+    """Return the values; in the place of one that Python cannot hold, as a day after the year 9999, its type."""
+    try:
+        return values.to_list()
+    except (ValueError, OverflowError):
+        half = len(values) // 2
+        return [*_listed(values[:half]), *_listed(values[half:])] if half else [values.dtype]
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
     """Return a type with bytes in the place of text."""
     if isinstance(kind, pa.StructType):
         return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
-    if pa.types.is_list(kind):
+    if pa.types.is_map(kind):  # not the keys, by which values are looked up
+        return pa.map_(kind.key_type, _as_bytes(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(_as_bytes(kind.value_type)))
+    if pa.types.is_dictionary(kind):
+        return _as_bytes(kind.value_type)
     return pa.binary() if any(is_text(kind) for is_text in TEXT[:3]) else kind
 
 
