@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import polars as pl
 import pyarrow as pa
@@ -81,7 +81,7 @@ def _hides(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.MapType) or any(is_text(kind) for is_text in TEXT)
 
 
-def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
+def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Yield the rows of a Parquet file as raw columns.
 
     Memory: pages and a batch, whatever the size of file and row groups.
@@ -90,7 +90,7 @@ def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
     """
     try:
         with pq.ParquetFile(
-            path, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
+            source, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
             first = file.iter_batches(FIRST_ROWS, columns=folded(file.schema_arrow, choice), use_threads=False)
             records = TableRecords(file.schema_arrow, choice, (pa.Table.from_batches([batch]) for batch in first))
