@@ -7,7 +7,6 @@ import pytest
 
 from tests.test_docs import generator
 from toolformer_dag.computing.plan import lanes
-from toolformer_dag.computing.shards import shard_files
 from toolformer_dag.settings.sections import Settings, SettingsTables
 from toolformer_dag.settings.setting_types import SettingsError, SettingsTable
 from toolformer_dag.settings.settings_file import PAPER_TOOLS, WrittenSettings, load_settings, settings_file
@@ -310,14 +309,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, path, text, words):
 def test_a_tilde_in_the_variable_of_the_file_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert settings_file(None, {"TOOLFORMER_CONFIG": "~/mine.toml"}) == tmp_path / "mine.toml"
-
-
-def test_a_shard_whose_name_is_not_utf_8_is_named(file, tmp_path):
-    (tmp_path / "caf\udce9.json.gz").touch()
-    settings = load_settings(file, environment={}, shards=[str(tmp_path / "*.gz")])
-    with pytest.raises(SettingsError, match=r"caf\\udce9.*not UTF-8.*rename") as error:
-        shard_files(settings)
-    str(error.value).encode()
 
 
 def described(table: type[SettingsTable]):

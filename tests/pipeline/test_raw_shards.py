@@ -52,6 +52,23 @@ def test_malformed_lines_are_counted_and_described_and_the_rest_goes_through(lin
     }
 
 
+def test_a_file_whose_name_is_not_utf_8_is_read_and_refused_as_any_other(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line.set(corpus__shards='["web"]')
+    (line.web / "a\udcff.jsonl").write_bytes(record("a", "one"))
+    (line.web / "\udcff").mkdir()
+    pq.write_table(pa.table({"text": ["two"]}), line.web / "b.parquet")
+    (line.web / "b.parquet").rename(line.web / "\udcff" / "b.parquet")
+    (line.web / "lost\udcff.jsonl").symlink_to("nothing")
+    line.update(RAW)
+    documents = {name: line.output(RAW).table.read(name).height for name in line.output(RAW).table.parts()}
+    assert documents == {"a\\udcff": 1, "\\udcff/b": 1, "good": documents["good"], "lost\\udcff": 0}
+    [described] = line.lake.table("ccnet/rejected_lines").read("lost\\udcff").to_dicts()
+    assert described["reason"] == "unreadable" and "lost\\udcff.jsonl cannot be read" in described["detail"]
+    assert "lost\\udcff.jsonl holds no document" in caplog.text
+
+
 def test_a_shard_without_a_document_is_warned_of(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     line.set(corpus__shards='["web/*.json", "web/*.zst"]')
     for name, content in (

@@ -59,6 +59,14 @@ def test_a_folder_stands_for_the_data_files_below_it(tmp_path: Path) -> None:
     assert names(tmp_path, "crawl/.git/x.json", "crawl/_SUCCESS") == ["_SUCCESS", "x"]
 
 
+def test_a_folder_that_is_named_as_a_file_gives_its_parts(tmp_path: Path) -> None:
+    touch(tmp_path / "crawl", "spark.parquet/part-00000.snappy.parquet", "spark.parquet/_SUCCESS", "one.json")
+    assert names(tmp_path, "crawl") == ["one", "spark.parquet/part-00000.snappy"]
+    (tmp_path / "crawl" / "linked.parquet").symlink_to(tmp_path / "crawl" / "spark.parquet")
+    with pytest.raises(SettingsError, match=r"linked\.parquet is a folder"):
+        names(tmp_path, "crawl")
+
+
 def test_attributes_beside_documents_are_none(tmp_path: Path) -> None:
     touch(tmp_path, "dolma/documents/x.jsonl.gz", "dolma/attributes/dedup/x.jsonl.gz", "web/attributes/y.jsonl")
     assert names(tmp_path, "dolma") == names(tmp_path, "dolma/**/*.gz") == ["documents/x"]

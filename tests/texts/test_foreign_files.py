@@ -1,8 +1,10 @@
 """Files as other people's programs write them: a fault is the file's own, and what is not read is counted."""
 
 import gzip
+import io
 import json
 import random
+import tarfile
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -211,6 +213,17 @@ def test_half_a_surrogate_pair_in_metadata_as_text_costs_no_record(tmp_path: Pat
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12\n"
 LINE = b'{"text": "a"}\n'
+UTF = {"16le": b"\xff\xfe", "16be": b"\xfe\xff", "32le": b"\xff\xfe\0\0", "32be": b"\0\0\xfe\xff"}
+
+
+def tar(*contents: bytes) -> bytes:
+    """Return an archive with a file of each content."""
+    with tarfile.open(fileobj=(archive := io.BytesIO()), mode="w") as writing:
+        for number, content in enumerate(contents):
+            member = tarfile.TarInfo(f"{number}.jsonl")
+            member.size = len(content)
+            writing.addfile(member, io.BytesIO(content))
+    return archive.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -219,6 +232,11 @@ LINE = b'{"text": "a"}\n'
         ("x.jsonl", (LINE * 3).decode().encode("utf-16"), "UTF-16"),
         ("x.jsonl", (LINE * 3).decode().encode("utf-16-le"), "UTF-16"),
         ("x.jsonl", (LINE * 3).decode().encode("utf-16-be"), "UTF-16"),
+        *(("x.jsonl", (LINE * 3).decode().encode(f"utf-{form}"), f"-f UTF-{form.upper()} ") for form in UTF),
+        *(
+            ("x.jsonl", bom + (LINE * 3).decode().encode(f"utf-{form}"), f"-f UTF-{form[:2]} ")
+            for form, bom in UTF.items()
+        ),
         (
             "x.jsonl.gz",
             gzip.compress(gzip.compress(LINE, mtime=0), mtime=0),
@@ -232,6 +250,11 @@ LINE = b'{"text": "a"}\n'
         ("x.jsonl", b'{"text": "a"},\n{"text": "b"},\n', "ends with a comma"),
         ("x.jsonl", b'{"text": "a",}\n{"text": "b",}\n', "trailing comma"),
         ("x.jsonl", b"<!DOCTYPE html><html>\n", "HTML"),
+        ("x.jsonl", b"\n \r\n<html>\n", "HTML"),
+        ("x.jsonl", b"{}\n{}\n", "holds a JSON object with fields; write"),
+        ("x.json", tar(LINE * 3, LINE * 3), "an archive of tar; unpack it"),
+        ("x.json.gz", gzip.compress(tar(LINE * 3, LINE * 3), mtime=0), "an archive of tar; unpack it"),
+        ("x.json.zst", zstandard.compress(tar(LINE * 3)), "an archive of tar; unpack it"),
         ("x.json", b"\x00" * 257 + b"ustar" + b"\x00" * 200, "tar"),
         ("x.parquet", b"PARE" + b"\x00" * 20, "encrypted"),
         ("x.json.gz", gzip.compress(b"PAR1" + b"\x00" * 20, mtime=0), "Parquet"),
@@ -241,6 +264,14 @@ def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: byte
     (tmp_path / name).write_bytes(content)
     documents, [refused] = read(tmp_path / name)
     assert (documents, refused.line) == ([], 0) and told in refused.detail
+
+
+@pytest.mark.parametrize(("between", "told"), [(",\n", "the line ends with"), ("\n,", "the line begins with")])
+def test_a_line_of_an_array_is_refused_for_its_comma(tmp_path: Path, between: str, told: str) -> None:
+    (tmp_path / "x.jsonl").write_text(between.join(json.dumps({"text": f"{i}"}) for i in range(3)))
+    documents, refused = read(tmp_path / "x.jsonl")
+    assert len(documents) == 1 and [one.reason for one in refused] == ["not_json"] * 2
+    assert all(one.detail.startswith(f"{told} a comma; take it off") for one in refused)
 
 
 DICTIONARY = zstandard.train_dictionary(2000, [f"page {i} of a book".encode() * 3 for i in range(300)])

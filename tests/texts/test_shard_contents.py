@@ -213,6 +213,57 @@ def test_bytes_that_are_not_utf_8_inside_structs_and_lists_are_counted_too(tmp_p
         assert ([one.text for one in documents], refused) == (["one", "three"], {2: "not_utf8"})
 
 
+def bad_text() -> pa.Array:
+    """Return three texts, of which the second is not UTF-8."""
+    cells = pa.array([b"one", b"\xff", b"three"], pa.binary())
+    return pa.Array.from_buffers(pa.string(), 3, cells.buffers())
+
+
+def in_map(values: pa.Array) -> pa.Array:
+    """Return three maps, with the key `url` alone."""
+    return pa.MapArray.from_arrays(pa.array(range(4), pa.int32()), pa.array(["url"] * 3), values)
+
+
+def categories() -> pa.Array:
+    """Return texts as a dictionary, which holds the one that is not UTF-8."""
+    return pa.DictionaryArray.from_arrays(pa.array(range(3), pa.int32()), bad_text())
+
+
+URLS = {
+    "map": in_map(bad_text()),
+    "map of categories": in_map(categories()),
+    "text": bad_text(),
+    "categories": categories(),
+    "large list": pa.LargeListArray.from_arrays(pa.array(range(4)), bad_text()),
+    "list of one": pa.FixedSizeListArray.from_arrays(bad_text(), 1),
+}
+
+
+@pytest.mark.parametrize("form", URLS)
+def test_a_value_that_is_not_utf_8_costs_its_field_in_one_row(tmp_path: Path, form: str) -> None:
+    pq.write_table(pa.table({"text": ["a", "b", "c"], "u": URLS[form]}), tmp_path / "x.parquet")
+    path = "u.url" if "map" in form else "u.0" if "list" in form else "u"
+    [batch] = shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("url", path),)))
+    assert batch.frame["text"].to_list() == ["a", "b", "c"]
+    assert [bool(url) for url in batch.frame["url"]] == [True, False, True]
+
+
+def test_a_category_that_is_not_utf_8_costs_its_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": categories()}), tmp_path / "x.parquet")
+    documents, refused = read(tmp_path / "x.parquet", FormatChoice())
+    assert (len(documents), refused) == (2, {2: "not_utf8"})
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("ms", "UTC")], ids=str)
+def test_days_after_the_year_9999_cost_no_row(tmp_path: Path, kind: pa.DataType) -> None:
+    days = pa.array([0, 4_000_000, 1], pa.int32()).cast(pa.date32()).cast(pa.timestamp("ms")).cast(kind)
+    table = pa.table({"text": ["a", "b", "c"], "id": ["1", "2", "3"], "metadata": in_map(days)})
+    pq.write_table(table.append_column("url", days), tmp_path / "x.parquet")
+    [batch] = shard_batches(tmp_path / "x.parquet", FormatChoice("auto", (("date", "url"),)))
+    assert [day and day.year for day in batch.frame["date"]] == [1970, None, 1970]
+    assert sum(batch.ignored.values()) >= 3
+
+
 def test_dates_of_any_column_type_are_read(tmp_path: Path) -> None:
     days = {"day": [date(2020, 1, 2)], "time": [datetime(2020, 1, 2, 23, 59)], "text_of": ["2020-01-02T01:02:03Z"]}
     pq.write_table(pa.table({"text": ["a"], **days, "number": [7]}), tmp_path / "x.parquet")

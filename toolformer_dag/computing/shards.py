@@ -47,7 +47,7 @@ class ShardFile:
     @property
     def place(self) -> str:
         """Where it lies, for messages."""
-        return str(self.path)
+        return printable(self.path)
 
     def stamp(self) -> dict[str, Any]:
         """Return size and time of change; nothing for a file that is not there."""
@@ -107,20 +107,16 @@ def shard_files(settings: Settings) -> list[ShardFile]:
     - A folder stands for the files of JSON lines and Parquet below it. Of folders and patterns, hidden files, names
       that begin with `_` and what is published beside documents (SIDE_FILE, Dolma's `attributes`) are left out.
     - A shard's name is its path below the folder that a pattern begins with, without its suffixes. Files that would
-      share a name keep their suffixes and more of their path. A name that takes more than LONGEST_NAME bytes is
-      shortened in its middle, with a hash of the whole.
+      share a name keep their suffixes and more of their path. Bytes that are not UTF-8 are written as `\\udcff`. A name
+      that takes more than LONGEST_NAME bytes is shortened in its middle, with a hash of the whole.
 
-    Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file, or where
-    a name is not UTF-8.
+    Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
     """
     if not settings.corpus.shards:
         return small_web_files(settings)
     matches = [match for pattern in settings.corpus.shards for match in _matches(settings.root, pattern)]
-    files = _named(list({os.path.realpath(path): (folder, path) for folder, path in reversed(matches)}.values()))
-    for file in files:
-        if printable(file.name) != file.name:
-            raise SettingsError(f"corpus.shards: the name of {printable(file.path)} is not UTF-8; rename the file")
-    return sorted(files, key=lambda file: file.name)
+    files = list({os.path.realpath(path): (folder, path) for folder, path in reversed(matches)}.values())
+    return sorted(_named(files), key=lambda file: file.name)
 
 
 def hub_files(settings: Settings) -> list[HubFile]:
@@ -210,8 +206,9 @@ def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
 
 def _below(fixed: Path, whole: Path) -> Iterator[Path]:
     """Yield what a pattern matches below the folder `fixed`; of a folder alone, what is named like documents."""
-    if fixed == whole:
-        return (path for path in whole.rglob("*") if path.name.lower().endswith(DATA))
+    if fixed == whole:  # with the parts in a folder that is named as a file, as Spark writes them
+        data = (path for path in whole.rglob("*") if path.name.lower().endswith(DATA))
+        return (path for path in data if path.is_symlink() or not path.is_dir())
     below = str(whole.relative_to(fixed))
     matching = fixed.glob(f"{below}/*" if below.endswith("**") else below)
     return (path for path in matching if path.name.lower().endswith(DATA) or not path.is_dir())
@@ -247,12 +244,12 @@ def _is_data(path: Path, fixed: Path) -> bool:
 
 
 def _named(paths: list[tuple[Path, Path]]) -> list[ShardFile]:
-    stems = [_stem(path.relative_to(folder).as_posix()) for folder, path in paths]
+    stems = [_stem(printable(path.relative_to(folder))) for folder, path in paths]
     counts = Counter(stems)
     shared = [path for stem, (_, path) in zip(stems, paths, strict=True) if counts[stem] > 1]
     common = Path(os.path.commonpath([path.parent for path in shared])) if shared else Path()
     return [
-        ShardFile(_short(stem if counts[stem] == 1 else path.relative_to(common).as_posix()), path)
+        ShardFile(_short(stem if counts[stem] == 1 else printable(path.relative_to(common))), path)
         for stem, (_, path) in zip(stems, paths, strict=True)
     ]
 

@@ -21,11 +21,14 @@ MAGIC = {
 }
 """The first bytes of compressed files."""
 GIT_LFS = b"version https://git-lfs"
+UTF = {b"\1\0\0\0": "32LE", b"\0\0\0\1": "32BE", b"\1\0\1\0": "16LE", b"\0\1\0\1": "16BE"}
+"""The encoding that has zeros among the first four bytes of a text as here."""
 OTHER_FILES = {
     GIT_LFS: "a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
+    b"\xff\xfe\0\0": "UTF-32; write UTF-8, as `iconv -f UTF-32 -t UTF-8` does",
+    b"\0\0\xfe\xff": "UTF-32; write UTF-8, as `iconv -f UTF-32 -t UTF-8` does",
     b"\xff\xfe": "UTF-16; write UTF-8, as `iconv -f UTF-16 -t UTF-8` does",
     b"\xfe\xff": "UTF-16; write UTF-8, as `iconv -f UTF-16 -t UTF-8` does",
-    b"<": "HTML or XML, such as the error page of a download",
     b"PAR1": "Parquet; name the file .parquet and do not compress it again",
     b"PARE": "encrypted Parquet; decrypt it",
     b"ARROW1": "Arrow IPC (Feather); write Parquet or JSON lines",
@@ -36,7 +39,7 @@ OTHER_FILES = {
     b"\x80": "a pickle, perhaps; write JSON lines",
     b"%PDF": "a PDF",
 }
-"""The first bytes of files that hold no records as they are, with the remedy."""
+"""The first bytes of files that hold no records as they are, with the remedy; the first that fits counts."""
 HEAD_BYTES = 512
 BLOCK_BYTES = 1 << 24
 """About the size of a block: what is done once per block costs a millisecond."""
@@ -59,16 +62,22 @@ def kind_of(head: bytes) -> str | None:
     return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
 
 
+def is_tar(head: bytes) -> bool:
+    """Return whether a file begins as an archive of tar does, whose first member may be lines of text."""
+    return head[257:262] == b"ustar" and b"\0" in head[:257]
+
+
 def kind_in_words(head: bytes) -> str | None:
     """Say what a file, or the content of a compressed one, is by its first bytes; None where they do not say."""
     kind = kind_of(head)
     if kind is not None:
         return f"{kind}; unpack it or compress it once, with gzip or zstd"
-    if head[257:262] == b"ustar":
+    if is_tar(head):
         return "an archive of tar; unpack it"
-    if (head[:4:2] == b"\0\0") != (head[1:4:2] == b"\0\0"):
-        order = "LE" if head[0] else "BE"
-        return f"UTF-16 without a byte order mark; write UTF-8, as `iconv -f UTF-16{order} -t UTF-8` does"
+    if utf := UTF.get(bytes(map(bool, head[:4]))):
+        return f"UTF-{utf[:2]} without a byte order mark; write UTF-8, as `iconv -f UTF-{utf} -t UTF-8` does"
+    if head.lstrip().startswith(b"<"):
+        return "HTML or XML, such as the error page of a download"
     return next((name for magic, name in OTHER_FILES.items() if head.startswith(magic)), None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from toolformer_dag.texts.columns import Batch, Rejection, records_batch
-from toolformer_dag.texts.compression import ShardFault, kind_in_words
+from toolformer_dag.texts.compression import ShardFault, is_tar, kind_in_words
 from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json
 
 MAX_LINE_BYTES = 8 << 20
@@ -24,7 +24,7 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
 
     Reasons: not_json, not_utf8, wrong_type, missing_field, line_too_long (over MAX_LINE_BYTES). Raises ShardFault:
     unknown_format, missing_field (no record of the first has what is asked for), not_json_lines (the first block
-    has no record, or begins a JSON array), empty_shard. Blank lines are passed over.
+    has no record, or begins a JSON array or an archive of tar), empty_shard. Blank lines are passed over.
     """
     layout: Layout | None = None
     first = 1
@@ -58,7 +58,7 @@ def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Return the objects of the first FIRST_RECORDS lines, or without any there the first one after them."""
     head = b"\n".join(lines[:FIRST_RECORDS])
     records: list[dict[str, Any]] = []
-    for number, line in enumerate(() if ARRAY.match(head) else lines):
+    for number, line in enumerate(() if ARRAY.match(head) or is_tar(head) else lines):
         if number >= FIRST_RECORDS and records:
             break
         records += [record] if isinstance(record := _parsed(line), dict) and record else []
@@ -72,9 +72,10 @@ def _other_file(head: bytes, blank: bool) -> ShardFault:
     if blank:
         return ShardFault("empty_shard", "the shard has only blank lines")
     first = next(line for line in head.splitlines() if line.strip()) if head.strip() else b""
-    why = _why(first, _parsed(first))[1]
+    record = _parsed(first)
+    why = "an object without fields" if record == {} else _why(first, record)[1]
     remedy = "write one object per line, as `jq -c .` does"
-    shape = f"no line of the first block holds a JSON object; {remedy} (its first line: {why})"
+    shape = f"no line of the first block holds a JSON object with fields; {remedy} (its first line: {why})"
     return ShardFault("not_json_lines", other_shape(head) or shape)
 
 
@@ -84,9 +85,17 @@ def other_shape(head: bytes) -> str | None:
         return f"the content is {kind}"
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"
-    first = head.lstrip().partition(b"\n")[0].rstrip()
-    if first.endswith(b",") and isinstance(_parsed(first[:-1]), dict):
-        return "every line ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
+    comma = _comma(head.lstrip().partition(b"\n")[0])
+    return f"every {comma}" if comma else None
+
+
+def _comma(line: bytes) -> str | None:
+    """Say of a line that holds an object and a comma where the comma is, with a remedy."""
+    line = line.strip()
+    if line.endswith(b",") and isinstance(_parsed(line[:-1]), dict):
+        return "line ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
+    if line.startswith(b",") and isinstance(_parsed(line[1:]), dict):
+        return "line begins with a comma; take it off, as `sed 's/^\\s*,//'` does"
     return None
 
 
@@ -133,5 +142,6 @@ def _why(line: bytes, record: Any) -> tuple[str, str]:
     except UnicodeDecodeError as error:
         return "not_utf8", str(error)
     except orjson.JSONDecodeError as error:
-        return "not_json", str(error)
+        comma = _comma(line)
+        return "not_json", f"the {comma}" if comma else str(error)
     return "not_json", "the line is no JSON"

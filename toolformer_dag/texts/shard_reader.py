@@ -10,6 +10,7 @@ from typing import IO, cast
 import polars as pl
 
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.compression import HEAD_BYTES, ShardFault, blocks, kind_in_words, kind_of
 from toolformer_dag.texts.formats import FormatChoice
@@ -48,7 +49,7 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
             yield from guarded(documents_of(raw))
     except OSError as error:
         raise ShardError(
-            f"shard {path} cannot be read ({error.strerror or error}); correct its path, or the disk"
+            f"shard {printable(path)} cannot be read ({error.strerror or error}); correct its path, or the disk"
         ) from error
 
 
@@ -113,10 +114,13 @@ def _is(head: bytes) -> str:
     return f"is {kind}" if kind else f"begins with {head[:4]!r}"
 
 
-def _whole(path: Path, stream: IO[bytes]) -> Path:
-    """Return the path of a Parquet file that has an end. Raises ShardFault truncated_parquet."""
+def _whole(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
+    """Return what pyarrow opens of a Parquet file that has an end: its path, or its stream where the path is not UTF-8.
+
+    Raises ShardFault truncated_parquet.
+    """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - len(MAGIC)))
     if size < 12 or stream.read() != MAGIC:
         raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
-    return path
+    return path if printable(path) == str(path) else stream

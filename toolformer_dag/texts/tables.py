@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import polars as pl
 import pyarrow as pa
@@ -35,7 +35,7 @@ class TableRecords:
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column holds no text).
         """
         record, hidden = _as_record(schema), folded(schema, choice)
-        rows = next((_frame(table.select(hidden)[:FIRST_ROWS]).to_dicts() for table in first if hidden), [])
+        rows = next((_rows(_frame(table.select(hidden)[:FIRST_ROWS])) for table in first if hidden), [])
         self.layout = layout_of(choice, [record, *rows])
         self.ways = {
             field: [way for way in ways if values_at([record], way)[0] is not None]
@@ -64,6 +64,10 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(table))
 
 
+def _rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*map(_listed, frame), strict=True)]
+
+
 def folded(schema: pa.Schema, choice: FormatChoice) -> list[str]:
     """Return the columns whose schema does not show what fields they have: a dotted path begins there all the same."""
     paths = [path for form in FORMATS for ways in form.fields.values() for path in ways]
@@ -77,7 +81,7 @@ def _hides(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.MapType) or any(is_text(kind) for is_text in TEXT)
 
 
-def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
+def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Yield the rows of a Parquet file as raw columns.
 
     Memory: pages and a batch, whatever the size of file and row groups.
@@ -86,7 +90,7 @@ def parquet_batches(path: Path | str, choice: FormatChoice) -> Iterator[Batch]:
     """
     try:
         with pq.ParquetFile(
-            path, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
+            source, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
             first = file.iter_batches(FIRST_ROWS, columns=folded(file.schema_arrow, choice), use_threads=False)
             records = TableRecords(file.schema_arrow, choice, (pa.Table.from_batches([batch]) for batch in first))
@@ -121,16 +125,29 @@ def _values(frame: pl.DataFrame, way: Steps) -> Column:
         elif isinstance(step, int) and isinstance(values.dtype, pl.List):
             values = values.list.get(step, null_on_oob=True)
         else:  # a map, a text that holds JSON, or what the way does not lead through
-            return values_at(values.to_list(), way[at:])
-    return values if values.dtype == pl.String else values.to_list()
+            return values_at(_listed(values), way[at:])
+    return values if values.dtype == pl.String else _listed(values)
+
+
+def _listed(values: pl.Series) -> list[Any]:
+    """Return the values; in the place of one that Python cannot hold, as a day after the year 9999, its type."""
+    try:
+        return values.to_list()
+    except (ValueError, OverflowError):
+        half = len(values) // 2
+        return [*_listed(values[:half]), *_listed(values[half:])] if half else [values.dtype]
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
     """Return a type with bytes in the place of text."""
     if isinstance(kind, pa.StructType):
         return pa.struct([field.with_type(_as_bytes(field.type)) for field in kind])
-    if pa.types.is_list(kind):
+    if pa.types.is_map(kind):  # not the keys, by which values are looked up
+        return pa.map_(kind.key_type, _as_bytes(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(_as_bytes(kind.value_type)))
+    if pa.types.is_dictionary(kind):
+        return _as_bytes(kind.value_type)
     return pa.binary() if any(is_text(kind) for is_text in TEXT[:3]) else kind
 
 
