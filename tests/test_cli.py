@@ -82,11 +82,15 @@ def test_a_folder_without_a_project_is_told_once_with_what_to_do(tmp_path, monke
         (["stale", "--config=~/t.toml"], "{home}/t.toml: no such file"),
         (["stale", "--shards", "~/*.jsonl"], "{home}/*.jsonl' matches no file"),
         (["init", "~nobody_of_that_name/x"], "~nobody_of_that_name/x: "),
+        (["generate", "is", "--model", "~nobody_of_that_name/x"], "~nobody_of_that_name/x: "),
+        (["judge", "~nobody_of_that_name/x", "--model", "embedded"], "~nobody_of_that_name/x: "),
+        (["generate", "~/lines.txt", "--model", "embedded"], "line 1: not JSON"),
     ],
 )
 def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path, monkeypatch, database, arguments, told):
     home = tmp_path / "ada"
     home.mkdir()
+    (home / "lines.txt").write_text("no JSON\n")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(sys, "path", list(sys.path))
     done = cli(*arguments)
