@@ -31,6 +31,8 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError, require_threads, sealed
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.synthetic import SMALL_MODEL
+from toolformer_dag.tools.built_in.calculator import Calculator
+from toolformer_dag.tools.tool import ToolResult
 
 SETTINGS = Path(__file__).parents[1] / "toolformer.toml"
 COMMANDS = ("run", "demo", "stale", "sql", "export", "tool", "generate", "score", "clean", "verify", "ui")
@@ -80,11 +82,15 @@ def test_a_folder_without_a_project_is_told_once_with_what_to_do(tmp_path, monke
         (["stale", "--config=~/t.toml"], "{home}/t.toml: no such file"),
         (["stale", "--shards", "~/*.jsonl"], "{home}/*.jsonl' matches no file"),
         (["init", "~nobody_of_that_name/x"], "~nobody_of_that_name/x: "),
+        (["generate", "is", "--model", "~nobody_of_that_name/x"], "~nobody_of_that_name/x: "),
+        (["judge", "~nobody_of_that_name/x", "--model", "embedded"], "~nobody_of_that_name/x: "),
+        (["generate", "~/lines.txt", "--model", "embedded"], "line 1: not JSON"),
     ],
 )
 def test_a_tilde_is_the_home_folder_wherever_a_path_is_given(tmp_path, monkeypatch, database, arguments, told):
     home = tmp_path / "ada"
     home.mkdir()
+    (home / "lines.txt").write_text("no JSON\n")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(sys, "path", list(sys.path))
     done = cli(*arguments)
@@ -277,6 +283,19 @@ def test_what_is_stale_is_told_where_dagster_s_home_cannot_be_made(tmp_path):
     done = cli("stale")
     assert done.returncode == 0 and "ccnet/raw_shards" in done.stdout.splitlines()
     assert (tmp_path / ".dagster").read_text() == "mine"
+
+
+def test_the_answers_before_a_tool_went_down_are_printed(monkeypatch):
+    def run(tool, calls):
+        if [call.input for call in calls] == ["1+1"]:
+            return [ToolResult("2")]
+        raise OSError("gone")
+
+    monkeypatch.setattr(Calculator, "run", run)
+    done = cli("tool", "calculator", "-", stdin="1+1\n" + "".join(f"{n}+2\n" for n in range(12)))
+    assert done.returncode == 1 and "10 calls in a row" in done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["result"] for answer in answers] == ["2", *[None] * 10]
 
 
 OWN_MODULE = '\n[tools.strange]\nuse = "strange:Tool"\nprompt = "strange.txt"\n'

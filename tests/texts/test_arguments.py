@@ -124,6 +124,8 @@ SCHEMA = {
         ('city="Rome" days=2', "bad_arguments"),
         ('city="Rome",', "bad_arguments"),
         (r'city="\ud83d"', "bad_arguments"),
+        ('city="Rome", at={"x": 1e999}', "bad_arguments"),
+        ('city="Rome", at={"x": [-Infinity, NaN]}', "bad_arguments"),
         ("city=" + "[" * 100_000, "bad_arguments"),
     ],
 )
@@ -138,6 +140,7 @@ def test_required_names_come_first_and_defaults_are_left_out() -> None:
     assert write_arguments({"unit": "C", "days": 1, "city": "Rome"}, SCHEMA) == 'city="Rome", unit="C"'
 
 
+PATTERNED = {"patternProperties": {"^(a+)+$": {}}}
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(5000):
     DEEP = {"type": "array", "items": DEEP}
@@ -149,18 +152,27 @@ for _ in range(5000):
         ({"properties": {f"p{at}": {} for at in range(1000)}}, "takes 1000 arguments"),
         ({"properties": {"a] -> b": {}}}, "is not a word"),
         ({"properties": {"a": {"description": "x" * 10_000_000}}}, "characters"),
-        ({"properties": {"a": DEEP}}, "no JSON|characters"),
+        ({"properties": {"a": DEEP}}, "cannot be read|characters"),
         ({"properties": {"a": {"$ref": "https://example.org/schema"}}}, "."),
         ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "."),
         ({"properties": {"a": {"type": "string", "pattern": "("}}}, "."),
-        ({"properties": {"a": {"patternProperties": {"^(a+)+$": {}}}}}, "patternProperties"),
+        ({"properties": {"a": PATTERNED}}, "patternProperties"),
         ({"properties": ["a"]}, "its schema is none: properties: "),
         ({"properties": {"a": 3}}, "its schema is none: properties.a: "),
         ({"required": "abc"}, "its schema is none: required: "),
         ({"$schema": ["x"]}, "."),
+        ({"$schema": 5}, "its schema cannot be read"),
+        ({"properties": {"a": {"additionalItems": {"$id": 5}}}}, "its schema cannot be read"),
+        (True, "its schema cannot be read"),
+        ({"properties": {"a": {"multipleOf": float("inf")}}}, "its multipleOf is no number"),
+        ({"properties": {"a": {"multipleOf": float("nan")}}}, "its multipleOf is no number"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/b/default"}}, "$defs": {"b": {"default": PATTERNED}}},
+            "patternProperties",
+        ),
     ],
 )
-def test_hostile_schemas_are_refused_in_a_sentence(schema: dict[str, Any], fault: str) -> None:
+def test_hostile_schemas_are_refused_in_a_sentence(schema: Any, fault: str) -> None:
     told = schema_fault(schema)
     assert told is not None
     assert re.search(fault, told)
@@ -186,9 +198,51 @@ def test_a_schema_that_doubles_its_work_at_each_level_ends(value: dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
+@pytest.mark.parametrize(
+    "patterned", [{"$ref": "#/$defs/b/default"}, {"$dynamicRef": "urn:x#n"}, {"unevaluatedProperties": False}]
+)
+def test_names_are_matched_with_no_pattern_wherever_it_stands(patterned: dict[str, Any]) -> None:
+    inner = {"$dynamicAnchor": "n", **PATTERNED}
+    defs = {"b": {"default": PATTERNED}, "c": {"$id": "urn:x", "$defs": {"n": inner}}}
+    whole = {"properties": {"a": {**patterned, "allOf": [PATTERNED]}}, "$defs": defs}
+    with pytest.raises(BadArguments, match="the schema has patternProperties"):
+        read_arguments('a={"aaaaaaaaa!": 1}', whole)
+
+
+SPEC = {"properties": {"$schema": {"type": "string"}, "mark": {}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (SPEC, '{"$schema": "v5", "mark": "bar"}'),
+        ({"const": {"$schema": "v5"}}, '{"$schema": "v5"}'),
+        ({"enum": [{"$schema": "v5"}]}, '{"$schema": "v5"}'),
+    ],
+)
+def test_values_and_names_may_be_of_a_schema(value: dict[str, Any], text: str) -> None:
+    schema = {"properties": {"a": value}}
+    assert schema_fault(schema) is None and read_arguments(f"a={text}", schema) == {"a": json.loads(text)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"patternProperties": {}}},
+        {"properties": {"a": {"type": "object", "patternProperties": {}}}},
+        {"properties": {"a": {"default": PATTERNED}}},
+        {"properties": {"a": {"type": "string", "maxLength": 3.0}}},
+        {"properties": {"a": {"type": "array", "minItems": 1.0, "maxItems": 2.0}}},
+    ],
+)
+def test_what_only_looks_odd_is_taken(schema: dict[str, Any]) -> None:
+    assert schema_fault(schema) is None
+
+
+@pytest.mark.parametrize("dialect", [{}, {"$schema": DIALECT}])
 @pytest.mark.parametrize(("text", "fits"), [("a" * 300, True), ("a" * 300 + "!", False)])
-def test_a_pattern_that_backtracks_takes_linear_time(text: str, fits: bool) -> None:
-    schema = {"properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+def test_a_pattern_that_backtracks_takes_linear_time(text: str, fits: bool, dialect: dict[str, str]) -> None:
+    schema = {"properties": {"a": {"type": "string", "pattern": "^(a+)+$", **dialect}}}
     assert schema_fault(schema) is None
     if fits:
         assert read_arguments(f'a="{text}"', schema) == {"a": text}

@@ -271,6 +271,7 @@ def test_conversations_come_out_in_their_form_with_their_gains(tmp_path: Path, m
 
 def test_a_helpful_and_a_needless_call_of_one_turn_make_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     settings_at(tmp_path)
     made = facts(24)
     pairs = [
@@ -279,7 +280,7 @@ def test_a_helpful_and_a_needless_call_of_one_turn_make_a_pair(tmp_path: Path, m
         for fault in ("right", "hallucinated")
     ]
     write_lines(tmp_path / "traces.jsonl", pairs)
-    done = cli("judge", "traces.jsonl", "--set", "model.dtype=float32", "--out", "cleaned", "--share", "0.3")
+    done = cli("judge", "traces.jsonl", "--set", "model.dtype=float32", "--out", "~/cleaned", "--share", "0.3")
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in (tmp_path / "cleaned" / "pairs.jsonl").read_text().splitlines()]
     assert found

@@ -126,7 +126,8 @@ def _dated(known: "Sequence[Lane]", context: str) -> bool:
 
 
 def _names_lines(text: str) -> bool:
-    return text == "-" or text.endswith(".jsonl") or os.path.isfile(text)  # noqa: PTH113 - Path raises for a long text
+    file = os.path.expanduser(text)  # noqa: PTH111 - Path raises for a long text, and where `~` is no home
+    return text == "-" or text.endswith(".jsonl") or os.path.isfile(file)  # noqa: PTH113
 
 
 def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Force, ModelName, Profile, Set, harmless, settings_of
+from toolformer_dag.cli.terminal import Config, Force, ModelName, Profile, Set, harmless, path, settings_of
 from toolformer_dag.files import UserError
 from toolformer_dag.traces import Dropped
 
@@ -16,7 +16,9 @@ def judge(
         typer.Argument(help="Files, folders or data sets of the hub with conversations; default: `traces.source`."),
     ] = None,
     model: ModelName = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the conversations in the form they came in.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder for the conversations in the form they came in.")
+    ] = None,
     drop: Annotated[Dropped, typer.Option(help="What is left out of --out where a call does not help.")] = "nothing",
     share: Annotated[
         float | None, typer.Option(help="Share of swapped results that may pass for help; default: `traces.share`.")

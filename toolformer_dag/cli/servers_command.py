@@ -89,9 +89,14 @@ def _tell(server: str, tools: Listed, before: Listed) -> None:
         schema, was, fault = tool["input_schema"], old.get(tool["name"]), tool.get(FAULT)
         arguments = "" if fault else f"({', '.join(argument_names(schema))})"
         shown = f"{lane_key(tool['name'])}: {tool['name']}{arguments}  {_change(tool, was)}"
-        typer.echo(harmless(f"  {shown}" + (f"; its calls cannot be written: {fault}" if fault else "")))
+        typer.echo("  " + _line(shown + (f"; its calls cannot be written: {fault}" if fault else "")))
     for name in sorted(old.keys() - {tool["name"] for tool in tools}):
-        typer.echo(harmless(f"  {lane_key(name)}: {name}  gone"))
+        typer.echo("  " + _line(f"{lane_key(name)}: {name}  gone"))
+
+
+def _line(text: str) -> str:
+    """Return text of a server for one line of the terminal: a line end in a name would look like another tool."""
+    return harmless(text.replace("\n", "\ufffd"))
 
 
 def _change(tool: Mapping[str, Any], was: Mapping[str, Any] | None) -> str:

@@ -38,7 +38,7 @@ def tool(
     settings = checked_settings(config, profile, set)
     from toolformer_dag.computing.plan import lane_named
     from toolformer_dag.tools.runner import run_calls
-    from toolformer_dag.tools.tool import ToolCall
+    from toolformer_dag.tools.tool import ToolCall, ToolResult
 
     lane = lane_named(settings, name)
     if prompt:
@@ -48,17 +48,21 @@ def tool(
     if input == "-":
         read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
         inputs = [valid_text(f"line {number}", line) for number, line in enumerate(read, 1)]
-    results = run_calls(lane.tool, [ToolCall(text, context) for text in inputs], lane.limits)
+    calls, answers = [ToolCall(text, context) for text in inputs], dict[ToolCall, ToolResult]()
+    try:
+        run_calls(lane.tool, calls, lane.limits, answers)
+    finally:  # after an error too: those before it may have been paid for
+        for call in calls if input == "-" else ():
+            if answer := answers.get(call):
+                line = {"input": call.input, "result": answer.result, "reason": answer.reason}
+                typer.echo(json.dumps(line, ensure_ascii=False))
     if input == "-":
-        for text, answer in zip(inputs, results, strict=True):
-            typer.echo(
-                json.dumps({"input": text, "result": answer.result, "reason": answer.reason}, ensure_ascii=False)
-            )
-    elif results[0].result is None:
-        typer.echo(f"no result: {results[0].reason}", err=True)
+        return
+    [result] = answers.values()
+    if result.result is None:
+        typer.echo(f"no result: {result.reason}", err=True)
         raise typer.Exit(1)
-    else:
-        typer.echo(results[0].result)
+    typer.echo(result.result)
 
 
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")

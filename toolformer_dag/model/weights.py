@@ -18,6 +18,7 @@ from toolformer_dag.identity import cache_folder, file_hash
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.settings.model_settings import GGUF, ModelSettings
 from toolformer_dag.settings.sections import Settings
+from toolformer_dag.settings.setting_types import expanded
 from toolformer_dag.synthetic import MODEL, SMALL_MODEL
 
 _log = logging.getLogger(__name__)
@@ -227,8 +228,8 @@ def check_model(name: str, revision: str | None = None) -> None:
 
 
 def _folder(name: str) -> Path | None:
-    """Return the folder of a model, None for a hub id. Raises ModelError for a path that leads nowhere."""
-    folder = Path(name).expanduser()
+    """Return the folder of a model, None for a hub id. Raises UserError for a path that leads nowhere."""
+    folder = expanded(Path(name))
     if name.endswith(GGUF):
         return converted(folder)
     if folder.is_dir():
@@ -258,7 +259,7 @@ def model_dtype(model: ModelSettings) -> str:
 
     `auto` stays where only loading would show it: for a hub id, whose revision then determines it.
     """
-    folder = Path(model_name(model)).expanduser()
+    folder = expanded(Path(model_name(model)))
     return _checkpoint_dtype(folder) if model.dtype == "auto" and folder.is_dir() else model.dtype
 
 
@@ -289,7 +290,7 @@ def model_name(model: ModelSettings) -> str:
     Of a GGUF file, return the folder that it is converted to. Raises ModelError.
     """
     if model.name.endswith(GGUF):
-        return str(converted(Path(model.name).expanduser()))
+        return str(converted(expanded(Path(model.name))))
     return str(MODEL) if model.name == "embedded" else model.name
 
 

@@ -46,7 +46,7 @@ from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
 """Number of the first call at a position that stands after others; those after two begin at twice as much."""
-PARSING = 1
+PARSING = 2
 """Raised when the same bodies would be taken otherwise; no sample is computed again."""
 CALLED = Column(TOOL.dtype, "key of the lane whose tool is called; the lane's own, or one of `then`")
 BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")

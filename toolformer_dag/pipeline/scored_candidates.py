@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 METHOD = 3
 """Raised when the same model would give other positions or samples; a golden test notices where it was not."""
-PARSING = 3
-"""Raised when `parse_call` takes the same bodies otherwise; no sample is computed again."""
+PARSING = 4
+"""Raised when `parsed_call` takes the same bodies otherwise; no sample is computed again."""
 POSITIONS = pl.Schema(
     [("text_digest", pl.String()), ("probabilities", pl.List(pl.Float32())), ("offsets", pl.List(pl.Int32()))]
 )

@@ -26,7 +26,16 @@ MAX_REASON = 60
 _NAME = re.compile(r"[^\W\d]\w*")
 _KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _COMMA = re.compile(r"\s*,\s*")
-_DECODER = json.JSONDecoder()
+
+
+def _finite(text: str) -> float:
+    """Refuse a number that JSON cannot write: NaN, infinity, and what overflows a float."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is not finite")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 class BadArguments(ValueError):
@@ -126,13 +135,22 @@ def _validator(schema: str) -> Any:
     kind = validator_for(json.loads(schema), Draft202012Validator)
     own = {"pattern": _matches, "multipleOf": _divides}
     rules = {name: _counted(rule) for name, rule in {**kind.VALIDATORS, **own}.items()}
-    whole = json.loads(schema, object_hook=_without_dialect)
-    return extend(kind, rules)(whole, registry=Registry())  # nothing is fetched for a reference
+    counting: Any = extend(kind, rules)
+    counting.evolve = _with_same_rules(counting.evolve)
+    return counting(json.loads(schema), registry=Registry())  # nothing is fetched for a reference
 
 
-def _without_dialect(part: dict[str, Any]) -> dict[str, Any]:
-    """Leave out `$schema`, by which a part would choose a validator of its own."""
-    return {name: value for name, value in part.items() if name != "$schema"}
+def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Go on to a part of the schema without its `$schema`, which would choose a validator without these rules."""
+
+    def evolved(validator: Any, *, schema: Any, **changes: Any) -> Any:
+        if isinstance(schema, dict):
+            if schema.get("patternProperties"):  # in a part that only references at run time lead to
+                raise BadArguments("bad_arguments: the schema has patternProperties")
+            schema = {name: value for name, value in schema.items() if name != "$schema"}
+        return evolve(validator, schema=schema, **changes)
+
+    return evolved
 
 
 def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,9 +174,7 @@ def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterato
     """Compare as they are written: the float 4.02 is no multiple of the float 0.01."""
     from jsonschema.exceptions import ValidationError
 
-    if validator.is_type(value, "number") and (
-        not math.isfinite(value) or Fraction(str(value)) % Fraction(str(divisor))
-    ):
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(divisor)):
         yield ValidationError("it is no multiple")
 
 
@@ -188,8 +204,8 @@ def schema_fault(schema: Schema) -> str | None:
         if len(text) > MAX_SCHEMA_CHARACTERS:
             return f"its schema has {len(text):,} characters; at most {MAX_SCHEMA_CHARACTERS:,} are read"
         return _fault(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"its schema is no JSON ({type(error).__name__})"
+    except Exception as error:  # noqa: BLE001 - libraries raise anything for what is no schema
+        return f"its schema cannot be read ({type(error).__name__})"
 
 
 @cache
@@ -206,8 +222,6 @@ def _fault(text: str) -> str | None:
         return f"its schema is none: {'.'.join(map(str, error.absolute_path))[:100]}: {error.message}"[:300]
     if "object" not in (kinds := schema.get("type", "object")):
         return f"its arguments are no object but {kinds if isinstance(kinds, str) else ' or '.join(kinds)}"
-    if '"patternProperties":' in text:
-        return "its schema has patternProperties, whose names are matched without a limit of time"
     names = argument_names(schema)
     if len(names) > MAX_PROPERTIES:
         return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"

@@ -1,6 +1,7 @@
 """What decoding keeps of a JSON schema: a document for llguidance per argument; the rest is checked afterwards."""
 
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -17,10 +18,12 @@ _WRITTEN = {
 _NESTED = {
     *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "properties", "dependentSchemas", "propertyNames"),
     *("additionalProperties", "unevaluatedProperties", "items", "prefixItems", "contains"),
-    *("additionalItems", "unevaluatedItems"),
+    *("additionalItems", "unevaluatedItems", "dependencies"),
 }
 """Keywords of a schema that hold schemas: one, a list, or by name."""
-_BY_NAME = {"properties", "dependentSchemas"}
+_BY_NAME = {"properties", "dependentSchemas", "dependencies"}
+_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+"""Keywords with whole numbers, which JSON Schema lets be written as 3.0, and decoding does not."""
 _LEFT_OUT = {
     *("$schema", "$id", "id", "$anchor", "$defs", "definitions", "x-guidance"),
     *("title", "description", "default", "examples"),
@@ -64,7 +67,8 @@ def written_values(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], s
     """Return by argument the schema that decoding keeps to, as JSON, "" for one that may have no value.
 
     And which arguments every call needs that stand in parts of the schema alone. `text`: the whole schema. Raises
-    ValueError for a reference that leads nowhere, a pattern that no engine reads, and a required one without a value.
+    ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not finite,
+    patternProperties, and a required one without a value.
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
@@ -95,6 +99,8 @@ class _Parts:
         """Return a part with its references resolved, of those in the whole schema. Raises ValueError."""
         if not isinstance(part, dict):
             return part
+        if part.get("patternProperties"):
+            raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
         resolver = resolver.in_subresource(self._dialect.create_resource(part))
         fields = {key: self._below(key, value, resolver) for key, value in part.items() if _is_kept(key, value)}
         if isinstance(part.get("$ref"), str):
@@ -105,7 +111,7 @@ class _Parts:
 
     def _below(self, key: str, value: Any, resolver: Any) -> Any:
         if key not in _NESTED:
-            return value
+            return int(value) if key in _COUNTS and isinstance(value, float) and value.is_integer() else value
         if key in _BY_NAME:
             return {name: self.kept(one, resolver) for name, one in value.items()}
         return [self.kept(one, resolver) for one in value] if isinstance(value, list) else self.kept(value, resolver)
@@ -138,7 +144,9 @@ class _Parts:
 
 
 def _is_kept(key: str, value: Any) -> bool:
-    """Return whether decoding may keep to a keyword. Raises ValueError for a pattern that no engine reads."""
+    """Return whether decoding may keep to a keyword. Raises ValueError for one that nothing can be compared with."""
     if key == "pattern":
         matches(value, "")
+    if key == "multipleOf" and not math.isfinite(value):
+        raise ValueError(f"its multipleOf is no number but {value}")
     return key not in _LEFT_OUT and not (key in _TRIED and unwritable(json.dumps({key: value})))

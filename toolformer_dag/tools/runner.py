@@ -142,9 +142,11 @@ def _serve(jobs: Jobs) -> None:
             future.set_exception(error)
 
 
-def run_calls(tool: Tool, calls: CallBatch, limits: ToolLimits) -> list[ToolResult]:
-    """Run a single list of calls as `Runner(tool, limits).run(calls)` does."""
-    return Runner(tool, limits).run(calls)
+def run_calls(
+    tool: Tool, calls: CallBatch, limits: ToolLimits, found: dict[ToolCall, ToolResult] | None = None
+) -> list[ToolResult]:
+    """Run a single list of calls as `Runner(tool, limits).run(calls, found)` does."""
+    return Runner(tool, limits).run(calls, found)
 
 
 class Runner:

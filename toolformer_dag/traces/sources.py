@@ -13,6 +13,7 @@ import polars as pl
 import zstandard
 
 from toolformer_dag.files import UserError
+from toolformer_dag.settings.setting_types import expanded
 
 ENDINGS = (".jsonl", ".json", ".ndjson", ".parquet")
 LONG = re.compile(rb"\d{19}")
@@ -51,7 +52,7 @@ def stamp(source: str) -> dict[str, Any]:
 
 def _files(source: str) -> dict[str, Path] | None:
     """Return the files of a source by name; None for a data set of the hub."""
-    path = Path(source).expanduser()
+    path = expanded(Path(source))
     if not path.is_dir():
         return {path.name: path} if path.exists() else None
     return {str(one.relative_to(path)): one for one in sorted(path.rglob("*")) if _is_read(one)}
