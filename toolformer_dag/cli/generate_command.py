@@ -245,8 +245,8 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     from toolformer_dag.training.training_report import checkpoint_files, finetuned_or_base, read_report
 
     known = checkpoint_of(name)
-    if k is None:
-        k = settings.decoding.k if name != "base" and (known is None or known[1]) else 0
+    is_silent = name == "base" or (known is not None and not known[1])
+    k = k if k is not None else settings.decoding.k * (not is_silent)
     if name == "":
         folder = finetuned_or_base(settings)
         if folder == model_name(settings.model):

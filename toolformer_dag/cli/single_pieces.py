@@ -1,7 +1,7 @@
 """Single pieces of the method: `tool` and `score`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from toolformer_dag.model.requests import LossRequest
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
+    from toolformer_dag.tools.tool import ToolCall, ToolResult
 
 
 def tool(
@@ -51,11 +52,9 @@ def tool(
     calls, answers = [ToolCall(text, context) for text in inputs], dict[ToolCall, ToolResult]()
     try:
         run_calls(lane.tool, calls, lane.limits, answers)
-    finally:  # after an error too: those before it may have been paid for
-        for call in calls if input == "-" else ():
-            if answer := answers.get(call):
-                line = {"input": call.input, "result": answer.result, "reason": answer.reason}
-                typer.echo(json.dumps(line, ensure_ascii=False))
+    finally:
+        if input == "-":  # after an error too: those before it may have been paid for
+            _tell(calls, answers)
     if input == "-":
         return
     [result] = answers.values()
@@ -63,6 +62,13 @@ def tool(
         typer.echo(f"no result: {result.reason}", err=True)
         raise typer.Exit(1)
     typer.echo(result.result)
+
+
+def _tell(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, ToolResult]") -> None:
+    for call in calls:
+        if answer := answers.get(call):
+            line = {"input": call.input, "result": answer.result, "reason": answer.reason}
+            typer.echo(json.dumps(line, ensure_ascii=False))
 
 
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")

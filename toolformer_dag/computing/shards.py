@@ -204,11 +204,14 @@ def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
     return files
 
 
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _below(fixed: Path, whole: Path) -> Iterator[Path]:
     """Yield what a pattern matches below the folder `fixed`; of a folder alone, what is named like documents."""
     if fixed == whole:  # with the parts in a folder that is named as a file, as Spark writes them
-        data = (path for path in whole.rglob("*") if path.name.lower().endswith(DATA))
-        return (path for path in data if path.is_symlink() or not path.is_dir())
+        return (path for path in whole.rglob("*") if path.name.lower().endswith(DATA) and not _is_own_folder(path))
     below = str(whole.relative_to(fixed))
     matching = fixed.glob(f"{below}/*" if below.endswith("**") else below)
     return (path for path in matching if path.name.lower().endswith(DATA) or not path.is_dir())

@@ -108,11 +108,10 @@ def read_conversation(record: object) -> tuple[tuple[Message, ...], list[Fault]]
         is_answer = role in ("tool", "user") and bool(results)  # of a tool there is one always
         behind = len(messages) + (not is_answer)
         answers += [(*result, (number, index), behind) for index, result in enumerate(results)]
-        if role not in ROLES:
-            faults.append(("unknown_role", f"message {number} is of {role!r}"))
+        faults += [("unknown_role", f"message {number} is of {role!r}")] * (role not in ROLES)
         if role == "assistant":
             messages.append(_assistant(one, text, number, faults))
-        elif not is_answer or (role == "user" and text):
+        elif text or not is_answer:
             messages.append(Message(role, text))
     return tuple(_answered(messages, answers, faults)), faults
 
@@ -129,15 +128,18 @@ def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> Mess
 
 def _lists(record: object) -> list[tuple[str, list[Any]]]:
     """Return the lists of messages by key. Raises UnknownForm."""
-    by_keys = [[(key, _listed(_first(record, (key,)), key)) for key in keys] for keys in LISTS]
-    found = [[(key, raw) for key, raw in lists if raw is not None] for lists in by_keys]
-    whole = [lists for lists, keys in zip(found, LISTS, strict=True) if len(lists) == len(keys)]
-    whole.sort(key=lambda lists: not any(raw for _, raw in lists))  # an empty list beside another is not meant
-    refused = [next(filter(None, (_fault(one) for _, raw in lists for one in raw)), None) for lists in whole]
-    if None in refused:
-        return whole[refused.index(None)]
-    reason = next(filter(None, refused), f"no conversation; the fields are {_named(record)}")
-    raise UnknownForm(f"{reason}; {REMEDY}")
+    found = [lists for keys in LISTS if (lists := _of_keys(record, keys))]
+    found.sort(key=lambda lists: not any(raw for _, raw in lists))  # an empty list beside another is not meant
+    faults = [next(filter(None, (_fault(one) for _, raw in lists for one in raw)), None) for lists in found]
+    if None in faults:
+        return found[faults.index(None)]
+    raise UnknownForm(f"{[*faults, f'no conversation; the fields are {_named(record)}'][0]}; {REMEDY}")
+
+
+def _of_keys(record: object, keys: Sequence[str]) -> list[tuple[str, list[Any]]]:
+    """Return the lists of messages of all these keys; nothing where one of them has none."""
+    listed = [(key, raw) for key in keys if (raw := _listed(_first(record, (key,)), key)) is not None]
+    return listed if len(listed) == len(keys) else []
 
 
 def _fault(one: Any) -> str | None:
@@ -168,14 +170,21 @@ def _first(one: Any, keys: Sequence[str]) -> Any:
 
 
 def _said(one: Record) -> tuple[str, str, list[tuple[Record, str]]]:
-    """Return role, text and results of a raw message; a result with the fields that stand beside it."""
+    """Return role, text without results, and results of a raw message, each with the fields that stand beside it."""
     said = str(_first(one, SPEAKERS))
     role, text = ROLES.get(said, said), text_of(_first(one, CONTENTS))
     results = [(result, text_of(_first(result, CONTENTS))) for result in _seen(one)]
     tagged = RESULT.findall(text) if role in ("tool", "user") else []
     if tagged or (role == "tool" and not results):
         results = [(one, content) for content in tagged or [text]]
-    return role, RESULT.sub("", text).strip() if tagged else text, results
+    return role, _words(role, text), results
+
+
+def _words(role: str, text: str) -> str:
+    """Return what a message says beside results."""
+    if role == "tool":
+        return ""
+    return RESULT.sub("", text).strip() if role == "user" and RESULT.search(text) else text
 
 
 def _seen(one: Record) -> list[Any]:
@@ -220,13 +229,14 @@ def text_of(content: Any) -> str:
 def says_failure(result: str, beside: Record) -> bool:
     """Return whether a result says that its call failed: by its first words, by a field of its JSON, or beside it."""
     read = _parsed(result) if result.lstrip().startswith("{") else None
-    told = [one for one in (beside, read) if isinstance(one, Mapping)]
-    named = any(one.get(key) for one in told for key in FAILURE_KEYS)
-    named = named or any(str(one.get("status")).lower() in ("error", "failed", "failure") for one in told)
-    named = named or any(
-        one.get("failed") is True or any(one.get(key) is False for key in SUCCESS_KEYS) for one in told
-    )
-    return named or (read is None and FAILURE.match(result[:200]) is not None)
+    begins = read is None and FAILURE.match(result[:200]) is not None
+    return begins or any(_tells_failure(one) for one in (beside, read) if isinstance(one, Mapping))
+
+
+def _tells_failure(fields: Record) -> bool:
+    status = str(fields.get("status")).lower()
+    named = any(map(fields.get, FAILURE_KEYS)) or fields.get("failed") is True
+    return named or status in ("error", "failed", "failure") or any(fields.get(key) is False for key in SUCCESS_KEYS)
 
 
 def _answered(
@@ -241,8 +251,7 @@ def _answered(
         if not fitting:
             faults.append(("result_without_call", content[:80]))
             continue
-        tool = _first(beside, ("name",)) or _first(_parsed(content), ("name",))
-        _, number, index = chosen = max(fitting, key=partial(_nearness, of, tool, behind))
+        _, number, index = chosen = max(fitting, key=partial(_nearness, of, _tool_of(beside, content), behind))
         waiting.remove(chosen)
         if number != behind - 1:
             faults.append(("late_result" if number < behind else "result_before_call", content[:80]))
@@ -250,6 +259,11 @@ def _answered(
         found = replace(answered[number].calls[index], result=content, failed=failed, answered=place)
         answered[number] = _with_call(answered[number], index, found)
     return answered
+
+
+def _tool_of(beside: Record, content: str) -> Any:
+    """Return the tool that a result names, if it does: beside itself, or in its JSON as Hermes has it."""
+    return _first(beside, ("name",)) or _first(_parsed(content), ("name",))
 
 
 def _nearness(of: Any, tool: Any, behind: int, waiting: tuple[ToolCall, int, int]) -> tuple[bool, bool, bool, int, int]:
@@ -303,21 +317,20 @@ def drop(record: Record, calls: Collection[ToolCall]) -> dict[str, Any]:
             left for number, one in numbered for left in _left(one, _within(gone, number), _within(answers, number))
         ]
         if kept != raw:
-            changed |= _counted(record, kept) if key == "steps" else {}
-            kept = _numbered(kept) if key == "steps" else kept
-            changed[key] = json.dumps(kept, ensure_ascii=False) if isinstance(record[key], str) else kept
+            changed |= _numbered(record, kept) if key == "steps" else {key: kept}
+            changed[key] = json.dumps(kept, ensure_ascii=False) if isinstance(record[key], str) else changed[key]
         first += len(raw)
     return changed
 
 
-def _numbered(steps: Sequence[Any]) -> list[Any]:
-    """Return steps of ATIF, whose ids are the numbers from 1, without a gap."""
-    return [{**one, "step_id": n} if _first(one, ("step_id",)) else one for n, one in enumerate(steps, 1)]
-
-
-def _counted(record: Record, steps: Sequence[Any]) -> dict[str, Any]:
+def _numbered(record: Record, steps: Sequence[Any]) -> dict[str, Any]:
+    """Return the fields of ATIF that tell the numbers of its steps, which begin with 1 and have no gap."""
     metrics = record.get("final_metrics") or {}
-    return {"final_metrics": {**metrics, "total_steps": len(steps)}} if _first(metrics, ("total_steps",)) else {}
+    told = {"final_metrics": {**metrics, "total_steps": len(steps)}} if _first(metrics, ("total_steps",)) else {}
+    return {
+        **told,
+        "steps": [{**one, "step_id": n} if _first(one, ("step_id",)) else one for n, one in enumerate(steps, 1)],
+    }
 
 
 def _within(places: Collection[Place], message: int) -> set[int]:
