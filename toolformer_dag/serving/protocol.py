@@ -246,7 +246,9 @@ def _loaded(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:
-        return read_json(body.decode()) if SURROGATE in body.lower() else orjson.loads(body)
+        if SURROGATE not in body.lower():
+            raise
+        return read_json(body.decode())
 
 
 def _without_neutral(kind: type[Asked], fields: dict[str, Any]) -> dict[str, Any]:
