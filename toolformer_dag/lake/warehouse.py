@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -297,17 +298,8 @@ def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
     DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
     Ctrl-C ends the query, and this process where the query does not heed it.
     """
-    spilled = beside(database)
     limits = {} if gib is None else dict.fromkeys(("memory_limit", "max_temp_directory_size"), f"{gib}GiB")
-    try:
-        with opened(database, {**CLOSED, **limits, "temp_directory": str(spilled)}) as connection:
-            return _interruptible(connection, sql, spilled)
-    finally:
-        shutil.rmtree(spilled, ignore_errors=True)
-
-
-def _interruptible(connection: duckdb.DuckDBPyConnection, sql: str, spilled: Path) -> pl.DataFrame:
-    with ThreadPoolExecutor(1) as threads:
+    with opened(database, {**CLOSED, **limits}) as connection, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(_answered, connection, sql)
         try:
             while not asked.done():  # DuckDB looks for no signal, and one of its threads may get it
@@ -317,10 +309,16 @@ def _interruptible(connection: duckdb.DuckDBPyConnection, sql: str, spilled: Pat
                 connection.interrupt()  # more than once: it may be between two statements
                 if wait([asked], 0.1).done:
                     raise
-            shutil.rmtree(spilled, ignore_errors=True)
+            shutil.rmtree(_spilled(database), ignore_errors=True)
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a function of DuckDB, such as a sort of one list, goes on
             os.kill(os.getpid(), signal.SIGINT)
         return asked.result()
+
+
+@cache
+def _spilled(database: Path) -> Path:
+    """Return the folder for what does not fit into memory: one of this process, which `clean` knows by its name."""
+    return beside(database)
 
 
 def _answered(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
@@ -338,7 +336,12 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
             "warehouse/toolformer_duckdb"
         )
     try:
-        with duckdb.connect(database, read_only=True, config={**OFFLINE, **config}) as connection:
+        settings = {
+            **OFFLINE,
+            **config,
+            "temp_directory": str(_spilled(database)),
+        }  # last: DuckDB refuses it before CLOSED
+        with duckdb.connect(database, read_only=True, config=settings) as connection:
             yield connection
     except duckdb.Error as error:
         if isinstance(error, duckdb.CatalogException) and not _names(database):
