@@ -25,10 +25,10 @@ SWAPPED = "swapped_results"
 """The column with results to hold the calls of a row against; without it those of other prompts of the batch serve."""
 RESPONSES = re.compile(r"(<tool_response>.*?</tool_response>)", re.DOTALL)
 MARKS = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool)?")
-ROLES = re.compile(r"\A(?:\s*^(?:user|assistant|tool)$)+|(?:^(?:user|assistant|tool)$\s*)+\Z", re.MULTILINE)
-"""What is left of the marks where their tokens were not written: a line that names who speaks next."""
-ALONE = threading.Lock()
-"""Rollouts may be scored in threads, and a model reads for one at a time."""
+ROLE_LINES = re.compile(r"\A(?:\s*^(?:user|assistant|tool)$)+|(?:^(?:user|assistant|tool)$\s*)+\Z", re.MULTILINE)
+"""What is left of MARKS in text decoded without special tokens: lines that name the next role."""
+ONE_AT_A_TIME = threading.Lock()
+"""Trainers score rollouts in threads, and the judge's model serves one of them at a time."""
 
 
 @cache
@@ -57,7 +57,7 @@ def gain(
     talks = [_conversation(*row) for row in zip(prompts, completions, answer, strict=True)]
     given = [None] * len(talks) if swapped_results is None else list(map(_plain, swapped_results))
     earned = defaultdict[int, list[JudgedCall]](list)
-    with ALONE:
+    with ONE_AT_A_TIME:
         judge = judge or default_judge()
         asked = _asked(talks, given, judge.settings.traces.swaps)
         for (row, _), judged in zip(asked, judge.judged([one for _, one in asked]), strict=True):
@@ -121,7 +121,7 @@ def compute_score(
     turn at `</tool_call>`.
     """
     extra = extra_info or {}
-    parts = [ROLES.sub("", MARKS.sub("", part)).strip() for part in RESPONSES.split(solution_str)]
+    parts = [ROLE_LINES.sub("", MARKS.sub("", part)).strip() for part in RESPONSES.split(solution_str)]
     roles = ("assistant", "tool")
     messages = [{"role": roles[at % 2], "content": part} for at, part in enumerate(parts) if part]
     return gain([extra.get("prompt", "")], [messages], [ground_truth], [extra.get(SWAPPED)])[0] or 0.0

@@ -71,11 +71,11 @@ def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
     assert query(tmp_path / "any.duckdb", "SELECT 1").item() == 1
 
 
-def test_a_query_that_heeds_no_end_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_query_that_cannot_be_interrupted_ends_with_its_process(tmp_path: Path) -> None:
     duckdb.connect(tmp_path / "any.duckdb").close()
     code = (
         "import os, pathlib, signal, threading\nfrom toolformer_dag.lake import warehouse\n"
-        "warehouse.HEEDING_SECONDS = 0\nthreading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "warehouse.INTERRUPT_SECONDS = 0\nthreading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "endless = 'SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b'\n"
         "warehouse.query(pathlib.Path('any.duckdb'), endless)"
     )

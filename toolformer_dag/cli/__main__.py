@@ -25,7 +25,7 @@ def main() -> None:
                 typer.echo(nl=False, err=True)
                 os._exit(ended[0])
 
-    atexit.register(leave)  # runs after what the libraries register from here on
+    atexit.register(leave)  # the first to be registered runs last
     try:
         app()
     except SystemExit as error:

@@ -244,9 +244,9 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     from toolformer_dag.training.checkpoint_outputs import checkpoint_of
     from toolformer_dag.training.training_report import checkpoint_files, finetuned_or_base, read_report
 
-    known = checkpoint_of(name)
-    is_silent = name == "base" or (known is not None and not known[1])
-    k = k if k is not None else settings.decoding.k * (not is_silent)
+    known, calls = checkpoint_of(name)
+    if k is None:
+        k = settings.decoding.k if calls else 0
     if name == "":
         folder = finetuned_or_base(settings)
         if folder == model_name(settings.model):
@@ -260,8 +260,8 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
         folder = model_name(settings.model.other(name))
         check_model(folder, settings.model.revision if name == settings.model.name else None)
         return AskedModel(name, folder, k)
-    checkpoint_files(settings, known[0]).receive()
-    checkpoint = checkpoint_folder(settings, known[0])
+    checkpoint_files(settings, known).receive()
+    checkpoint = checkpoint_folder(settings, known)
     if read_report(checkpoint) is None:
         raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
     return AskedModel(name, str(checkpoint), k)

@@ -75,7 +75,7 @@ def sql(
 
         answer_queries(database, format or "table", settings.execution.query_gib)
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a query leaves nothing on the disk
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a terminated query removes what it spilled
     text, ending = _query_text(query, file), ending_of(format, output)
     _refuse_terminal(format, output)
     _put_out(answered(database, text, settings.execution.query_gib), format, ending, output, force)

@@ -86,8 +86,8 @@ REMEDIES = {
     "Out of Memory Error": "ask for less at once, or give queries more with `--set execution.query_gib=16`",
 }
 """What to do about an error of DuckDB while a warehouse is read, by words of it."""
-HEEDING_SECONDS = 5
-"""How long a query may take to heed that it is to end."""
+INTERRUPT_SECONDS = 5
+"""In so many seconds an interrupted query has to end; after them its process is killed."""
 ORIGINAL = "Original error: "
 """What DuckDB writes before the reason of a checkpoint that failed."""
 
@@ -296,7 +296,7 @@ def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
     """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError.
 
     DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
-    Ctrl-C ends the query, and this process where the query does not heed it.
+    Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process.
     """
     limits = {} if gib is None else dict.fromkeys(("memory_limit", "max_temp_directory_size"), f"{gib}GiB")
     with opened(database, {**CLOSED, **limits}) as connection, ThreadPoolExecutor(1) as threads:
@@ -305,12 +305,12 @@ def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
             while not asked.done():  # DuckDB looks for no signal, and one of its threads may get it
                 wait([asked], 0.1)
         except KeyboardInterrupt:
-            for _ in range(HEEDING_SECONDS * 10):
+            for _ in range(INTERRUPT_SECONDS * 10):
                 connection.interrupt()  # more than once: it may be between two statements
                 if wait([asked], 0.1).done:
                     raise
             shutil.rmtree(_spilled(database), ignore_errors=True)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a function of DuckDB, such as a sort of one list, goes on
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # some functions, such as the sort of a list, do not stop
             os.kill(os.getpid(), signal.SIGINT)
         return asked.result()
 
@@ -336,11 +336,8 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
             "warehouse/toolformer_duckdb"
         )
     try:
-        settings = {
-            **OFFLINE,
-            **config,
-            "temp_directory": str(_spilled(database)),
-        }  # last: DuckDB refuses it before CLOSED
+        # DuckDB takes the folder only once it knows whether external access is closed
+        settings = {**OFFLINE, **config, "temp_directory": str(_spilled(database))}
         with duckdb.connect(database, read_only=True, config=settings) as connection:
             yield connection
     except duckdb.Error as error:

@@ -64,7 +64,7 @@ LISTS = (
 )
 """The keys under which a record has its messages, in the order in which they are looked for."""
 TEXTS = {"prompt": "user", "completion": "assistant"}
-"""The keys of which words are a message too, with who says them."""
+"""The keys that may hold plain text in place of a list, with the role that said it."""
 REMEDY = "write OpenAI's messages, Hermes' or ShareGPT's conversations, ATIF's steps, or prompt and completion"
 ROLES = {
     **dict.fromkeys(("human",), "user"),
@@ -86,7 +86,7 @@ FAILURE = re.compile(
     r"|http\S*\s+[45]\d\d\b|(?:process )?exit(?:ed)?(?: with)?(?: code| status)+\W*[1-9])",
     re.IGNORECASE,
 )
-"""How a text begins that says a failure; not `Failed: 0, passed: 12`, nor `Error-free`."""
+"""How the text of a failed call begins; `Failed: 0, passed: 12` and `Error-free` are none."""
 FAILURE_KEYS, SUCCESS_KEYS = ("error", "errors", "exception", "isError", "is_error"), ("success", "ok")
 BLOCKS = {"tool_use", "tool_result", "function_call", "function_call_output"}
 """Parts of contents that hold calls in forms that are not read: they would be lost silently."""
@@ -133,7 +133,8 @@ def _lists(record: object) -> list[tuple[str, list[Any]]]:
     faults = [next(filter(None, (_fault(one) for _, raw in lists for one in raw)), None) for lists in found]
     if None in faults:
         return found[faults.index(None)]
-    raise UnknownForm(f"{[*faults, f'no conversation; the fields are {_named(record)}'][0]}; {REMEDY}")
+    reason = faults[0] if faults else f"no conversation; the fields are {_named(record)}"
+    raise UnknownForm(f"{reason}; {REMEDY}")
 
 
 def _of_keys(record: object, keys: Sequence[str]) -> list[tuple[str, list[Any]]]:
@@ -148,8 +149,10 @@ def _fault(one: Any) -> str | None:
         return None
     parts = one.get("content")
     blocks = BLOCKS.intersection(str(_first(part, ("type",))) for part in parts) if isinstance(parts, list) else ()
-    what = f"content blocks {', '.join(blocks)}" if blocks else "" if one.keys() & set(SPEAKERS) else "no role"
-    return f"a message has {what}; its fields are {_named(one)}" if what else None
+    if not blocks and one.keys() & set(SPEAKERS):
+        return None
+    what = f"content blocks {', '.join(blocks)}" if blocks else "no role"
+    return f"a message has {what}; its fields are {_named(one)}"
 
 
 def _named(record: object) -> str:
@@ -159,9 +162,10 @@ def _named(record: object) -> str:
 def _listed(value: Any, key: str) -> list[Any] | None:
     """Return a list of messages, which may stand in JSON; a prompt or a completion in words is one message."""
     read = _parsed(value) if isinstance(value, str) else value
-    if isinstance(read, list) or not isinstance(value, str) or key not in TEXTS:
-        return read if isinstance(read, list) else None
-    return [{"role": TEXTS[key], "content": value}]
+    if isinstance(read, list):
+        return read
+    role = TEXTS.get(key) if isinstance(value, str) else None
+    return [{"role": role, "content": value}] if role else None
 
 
 def _first(one: Any, keys: Sequence[str]) -> Any:
@@ -177,11 +181,11 @@ def _said(one: Record) -> tuple[str, str, list[tuple[Record, str]]]:
     tagged = RESULT.findall(text) if role in ("tool", "user") else []
     if tagged or (role == "tool" and not results):
         results = [(one, content) for content in tagged or [text]]
-    return role, _words(role, text), results
+    return role, _without_results(role, text), results
 
 
-def _words(role: str, text: str) -> str:
-    """Return what a message says beside results."""
+def _without_results(role: str, text: str) -> str:
+    """Return the text of a message without the results in it."""
     if role == "tool":
         return ""
     return RESULT.sub("", text).strip() if role == "user" and RESULT.search(text) else text

@@ -121,14 +121,17 @@ CHECKPOINTS = {
 """By name of the asset, in the order in which they are asked."""
 
 
-def checkpoint_of(name: str) -> tuple[str, bool] | None:
-    """Return the checkpoint of a condition of evaluation, or of its own name, and whether tools are called there."""
+def checkpoint_of(name: str) -> tuple[str | None, bool]:
+    """Return the checkpoint of a condition of evaluation, or of its own name, and whether tools are called there.
+
+    The condition `base` and a model of another name have no checkpoint.
+    """
     for checkpoint, declared in CHECKPOINTS.items():
         if name in (checkpoint, declared.condition):
             return checkpoint, declared.calls or name == checkpoint
         if declared.calls and name == disabled(declared.condition):
             return checkpoint, False
-    return None
+    return None, name != "base"
 
 
 def disabled(model: str) -> str:
