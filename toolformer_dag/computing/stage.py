@@ -390,7 +390,9 @@ TOOL = Column(pl.String(), "key of the lane: calculator")
 SHARD = Column(pl.String(), "name of the shard: its path below the folder that `corpus.shards` names")
 DIGEST = Column(pl.String(), "the corpus' id of the document, CCNet's digest for one; a hash of the text without an id")
 SEGMENT = Column(pl.Int32(), "number of the text within the document")
-CHAR_OFFSET = Column(pl.Int64(), "character of the document at which x_i begins")
+CHAR_OFFSET = Column(
+    pl.Int64(), "character of the document before which the call is written, with the white space before x_i"
+)
 P_API = Column(pl.Float32(), "p_i: probability that a call begins here")
 INPUT = Column(pl.String(), "input of the call, as sampled")
 RESULT = Column(pl.String(), "result of the call")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from toolformer_dag.model.weights import MARKERS, OffsetError
 from toolformer_dag.settings.call_markers import CallMarkers
+from toolformer_dag.texts.call_places import CallPlace, place_at
 from toolformer_dag.texts.calls import (
     API_START,
     call_opening,
@@ -45,9 +46,26 @@ class TextTokens:
         starts = np.flatnonzero(~self.inside)
         matches = starts[self.offsets[starts] == offset]
         if not len(matches):
-            nearest = self.offsets[starts[np.argmin(np.abs(self.offsets[starts] - offset))]] if len(starts) else 0
-            raise OffsetError(offset, int(nearest))
+            raise OffsetError(offset, self.nearest_boundary(offset))
         return int(matches[0])
+
+    def place_at(self, text: str, offset: int) -> CallPlace | None:
+        """Return the place of a call that somebody puts before character `offset` of `text`, which has these tokens.
+
+        None where no token begins there, nor in or after the white space around it.
+        """
+        starts = np.flatnonzero(~self.inside)  # tokens that begin inside a character have no place
+        place = place_at(text, self.offsets[starts], offset)
+        if place is None:
+            return None
+        return CallPlace(place.offset, int(starts[place.token]), int(starts[place.position]))
+
+    def nearest_boundary(self, offset: int) -> int:
+        """Return the character nearest to `offset` at which a token begins; 0 in a text without tokens."""
+        begins = self.offsets[~self.inside]
+        if not len(begins):
+            return 0
+        return int(begins[np.argmin(np.abs(begins - offset))])
 
 
 class Encoding:

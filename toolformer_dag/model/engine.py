@@ -28,8 +28,10 @@ from toolformer_dag.model.requests import (
 )
 from toolformer_dag.model.service_backend import ServiceBackend
 from toolformer_dag.model.transformers_backend import TransformersBackend
+from toolformer_dag.model.weights import OffsetError
 from toolformer_dag.settings.model_settings import SamplingSettings
 from toolformer_dag.settings.sections import Settings
+from toolformer_dag.texts.call_places import sampling_token, without_other_tokens
 from toolformer_dag.texts.calls import Call, format_call
 
 SampleKeys = list[tuple[int, int]]
@@ -45,8 +47,15 @@ class Selection:
     m: int
     sampling: SamplingSettings
 
-    def missing_samples(self, request: ProposalRequest, probabilities: NDArray[np.float32]) -> SampleKeys:
-        """Return the samples that the thresholds ask for and `request` does not hold."""
+    def missing_samples(
+        self, request: ProposalRequest, offsets: NDArray[np.int32], probabilities: NDArray[np.float32]
+    ) -> SampleKeys:
+        """Return the samples that the thresholds ask for and `request` does not hold.
+
+        `offsets` [n]: where the tokens begin before which calls may stand.
+        """
+        if not request.calls:  # after calls there is one place, which the calls before it have chosen
+            probabilities = without_other_tokens(request.text, offsets, probabilities, self.tau_s)
         positions = select_positions(probabilities, self.tau_s, self.k)
         return [(i, j) for i in positions for j in range(self.m) if (i, j) not in request.stored]
 
@@ -91,8 +100,16 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the position i whose token begins at character `offset`. Raises OffsetError where none does."""
-        return self.encoding.texts([text])[0].position_at(offset)
+        """Return the position i of a call that stands before character `offset` of a text.
+
+        x_i is the token that begins there or, after white space, the first one that is not only white space. Raises
+        OffsetError where no token begins there.
+        """
+        [tokens] = self.encoding.texts([text])
+        place = tokens.place_at(text, offset)
+        if place is None:
+            raise OffsetError(offset, tokens.nearest_boundary(offset))
+        return place.position
 
     def propose(
         self,
@@ -153,8 +170,9 @@ class Engine:
         for request in requests:
             call = encoded[request.call]
             places = range(first, len(call))
+            written_before = sampling_token(request.text, texts[request.text].offsets, request.position)
             for before in (request.before, request.other):
-                prefix = self.encoding.bos + texts[request.text].ids[: request.position] + encoded[before]
+                prefix = self.encoding.bos + texts[request.text].ids[:written_before] + encoded[before]
                 queries.append(TokenQuery("loss_call", prefix, call, places, [[call[at]] for at in places]))
         sums = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
         return [own - other for own, other in zip(sums[::2], sums[1::2], strict=True)]
@@ -169,7 +187,7 @@ class Engine:
     def _item(self, head: int, request: ProposalRequest, text: TextTokens, selection: Selection) -> Item:
         lead, known = text.ids + self.encoding.output, request.probabilities
         if request.calls:
-            i = request.behind
+            i = sampling_token(request.text, text.offsets, request.behind)
             lead = lead + text.ids[:i] + self.encoding.calls([request.calls])[0]
             text = TextTokens(text.ids[i : i + 1], text.offsets[i : i + 1], text.inside[i : i + 1])
         n = len(text.ids)
@@ -182,7 +200,7 @@ class Engine:
             return Item(request, text, lead)
         if len(known) != n:
             raise ValueError(f"{len(known)} probabilities were given for a text of {n} tokens")
-        return Item(request, text, lead, known, selection.missing_samples(request, known))
+        return Item(request, text, lead, known, selection.missing_samples(request, text.offsets, known))
 
     def _token_text(self, item: Item, selection: Selection) -> TokenText:
         """Return x, "Output:" and x again up to the last position that is needed, and how to choose points."""
@@ -213,7 +231,9 @@ def _choose(item: Item, before: int, selection: Selection, probabilities: NDArra
     if len(probabilities):
         item.probabilities = np.where(item.text.inside, np.float32(0), probabilities)
         finite = bool(np.isfinite(item.probabilities).all())
-        item.missing = selection.missing_samples(item.request, item.probabilities) if finite else []
+        item.missing = []
+        if finite:
+            item.missing = selection.missing_samples(item.request, item.text.offsets, item.probabilities)
     sampling, points = selection.sampling, []
     for i in dict.fromkeys(i for i, _ in item.missing):
         numbers = [j for position, j in item.missing if position == i]

@@ -31,8 +31,8 @@ class ProposalRequest:
 
     `probabilities` [n] and `stored`, pairs of (position, sample), are known already and are not recomputed.
 
-    With `calls`, text of calls with results that stand before token x_i, i = `behind`, the only place is after these:
-    n is 1.
+    With `calls`, text of calls with results that stand at the place of token x_i, i = `behind`, the only place is after
+    these: n is 1.
     """
 
     text: str

@@ -164,7 +164,7 @@ def _with_documents(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_files(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Find the calls of the lane's files in its texts. `char_offset` of a row is the character at which x_i begins.
+    """Find the calls of the lane's files in its texts. `char_offset` of a row is the character before which it stands.
 
     A call before a word may stand before or after the white space in front of it. Rejected: bad_row (no JSON, a field
     is missing or of another type), no_such_text (no text of the lane holds the place), inside_a_token, and those of

@@ -5,9 +5,10 @@ tau_s, asks for exactly the samples that are missing, and a smaller one for none
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -39,12 +40,11 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
+from toolformer_dag.texts import call_places
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
+from toolformer_dag.texts.call_places import CallPlace, place_of_token, without_other_tokens
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
 from toolformer_dag.texts.chains import chain_text, read_chain
-
-if TYPE_CHECKING:
-    from toolformer_dag.model.encoding import Encoding
 
 METHOD = 3
 """Raised when the same model would give other positions or samples; a golden test notices where it was not."""
@@ -63,7 +63,17 @@ SAMPLES = pl.Schema(
     }
 )
 SAMPLE_KEY = ("text_digest", "position", "sample")
-CHOSEN = pl.Schema({"text_digest": pl.String(), "position": pl.Int32(), "p_api": pl.Float32(), "char": pl.Int64()})
+CHOSEN = pl.Schema(
+    {
+        "text_digest": pl.String(),
+        "position": pl.Int32(),
+        "p_api": pl.Float32(),
+        "char": pl.Int64(),
+        "judged_position": pl.Int32(),
+    }
+)
+"""Positions before which calls are sampled. `char`: the character of the text before which they are written;
+`judged_position`: the position with which the window of their losses begins (see `texts/call_places.py`)."""
 BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
 REFUSED = -1
 """Position of the row that says why a text has no samples at all."""
@@ -91,6 +101,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         **named,
         "tool": lane.tool.name,
         "parsing": PARSING,
+        "places": call_places.VERSION,
     }
 
 
@@ -131,7 +142,7 @@ class SampleStore:
     def asked(self, texts: pl.DataFrame) -> Asked:
         """Return what the thresholds ask for, of `texts` (text_digest, text)."""
         known = self.positions.stored(texts)
-        chosen = pl.DataFrame(list(self._chosen(known)), schema=CHOSEN, orient="row")
+        chosen = self._chosen_after_calls(known) if "before" in texts.columns else self._chosen(known, texts)
         unknown = texts.join(known, on="text_digest", how="anti", maintain_order="left")
         unknown = unknown.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
         samples = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
@@ -147,10 +158,28 @@ class SampleStore:
         places = 1 if one_place else self._lane.k
         return 2 * pl.col("text").str.len_bytes() / TOKEN_BYTES + places * self._lane.m * self._longest
 
-    def _chosen(self, known: pl.DataFrame) -> Iterator[tuple[str, int, float, int]]:
-        for digest, probabilities, offsets in zip(*known.select(POSITIONS.names()), strict=True):
-            for i in select_positions(probabilities.to_numpy(), self._lane.tau_s, self._lane.k):
-                yield digest, i, probabilities[i], offsets[i]
+    def _chosen(self, known: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
+        """Return the k most probable positions of each text (CHOSEN). `known`: POSITIONS rows of the texts."""
+        text_of = dict(texts.select("text_digest", "text").iter_rows())
+        chosen = []
+        for digest, stored_probabilities, stored_offsets in zip(*known.select(POSITIONS.names()), strict=True):
+            text = text_of[digest]
+            offsets = stored_offsets.to_numpy()
+            probabilities = without_other_tokens(text, offsets, stored_probabilities.to_numpy(), self._lane.tau_s)
+            for i in select_positions(probabilities, self._lane.tau_s, self._lane.k):
+                place = place_of_token(text, offsets, i)
+                assert place is not None  # without_other_tokens leaves out the other tokens
+                chosen.append((digest, i, float(probabilities[i]), place.offset, place.position))
+        return pl.DataFrame(chosen, schema=CHOSEN, orient="row")
+
+    def _chosen_after_calls(self, known: pl.DataFrame) -> pl.DataFrame:
+        """Return the places after calls whose p is above tau_s (CHOSEN); each has one position, number 0."""
+        chosen = [
+            (digest, 0, probabilities[0], offsets[0], 0)
+            for digest, probabilities, offsets in zip(*known.select(POSITIONS.names()), strict=True)
+            if select_positions(probabilities.to_numpy(), self._lane.tau_s, self._lane.k)
+        ]
+        return pl.DataFrame(chosen, schema=CHOSEN, orient="row")
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
@@ -241,6 +270,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         .with_columns(
             (pl.col("offset") + pl.col("char")).alias("char_offset"),
             pl.coalesce("reason", "malformed").alias("reason"),
+            position="judged_position",
             source=pl.lit(MODEL),
             words=pl.lit(None, pl.String),
         )
@@ -253,28 +283,21 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     return PartRows([table], rejected, [store.positions.name, store.samples.name])
 
 
-class TokenPlaces:
-    """The places of a text at which the judge's tokens begin."""
-
-    def __init__(self, encoding: "Encoding", text: str) -> None:
-        [tokens] = encoding.texts([text])
-        outside = [(int(at), i) for i, at in enumerate(tokens.offsets) if not tokens.inside[i]]
-        self._text, self._begins = text, dict(reversed(outside))  # of several tokens that begin there the first
-
-    def at(self, offset: int) -> tuple[int, int] | None:
-        """Return character and position of the token that begins at `offset`, or with the white space before it."""
-        if offset not in self._begins and self._text[offset - 1 : offset].isspace():
-            offset -= 1
-        return (offset, self._begins[offset]) if offset in self._begins else None
+def judged_places(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
+    """Return a function from a character of the text to the place there among the judge's tokens; None without one."""
+    [tokens] = worker.encoding().texts([text])
+    return partial(tokens.place_at, text)
 
 
 def _at_tokens(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
-    """The samples of another model before the judge's tokens; those where none begins are counted."""
-    places = {text: TokenPlaces(worker.encoding(), text) for text in table["text"].unique()}
-    token_places = [places[text].at(char) for text, char in table.select("text", "char").iter_rows()]
+    """Move the samples of another model to the judge's tokens; those where none begins are counted."""
+    place_in = {text: judged_places(worker, text) for text in table["text"].unique()}
+    places = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
+    written = [None if place is None else place.offset for place in places]
+    positions = [None if place is None else place.position for place in places]
     table = table.with_columns(
-        position=pl.Series([token and token[1] for token in token_places], dtype=pl.Int32),
-        char_offset=pl.col("offset") + pl.Series([token and token[0] for token in token_places], dtype=pl.Int64),
+        position=pl.Series(positions, dtype=pl.Int32),
+        char_offset=pl.col("offset") + pl.Series(written, dtype=pl.Int64),
     )
     fit = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
     outside = table.filter(~fit).with_columns(reason=pl.lit("inside_a_token"))

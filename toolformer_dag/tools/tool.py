@@ -207,7 +207,7 @@ class Tool(ABC):
         return ""
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
-        """Return whether to keep a call that passed the filter; x_i begins at character `offset` of `text`."""
+        """Return whether to keep a call that passed the filter; it is written before character `offset` of `text`."""
         return True
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
