@@ -123,15 +123,17 @@ def make_model(
     vocabulary: int = 310,
     context: int = CONTEXT,
     brackets: tuple[str, str] | None = None,
+    alone: str | None = None,
 ) -> Path:
     """Save model and tokenizer in `folder` and return it; another seed is another model.
 
     The width is that of the vocabulary; a larger one adds dimensions that hold nothing. `texts`: what it writes.
-    `brackets`: tokens that calls begin and end with in place of " [" and "]".
+    `brackets`: tokens that calls begin and end with in place of " [" and "]". `alone`: characters that the tokenizer
+    keeps apart.
     """
     torch.manual_seed(seed)
     texts = texts or lines(random.Random(seed))
-    tokenizer = byte_level(texts, vocabulary)
+    tokenizer = byte_level(texts, vocabulary, alone=alone)
     if brackets is not None:
         tokenizer.add_tokens([AddedToken(bracket, special=True) for bracket in (*brackets, "<tool_response>")])
         texts = [text.replace(" [", brackets[0]).replace("]", brackets[1]) for text in texts]

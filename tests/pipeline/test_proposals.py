@@ -1,6 +1,7 @@
 """Calls of files and of rules take the place of sampling, or stand beside it, and go the same way from there."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -284,6 +285,33 @@ def test_a_pattern_of_the_section_proposes_for_any_tool(line: Line) -> None:
     assert rows.height > 5
     sums = [sum(map(int, asked.split(" + "))) for asked in rows["input"]]
     assert list(map(str, sums)) == rows["result"].to_list()
+
+
+@pytest.mark.parametrize("alone", [None, " ", "[0-9 ]"])
+def test_calls_of_models_and_rules_stand_in_the_corpus_as_in_the_prompts(line: Line, alone: str | None) -> None:
+    make_model(line.folder / "spaced", seed=3, alone=alone)
+    line.set(
+        model__name='"spaced"',
+        tools__calculator__proposals='["model", "rule"]',
+        tools__calculator__rule=r"{ pattern = '(?P<a>\d) and (?P<b>\d) make (?P<here>\d+)', input = '\g<a> + \g<b>' }",
+        tau_f=-9.0,
+        tau_s=0.002,
+    )
+    line.update()
+    kept = line.read("filtered_calls")
+    assert set(kept["source"]) == {"model", "rule"}
+    for text in line.read("augmented_corpus")["text_with_calls"]:
+        for before in re.findall(r"(.?) \[Calculator", text):
+            assert before != " ", text
+    by_rule = kept.filter(pl.col("source") == "rule")
+    texts = {(one["digest"], one["segment"]): one for one in line.read("heuristic_subset").iter_rows(named=True)}
+    for row in by_rule.iter_rows(named=True):
+        text = texts[row["digest"], row["segment"]]
+        place = row["char_offset"] - text["offset"]
+        assert re.match(r" \d", text["text"][place:]) and text["text"][:place].endswith("make")
+        [tokens] = engine_of(line.plan().settings.model).encoding.texts([text["text"]])
+        judged_from = text["text"][tokens.offsets[row["position"]] :]
+        assert re.match(r" ?\d", judged_from)
 
 
 def test_another_model_samples_and_the_model_judges(tmp_path: Path, sampled: Line, line: Line) -> None:
