@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import polars as pl
 import pytest
 from pydantic import BaseModel, create_model
 
 from tests.pipeline.conftest import Column, Lane, Line, NewLine, Stage, TableOutput
+from toolformer_dag.computing.lane_tables import LaneTable, call_tables
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
 from toolformer_dag.evaluation.measurements import SETTINGS as MEASURED
@@ -24,8 +25,9 @@ from toolformer_dag.pipeline import (
     raw_shards,
     scored_candidates,
     swapped_results,
+    tool_results,
 )
-from toolformer_dag.pipeline.stages import table_outputs
+from toolformer_dag.pipeline.stages import lane_stages, table_outputs
 from toolformer_dag.settings.setting_types import AsBefore
 from toolformer_dag.tools.registry import load_tools
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
@@ -275,3 +277,26 @@ def test_settings_are_what_json_gives_back(line: Line) -> None:
 
     for output in line.outputs().values():
         assert json.loads(json.dumps(output.settings)) == output.settings
+
+
+def test_a_lane_s_tables_have_the_names_of_its_stages(new_line: NewLine) -> None:
+    line = new_line("one")
+    line.set(tools__calculator__depth=3, tools__calculator__proposals='["model", "rule", "calls.jsonl"]')
+    (line.folder / "calls.jsonl").write_text("")
+    plan = line.plan()
+    [lane] = plan.lanes
+    stages = lane_stages(plan, lane)
+    inner = [one for stage in stages for one in stage.inner]
+    assert {stage.name for stage in (*inner, *stages)} == {*get_args(LaneTable)} - {"served_proposals"}
+    for level in (1, 2, 3):
+        assert {*call_tables(level)} <= {stage.name for stage in stages}
+
+
+def test_a_stage_that_reads_a_table_which_no_stage_makes_is_named(
+    new_line: NewLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = new_line("one").plan()
+    mistyped = replace(tool_results.STAGE, reads=("heuristic_subset", "scored_candidate"))
+    monkeypatch.setattr(tool_results, "STAGE", mistyped)
+    with pytest.raises(ValueError, match="tool_results of calculator reads scored_candidate, which no stage before it"):
+        table_outputs(plan)

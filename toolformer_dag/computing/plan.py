@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolformer_dag.computing.call_sources import CallSources, call_sources, is_served
+from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.shards import Shard, hub_files, shard_files
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.scoring import OVER_ECHO, PAPER_SCORE, ScoreError, refuse
-from toolformer_dag.lake.table import Lake
+from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse import refuse_other_file
 from toolformer_dag.model.weights import (
     CHECKPOINT,
@@ -64,14 +65,14 @@ class Lane:
         return f"{self.tool.key}{self.suffix}"
 
     @property
-    def scored(self) -> tuple[str, ...]:
+    def scored(self) -> tuple[LaneTable, ...]:
         """The tables with scored calls, of chains too."""
-        return ("loss_deltas", "chained_deltas")[: min(self.depth, 2)]
+        return ("loss_deltas",) if self.depth == 1 else ("loss_deltas", "chained_deltas")
 
     @property
-    def swapped(self) -> tuple[str, ...]:
+    def swapped(self) -> tuple[LaneTable, ...]:
         """The tables with the control of these calls."""
-        return ("swapped_results", "chained_swaps")[: min(self.depth, 2)]
+        return ("swapped_results",) if self.depth == 1 else ("swapped_results", "chained_swaps")
 
     @property
     def scores(self) -> dict[str, str]:
@@ -279,6 +280,10 @@ class Plan:
     def named(self, name: str) -> str:
         """Return the name that a table or an asset has in this project."""
         return named(name, self.suffix)
+
+    def lane_table(self, lane: "Lane", name: LaneTable) -> Table:
+        """Return a lane's table in the lake: `lane_table(calculator, "loss_deltas")` is calculator/loss_deltas."""
+        return self.lake.table(f"{lane.key}/{name}")
 
     def fresh(self) -> "Plan":
         """Return the same plan with the shard files as they are now."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError, as_json
@@ -277,7 +278,11 @@ class TableOutput:
     @property
     def scored(self) -> list[Table]:
         """The lane's tables of scored calls."""
-        return [self.plan.lake.table(f"{self.lane.key}/{name}") for name in self.lane.scored]
+        return [self.lane_table(name) for name in self.lane.scored]
+
+    def lane_table(self, name: LaneTable) -> Table:
+        """Return another table of the lane: `output.lane_table("heuristic_subset")`."""
+        return self.plan.lane_table(self.lane, name)
 
     @property
     def depends_on(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.lane_tables import LaneRows
 from toolformer_dag.computing.plan import Lane, Plan, Role
 from toolformer_dag.computing.spending import Spent, token_count
 from toolformer_dag.files import locked
@@ -98,6 +99,17 @@ class Worker:
         if place not in self._stores:
             self._stores[place] = self.plan.lake.rows(name, identity, key, schema)
         return self._stores[place]
+
+    def lane_rows(
+        self,
+        lane: Lane,
+        name: LaneRows,
+        identity: Mapping[str, object],
+        key: Sequence[str],
+        schema: Mapping[str, pl.DataType],
+    ) -> RowStore:
+        """Open a row store of a lane's tool, which projects over one lake share; see `Lake.rows`."""
+        return self.rows(f"{lane.tool.key}/{name}", identity, key, schema)
 
     def runner(self, lane: Lane) -> Runner:
         """Return the lane's tool under its limits, which count over the whole run."""

@@ -125,7 +125,7 @@ def _tools(plan: Plan) -> list[tuple[object, ...]]:
 
 def _threshold(plan: Plan, lane: Lane) -> object:
     """Return the tau_f that the kept calls passed; in words where none was kept."""
-    table = plan.lake.table(f"{lane.key}/filtered_calls")
+    table = plan.lane_table(lane, "filtered_calls")
     kept = table.scan().select("tau_f").head(1).collect() if table.parts() else pl.DataFrame()
     return "no call kept" if kept.is_empty() else kept.item()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.lane_tables import call_tables
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
     CALL,
@@ -57,31 +58,25 @@ FINISHED = (
 """Columns of calls that have a result, of those after others as of single ones."""
 
 
-def stage_names(level: int) -> tuple[str, str]:
-    """Return the names of the stages that sample and run the calls after `level` - 1 others."""
-    tail = "" if level == 2 else f"_{level}"
-    return f"chained_candidates{tail}", f"chained_results{tail}"
-
-
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     """Return the calls of a shard after `level` - 1 others that have a result; level 1 is that of single calls.
 
     FINISHED; `before` is null for single calls. Raises StaleInput where calls were not run.
     """
-    lake, lane = output.plan.lake, output.lane
-    texts = lake.table(f"{lane.key}/heuristic_subset").read(shard)
-    names = ("scored_candidates", "tool_results") if level == 1 else stage_names(level)
-    calls = lake.table(f"{lane.key}/{names[0]}").read(shard).filter(pl.col("input").is_not_null())
+    lane = output.lane
+    tables = call_tables(level)
+    texts = output.lane_table("heuristic_subset").read(shard)
+    calls = output.lane_table(tables.candidates).read(shard).filter(pl.col("input").is_not_null())
     if level == 1:
         calls = calls.with_columns(called=pl.lit(lane.key), before=pl.lit(None, pl.String))
     else:
         calls = calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
-    answers = lake.table(f"{lane.key}/{names[1]}").read(shard)
+    answers = output.lane_table(tables.results).read(shard)
     answers = answers.select("input", "context", "result", called="tool", answered=pl.lit(True))
     calls = calls.join(texts.select(*TEXT_KEY, "text_digest", "context", "offset"), on=TEXT_KEY, how="left")
     calls = calls.join(answers, on=("called", "input", "context"), how="left")
     if calls["answered"].has_nulls():
-        raise StaleInput(output.name, shard, "calls that were not run", f"{lane.key}/{names[1]}")
+        raise StaleInput(output.name, shard, "calls that were not run", f"{lane.key}/{tables.results}")
     return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
 
 
@@ -122,7 +117,7 @@ def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, 
     are left out.
     """
     calls = finished(output, shard, level - 1).sort(CALL_KEY)
-    texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard).select("text_digest", "text")
+    texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
     kept = calls.filter(ahead(output.lane, texts, calls).is_null())
     kept = kept.with_columns(chain=chains_of(output.lane, kept))
     kept = kept.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
@@ -232,9 +227,9 @@ def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> Par
 
 def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOutput, pl.DataFrame]]:
     """The calls (shard, input, context) of each lane that is called, as its own table would have them."""
-    lake, lane = output.plan.lake, output.lane
-    texts = lake.table(f"{lane.key}/heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    calls = lake.table(f"{lane.key}/{stage_names(level)[0]}").read(shard).filter(pl.col("input").is_not_null())
+    lane = output.lane
+    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
+    calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())
     placed = calls.join(texts, on=TEXT_KEY, how="left")
     return [
         (
@@ -253,8 +248,7 @@ def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 @cache
 def stages(level: int) -> tuple[Stage, Stage]:
     """Return the stages that sample and run the calls after `level` - 1 others; level 2 reads single calls."""
-    candidates, results = stage_names(level)
-    before = ("scored_candidates", "tool_results") if level == 2 else stage_names(level - 1)
+    candidates, results = call_tables(level)
     sampling = Stage(
         name=candidates,
         description=f"Calls that the model would make after {level - 1}, or why a sample was discarded.",
@@ -270,7 +264,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
         },
         key=CALL_KEY,
         settings=partial(settings, level=level),
-        reads=(*before, "heuristic_subset"),
+        reads=(*call_tables(level - 1), "heuristic_subset"),
         pool="gpu",
         kinds=frozenset({"pytorch", "parquet"}),
         make=ByChunk(partial(chunks, level=level), compute, partial(rows, level=level)),

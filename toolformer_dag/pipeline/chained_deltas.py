@@ -9,11 +9,12 @@ from typing import Any
 
 import polars as pl
 
+from toolformer_dag.computing.lane_tables import call_tables
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import loss_deltas, swapped_results
-from toolformer_dag.pipeline.chained_candidates import ahead, stage_names
+from toolformer_dag.pipeline.chained_candidates import ahead
 from toolformer_dag.pipeline.chained_losses import chained_calls, compute_chains, planned_chains, with_chains
 from toolformer_dag.texts.chains import read_chain, written_chain
 
@@ -26,7 +27,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read; the losses of single calls come first, since chains take some from them."""
-    chained = [name for level in range(2, lane.depth + 1) for name in stage_names(level)]
+    chained = [name for level in range(2, lane.depth + 1) for name in call_tables(level)]
     return ("heuristic_subset", "loss_deltas", *chained)
 
 
@@ -47,7 +48,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
+    texts = output.lane_table("heuristic_subset").read(shard)
     calls = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
     calls = calls.with_columns(ahead=ahead(output.lane, texts, calls))
     return texts, calls.with_columns(unfit=pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead")))

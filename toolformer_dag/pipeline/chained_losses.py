@@ -75,8 +75,8 @@ def _others(chains: pl.Series) -> pl.Series:
 
 def _stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
     identity = losses_identity(worker.plan, lane)
-    losses = worker.rows(f"{lane.tool.key}/chained_losses", identity, LOSS_KEY, LOSSES)
-    return losses, worker.rows(f"{lane.tool.key}/chained_needs", identity, NEED_KEY, NEEDS)
+    losses = worker.lane_rows(lane, "chained_losses", identity, LOSS_KEY, LOSSES)
+    return losses, worker.lane_rows(lane, "chained_needs", identity, NEED_KEY, NEEDS)
 
 
 def planned_chains(

@@ -11,10 +11,11 @@ from typing import Any
 import duckdb
 import polars as pl
 
+from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import REJECTIONS
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
-from toolformer_dag.lake.table import WHOLE
+from toolformer_dag.lake.table import WHOLE, Table
 from toolformer_dag.lake.warehouse import CHOSEN
 from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SWAPPED_PLACES
 from toolformer_dag.pipeline import scores
@@ -62,7 +63,7 @@ def threshold_line(chosen: Mapping[str, Any]) -> str:
 
 def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
     """Return the lane's row of chance_thresholds that the filter took last; None where the settings say tau_f."""
-    pointer = plan.lake.table(f"{lane.key}/filter_rule").whole_pointer(WHOLE)
+    pointer = plan.lane_table(lane, "filter_rule").whole_pointer(WHOLE)
     return pointer.record.get(CHOSEN) if pointer else None
 
 
@@ -77,7 +78,7 @@ def kept_nothing(plan: Plan) -> list[str]:
 
     Where no lane keeps a call, a last line says that there is nothing to finetune on. Raises DamagedPart.
     """
-    filtered = {lane: plan.lake.table(f"{lane.key}/filtered_calls").pointers() for lane in plan.lanes}
+    filtered = {lane: plan.lane_table(lane, "filtered_calls").pointers() for lane in plan.lanes}
     empty = [lane for lane, parts in filtered.items() if parts and not sum(part.rows for part in parts.values())]
     lines = [f"{lane.key}: {_why_nothing(plan, lane)}" for lane in empty]
     if lines and len(lines) == len(filtered):
@@ -109,9 +110,10 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
 def _none_judged(plan: Plan, lane: Lane) -> str:
     """Say at which stage the lane's texts or calls ended, with the stage's reasons."""
     documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
-    texts = _present(plan, f"{lane.key}/heuristic_subset", "text_digest")
-    calls = _present(plan, f"{lane.key}/scored_candidates", "input")
-    answered = _present(plan, f"{lane.key}/tool_results", "result")
+    texts = _present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
+    calls = _present(plan.lane_table(lane, "scored_candidates"), "input")
+    answered = _present(plan.lane_table(lane, "tool_results"), "result")
+    stage: LaneTable
     if not texts:
         stage, none = "heuristic_subset", f"none of {documents:,} documents has {lane.tool.looks_for}"
     elif not calls:
@@ -121,7 +123,7 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
     else:
         stage, none = "loss_deltas", f"none of {answered:,} results may stay"
     reasons = Counter[str]()
-    for part in plan.lake.table(f"{lane.key}/{stage}").pointers().values():
+    for part in plan.lane_table(lane, stage).pointers().values():
         reasons.update({one["reason"]: one["count"] for one in part.record[REJECTIONS]})
     remedy = _proposing(lane, reasons) if texts and not calls else ""
     counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
@@ -139,10 +141,11 @@ def _proposing(lane: Lane, reasons: Counter[str]) -> str:
     return "; lower tau_s"
 
 
-def _present(plan: Plan, table: str, column: str) -> int:
-    """The rows of a table that have a value in the column."""
-    rows = plan.lake.table(table)
-    return int(rows.scan().select(pl.col(column).count()).collect().item()) if rows.parts() else 0
+def _present(table: Table, column: str) -> int:
+    """Count the rows of a table that have a value in the column; 0 where nothing was published."""
+    if not table.parts():
+        return 0
+    return int(table.scan().select(pl.col(column).count()).collect().item())
 
 
 @contextmanager
@@ -151,10 +154,7 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
     with in_memory() as connection:
         for name, columns in TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
-            tables = [
-                plan.lake.table(f"{lane.key}/{source}")
-                for source in (lane.swapped if "swap" in columns else lane.scored)
-            ]
+            tables = [plan.lane_table(lane, source) for source in (lane.swapped if "swap" in columns else lane.scored)]
             if files := [file for table in tables for file in table.all_files()]:
                 names = ", ".join(column.split()[0] for column in columns.split(", "))
                 read = scores.calls(plan, lane, tables[0].parts(), files, swaps="swap" in columns)

@@ -80,8 +80,8 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
 
 def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
     """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
-    lane = output.lane
-    scored, texts = output.scored, output.plan.lake.table(f"{lane.key}/heuristic_subset")
+    scored = output.scored
+    texts = output.lane_table("heuristic_subset")
     paths: dict[str, list[str]] = {"files": [], "texts": []}
     for part in parts:
         files = [file for table in scored for file in table.files(part)]  # damage is named, rows or not
@@ -107,7 +107,7 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     if isinstance(lane.tau_f, ChanceThreshold):
         facts[CHOSEN] = _chosen(output.plan, lane, lane.tau_f)
         given["tau_f"] = facts[CHOSEN]["tau_f"]
-    files = output.plan.lake.table(f"{lane.key}/{TEXTS.name}").all_files()
+    files = output.lane_table("scored_texts").all_files()
     if not files:
         return PartRows((), facts=facts)
     with TemporaryDirectory() as spilled, in_memory() as connection:
@@ -127,7 +127,7 @@ def _chosen(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
     lane, of_texts = output.lane, inputs_of_texts(output)
-    pointer = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}").whole_pointer(WHOLE)
+    pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
     record: Mapping[str, Any] = pointer.record if pointer else {}
     chosen = record.get(CHOSEN) if isinstance(lane.tau_f, ChanceThreshold) else None
     threshold = {THRESHOLD: {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}} if chosen else {}
@@ -146,7 +146,7 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     same calls gives the same data version. Raises MissingPart, DamagedPart.
     """
     lane = output.lane
-    record, given = output.plan.lake.table(f"{lane.key}/{FILTER_RULE}").record(WHOLE), _files(output, parts)
+    record, given = output.lane_table("filter_rule").record(WHOLE), _files(output, parts)
     tau_f = record[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     if not given:
         return {part: PartRows(()) for part in parts}

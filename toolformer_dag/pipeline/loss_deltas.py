@@ -87,9 +87,10 @@ def marked(
 
 def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The texts, and the calls that have a result, with the result of their echo and why they are not scored."""
-    lake, lane = output.plan.lake, output.lane
-    texts, calls = lake.table(f"{lane.key}/heuristic_subset").read(shard), finished(output, shard, 1)
-    answers = lake.table(f"{lane.key}/tool_results").read(shard).select("context", words="input", echoed="result")
+    lane = output.lane
+    texts = output.lane_table("heuristic_subset").read(shard)
+    calls = finished(output, shard, 1)
+    answers = output.lane_table("tool_results").read(shard).select("context", words="input", echoed="result")
     calls = calls.join(answers, on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=ahead(lane, texts, calls))
     reasons = {

@@ -50,8 +50,9 @@ def loss_stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
 
     Under a lower floor, or none, the second ones are computed again with it.
     """
-    identity, key = losses_identity(worker.plan, lane), lane.tool.key
-    whole, bounds = (worker.rows(f"{key}/{name}", identity, KEY, LOSSES) for name in ("losses", "loss_bounds"))
+    identity = losses_identity(worker.plan, lane)
+    whole = worker.lane_rows(lane, "losses", identity, KEY, LOSSES)
+    bounds = worker.lane_rows(lane, "loss_bounds", identity, KEY, LOSSES)
     return whole, bounds
 
 

@@ -46,7 +46,6 @@ from toolformer_dag.texts.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import OverBudget
 
-FROM_FILES, FROM_RULE = "file_proposals", "rule_proposals"
 FIELDS = pl.Schema(
     {
         "source": pl.String(),
@@ -191,7 +190,7 @@ def of_files(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     """The calls whose place is in a text of the shard, with this text, in the order of the files."""
-    texts = plan.lake.table(f"{lane.key}/heuristic_subset").read(shard)
+    texts = plan.lane_table(lane, "heuristic_subset").read(shard)
     joined = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")
     inside = pl.col("at").is_between("offset", pl.col("offset") + pl.col("text").str.len_chars(), closed="left")
     return joined.filter(inside).sort("number")
@@ -204,7 +203,7 @@ def of_rule(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     ToolDown where the rule fails.
     """
     lane, rejected, calls = output.lane, Counter[tuple[str, str]](), []
-    texts = output.plan.lake.table(f"{lane.key}/heuristic_subset").read(shard)
+    texts = output.lane_table("heuristic_subset").read(shard)
     texts = texts.select(*TEXT_KEY, "offset", "text", "context")
     for *key, offset, text, context in texts.iter_rows():
         try:
@@ -222,7 +221,7 @@ def given_results(output: TableOutput) -> pl.DataFrame:
     """Return (input, context, result) of calls that brought their results, of equal calls the first; none without."""
     if not output.lane.sources.files:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})
-    table = output.plan.lake.table(f"{output.lane.key}/{FROM_FILES}")
+    table = output.lane_table("file_proposals")
 
     def given() -> pl.DataFrame:
         known = table.scan([WHOLE]).filter(pl.col("result").str.len_chars() > 0).select("input", "context", "result")
@@ -240,13 +239,13 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     made = scored_candidates.rows(worker, output, shard) if lane.sources.sampled else PartRows([])
     order = {source_name(source): number for number, source in enumerate(lane.sources.names)}
     own = [stage.schema.to_frame()]
-    for inner in stage.inner:
-        table, part = output.plan.lake.table(f"{lane.key}/{inner.name}"), shard if inner.sharded else WHOLE
-        found = table.scan([part]).filter(pl.col("shard") == shard).select(stage.schema.names())
-        own.append(found.collect())
-        for one in table.record(part)[REJECTIONS]:
-            if one["shard"] == shard:
-                made.rejected[shard, one["reason"]] += one["count"]
+    for inner in output.inner:
+        part = shard if inner.stage.sharded else WHOLE
+        calls = inner.table.scan([part]).filter(pl.col("shard") == shard).select(stage.schema.names())
+        own.append(calls.collect())
+        for rejection in inner.table.record(part)[REJECTIONS]:
+            if rejection["shard"] == shard:
+                made.rejected[shard, rejection["reason"]] += rejection["count"]
     ordered = pl.concat(own).sort(pl.col("source").replace_strict(order, return_dtype=pl.Int32), *CALL_KEY)
     numbered = ordered.with_columns(sample=-1 - pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position"))
     return replace(made, frames=[pl.concat([*made.frames, numbered]).sort(CALL_KEY)])
@@ -272,14 +271,13 @@ def _rule(lane: Lane) -> dict[str, object]:
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return what tells the versions of a shard's texts, and of what the files have of it."""
-    table, key = output.plan.lake.table, output.lane.key
-    texts = "heuristic_subset"
-    files = table(f"{key}/{FROM_FILES}") if output.lane.sources.files else None
-    return versions({texts: table(f"{key}/{texts}")}, files)
+    texts = output.lane_table("heuristic_subset")
+    from_files = output.lane_table("file_proposals") if output.lane.sources.files else None
+    return versions({"heuristic_subset": texts}, from_files)
 
 
 PLACED = Stage(
-    name=FROM_FILES,
+    name="file_proposals",
     description="Calls of the lane's files at their places in its texts.",
     columns=COLUMNS,
     key=CALL_KEY,
@@ -293,7 +291,7 @@ PLACED = Stage(
     make=ByPart(of_files),
 )
 RULED = Stage(
-    name=FROM_RULE,
+    name="rule_proposals",
     description="Calls that the lane's rule proposes for its texts.",
     columns=COLUMNS,
     key=CALL_KEY,

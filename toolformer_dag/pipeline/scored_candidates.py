@@ -313,7 +313,7 @@ def stored_samples(output: TableOutput, store: SampleStore, asked: Asked) -> pl.
 
 def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows of heuristic_subset, and its distinct texts (text_digest, text)."""
-    subset = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
+    subset = output.lane_table("heuristic_subset").read(shard)
     return subset, subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import duckdb
 import polars as pl
 
+from toolformer_dag.computing.lane_tables import LaneTable, call_tables
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
 from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
 from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED
-from toolformer_dag.pipeline.chained_candidates import stage_names
 
 COST_VERSION = "costs"
 """The input that tells the files of results: costs are no part of their version."""
@@ -33,14 +33,14 @@ def settings(lane: Lane) -> Mapping[str, Any]:
     return {"score": lane.score, "score_sql": fingerprint(IDENTITY)} if lane.scores else {}
 
 
-def reads(lane: Lane) -> tuple[str, ...]:
+def reads(lane: Lane) -> tuple[LaneTable, ...]:
     """Return the tables that hold what calls cost, those after others too; none where the score does not read it."""
     return _results(lane) if reads_cost(lane.scores) else ()
 
 
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
     """Return what tells the costs of a shard's calls; nothing where the score does not read them."""
-    tables = [plan.lake.table(f"{lane.key}/{name}") for name in reads(lane)]
+    tables = [plan.lane_table(lane, name) for name in reads(lane)]
 
     def of(shard: str) -> Mapping[str, Any]:
         pointers = [table.whole_pointer(shard) for table in tables]
@@ -69,7 +69,7 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
 
     Raises MissingPart, DamagedPart.
     """
-    results = [plan.lake.table(f"{lane.key}/{name}") for name in _results(lane)]
+    results = [plan.lane_table(lane, name) for name in _results(lane)]
     if not any(one.parts() and one.scan().select(pl.col("cost").max()).collect().item() for one in results):
         return None
     with TemporaryDirectory() as spilled, in_memory() as connection:
@@ -94,17 +94,17 @@ def scored(
 
 def _calls(plan: Plan, lane: Lane) -> tuple[list[str], list[str]]:
     """The parts with scored calls, and their files."""
-    tables = [plan.lake.table(f"{lane.key}/{name}") for name in lane.scored]
+    tables = [plan.lane_table(lane, name) for name in lane.scored]
     return list(tables[0].parts()), [file for table in tables for file in table.all_files()]
 
 
-def _results(lane: Lane) -> tuple[str, ...]:
-    return ("tool_results", *(stage_names(level)[1] for level in range(2, lane.depth + 1)))
+def _results(lane: Lane) -> tuple[LaneTable, ...]:
+    return ("tool_results", *(call_tables(level).results for level in range(2, lane.depth + 1)))
 
 
 def _asked(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
-    def files(*names: str) -> str:
-        return _list(file for name in names for file in plan.lake.table(f"{lane.key}/{name}").all_files(parts))
+    def files(*names: LaneTable) -> str:
+        return _list(file for name in names for file in plan.lane_table(lane, name).all_files(parts))
 
     keys = _list(one.key for one in lane.chainable.values())
     return ASKED.format(

@@ -39,12 +39,12 @@ def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
-    return worker.rows(f"{lane.tool.key}/written", identity(worker.plan, lane), KEY, WRITTEN)
+    return worker.lane_rows(lane, "written", identity(worker.plan, lane), KEY, WRITTEN)
 
 
 def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows of heuristic_subset, and (text_digest, text, sample) of m samples of each distinct text."""
-    texts = output.plan.lake.table(f"{output.lane.key}/heuristic_subset").read(shard)
+    texts = output.lane_table("heuristic_subset").read(shard)
     samples = pl.DataFrame({"sample": range(output.lane.m)}, schema={"sample": pl.Int32()})
     distinct = texts.select("text_digest", "text").unique("text_digest", maintain_order=True)
     return texts, distinct.join(samples, how="cross")

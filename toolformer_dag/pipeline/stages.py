@@ -40,22 +40,40 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 
 
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane; its candidates come from its sources.
+    """Return the stages of a lane in the order in which they run; each reads only what stands before it.
 
-    Chains have two more per call, and two that score them.
+    A chain has two stages per further call, and two that score it. Raises ValueError where a stage reads a table of the
+    lane that no stage before it makes.
     """
-    stages = (left_over_texts.STAGE if plan.start else LANE_STAGES[0], *LANE_STAGES[1:])
-    stages = tuple(proposals.stage(lane) if stage is scored_candidates.STAGE else stage for stage in stages)
-    chained = [stage for level in range(2, lane.depth + 1) for stage in chained_candidates.stages(level)]
-    after = stages.index(tool_results.STAGE) + 1
-    scored = (chained_deltas.STAGE, chained_deltas.SWAPS) if chained else ()
-    return (*stages[:after], *chained, *stages[after:-1], *scored, stages[-1])
+    texts = left_over_texts.STAGE if plan.start else heuristic_subset.STAGE
+    stages = [texts, proposals.stage(lane), tool_results.STAGE]
+    for level in range(2, lane.depth + 1):
+        stages += chained_candidates.stages(level)
+    stages += [loss_deltas.STAGE, swapped_results.STAGE]
+    if lane.depth > 1:
+        stages += [chained_deltas.STAGE, chained_deltas.SWAPS]
+    stages.append(filtered_calls.STAGE)
+    _refuse_unknown_reads(plan, lane, stages)
+    return tuple(stages)
+
+
+def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> None:
+    """Raise ValueError where a stage reads a table of its lane that no stage before it makes."""
+    made: set[str] = set()
+    for stage in stages:
+        made |= {inner.name for inner in stage.inner}
+        reads = stage.reads(plan, lane) if callable(stage.reads) else stage.reads
+        of_lane = {read for read in reads if "/" not in read}
+        if of_lane - made:
+            unknown = min(of_lane - made)
+            raise ValueError(f"stage {stage.name} of {lane.key} reads {unknown}, which no stage before it makes")
+        made.add(stage.name)
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
-    lanes = _lane_outputs(plan)
-    return [*(TableOutput(stage, plan) for stage in CORPUS), *lanes, TableOutput(augmented_corpus.STAGE, plan)]
+    corpus = [TableOutput(stage, plan) for stage in CORPUS]
+    return [*corpus, *_lane_outputs(plan), TableOutput(augmented_corpus.STAGE, plan)]
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:

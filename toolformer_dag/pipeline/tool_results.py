@@ -132,14 +132,13 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
-    return worker.rows(f"{lane.tool.key}/results", result_settings(lane), KEY, RESULTS)
+    return worker.lane_rows(lane, "results", result_settings(lane), KEY, RESULTS)
 
 
 def _calls(output: TableOutput, shard: str) -> pl.DataFrame:
     """(shard, input, context) of every candidate call, and of echoes, without their shard."""
-    lake, lane = output.plan.lake, output.lane
-    texts = lake.table(f"{lane.key}/heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    calls = lake.table(f"{lane.key}/scored_candidates").read(shard).filter(pl.col("input").is_not_null())
+    texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
+    calls = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())
     placed = calls.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
     echoes = placed.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
     return pl.concat([placed, echoes]).drop("words")
