@@ -115,6 +115,18 @@ def test_a_home_that_has_not_seen_the_lake_shows_nothing_as_unsynced_and_each_ta
     assert unsynced() == set(project.stale()) == {"calculator/filtered_calls"}
 
 
+def test_a_warehouse_that_is_out_of_date_leaves_the_tables_that_were_made_of_it_synced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
+    world.update("tools.calculator.tau_f=0.5")  # without Dagster: the lake's rows are other ones than the file's
+    monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
+    project = Project.of(load_settings())
+    tell_of_lake(project.plan, project.instance)
+    assert "warehouse/toolformer_duckdb" in project.stale()
+    assert not [name for name in unsynced() if name.startswith("tables/")]
+
+
 def test_the_sensor_shows_shards_that_a_first_run_wrote_as_read_and_their_checks_as_passed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

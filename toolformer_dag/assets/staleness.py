@@ -58,8 +58,10 @@ def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> Non
         if is_known(instance, key, state, read):
             continue
         if output.reasons():
-            if is_known(instance, key, {VERSION: version}):
-                continue  # the page marks it, for what has changed
+            last = last_materialization(instance, key)
+            if last is not None:  # the page marks it, for what has changed; what comes after it stays as it is
+                versions[output.name] = _tags(last).get(VERSION, version)
+                continue
             state[CODE] = OUT_OF_DATE
         tell_state(instance, output, state | read)
 
