@@ -27,6 +27,7 @@ from tests.damage import flip
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
 from toolformer_dag.cli.run_display import shown
+from toolformer_dag.cli.terminal import settings_of, with_config
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.files import UserError, require_threads, sealed
 from toolformer_dag.settings.sections import Settings
@@ -66,6 +67,39 @@ def test_a_folder_without_a_project_is_told_once_with_what_to_do(tmp_path, monke
     assert sum("toolformer.toml" in line for line in told) == 1
     for options in (["--config", str(tmp_path / "toolformer.toml")], ["--profile", "embedded"]):
         assert "no toolformer.toml" not in cli(command, *options).stderr
+
+
+def test_judge_which_needs_no_project_says_nothing_of_one(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = cli("judge", "talks.jsonl")
+    assert done.returncode == 1 and "talks.jsonl" in done.stderr
+    assert "no toolformer.toml" not in done.stderr
+
+
+def test_a_command_in_a_message_names_the_settings_file_that_was_given(tmp_path):
+    file = tmp_path / "my settings.toml"
+    shutil.copy2(SETTINGS, file)
+    question = ("sql", "select 1 from documents")
+    assert "run `toolformer-dag run`, or" in cli(*question).stderr
+    assert f"run `toolformer-dag run --config '{file}'`, or" in cli(*question, "--config", str(file)).stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("run `toolformer-dag stale --run`", "run `toolformer-dag stale --config a.toml --run`"),
+        ("`toolformer-dag sql --config b.toml x`; it ends", "`toolformer-dag sql --config b.toml x`; it ends"),
+        ("`toolformer-dag init FOLDER`", "`toolformer-dag init FOLDER`"),
+        ("make it by toolformer-dag run", "make it by toolformer-dag run --config a.toml"),
+    ],
+)
+def test_of_the_commands_in_a_message_those_without_a_settings_file_get_one(message, told):
+    settings_of(None, None, None)
+    assert with_config(message) == message
+    shutil.copy2(SETTINGS, "a.toml")
+    settings_of(Path("a.toml"), None, None)
+    assert with_config(message) == told
 
 
 @pytest.mark.parametrize(

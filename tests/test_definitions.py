@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -51,6 +52,27 @@ def picture(definitions: dg.Definitions) -> dict[str, dict[str, object]]:
 def test_graph_is_the_one_in_the_snapshot(definitions):
     """After a wanted change: `python -m tests.test_definitions` writes the snapshot anew."""
     assert picture(definitions) == json.loads(SNAPSHOT.read_text())
+
+
+def test_dagster_skips_what_depends_on_an_asset_that_yields_nothing() -> None:
+    """Why a step with nothing to compute records a materialization: docs/decisions.md, "One job"."""
+
+    @dg.asset(output_required=False)
+    def silent() -> Iterator[dg.MaterializeResult]:
+        yield from ()
+
+    @dg.asset
+    def stale() -> None:
+        return
+
+    @dg.asset(deps=[silent, stale])
+    def after_both() -> None:
+        return
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.materialize([silent, stale, after_both], instance=instance)
+    landed = [event.asset_key.to_user_string() for event in run.get_asset_materialization_events() if event.asset_key]
+    assert run.success and landed == ["stale"]
 
 
 def test_a_lane_with_chains_has_its_calls_and_results_twice_and_waits_for_the_tools_it_calls():

@@ -41,6 +41,17 @@ def test_init_writes_a_project_over_the_corpus_that_is_there_and_replaces_no_fil
     assert (folder / ".gitignore").read_text() == "mine\n"
 
 
+@pytest.mark.parametrize("place", ["Small.Q4_1.gguf", "weights/small.gguf"])
+def test_init_names_a_gguf_file_as_the_model(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_bytes(b"GGUF")
+    done = cli("init", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert f"The model is {place}." in done.stdout
+    settings = load_settings(tmp_path / "toolformer.toml", environment={})
+    assert settings.model.name == str(tmp_path / place)
+
+
 def test_a_tool_that_the_embedded_model_cannot_name_is_told_of_with_the_ways_out(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert cli("init", str(tmp_path)).returncode == 0

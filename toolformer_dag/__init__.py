@@ -1,4 +1,7 @@
-"""Toolformer (Schick et al. 2023) as a typed library; only `definitions` knows Dagster."""
+"""Toolformer (Schick et al. 2023) as a typed library.
+
+`definitions`, `assets`, `resources` and `cli` know Dagster, nothing else does.
+"""
 
 from typing import Any
 

@@ -10,10 +10,11 @@ from huggingface_hub import ModelCard
 
 from tests.runs.conftest import World
 from toolformer_dag.evaluation.measurements import measured_on
-from toolformer_dag.exports.model_card import EVALUATION, add_evaluation
+from toolformer_dag.exports.model_card import EVALUATION, add_evaluation, call_limits, texts_of_calls
 from toolformer_dag.files import unsealed
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import checkpoint_folder
+from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.training.training_report import CARD, RECORD, read_card, read_report
 
@@ -57,6 +58,42 @@ def test_training_texts_per_tool_are_those_of_c_star(trained: World) -> None:
         assert line.endswith(f"| 0.0 | {texts:,} |") and texts > 0
 
 
+def test_a_card_counts_the_calls_of_c_star_and_says_how_many_decoding_makes(trained: World) -> None:
+    counts = corpus_rows(trained.lake, ["calls", "split"]).collect().filter(pl.col("split") == "train")["calls"]
+    several = (counts > 1).sum()
+    first, second = call_limits(trained.project().plan)
+    assert first.startswith(f"{several} training texts hold more than one call" if several else "No training text")
+    assert second.startswith("An answer has one call, no chained calls, and no second look at results, as in the paper")
+    for name, told in zip(NAMES, (True, False), strict=True):
+        card = (folder(trained, name) / CARD).read_text()
+        assert (f"- {first}\n- {second}\n" in card) == told
+    more = call_limits(trained.project("decoding.calls=3", "decoding.depth=2").plan)
+    assert more[0] == first
+    assert more[1].startswith("An answer has up to 3 calls, chains of up to 2 calls; the paper has one call")
+
+
+def test_a_card_tells_chains_from_calls_at_several_places(trained: World) -> None:
+    """Publish a C* with a text of each kind: one call, two calls, a chain of two, and a held-out chain."""
+    call = " [Calculator(1+1) -> 2]"
+    one = {"text_with_calls": f"1 and 1 make{call} 2 .", "calls": 1, "split": "train"}
+    two = {"text_with_calls": f"1 and 1 make{call} 2 and{call} 2 .", "calls": 2, "split": "train"}
+    chain = {"text_with_calls": f"1 and 1 make{call}{call} 2 .", "calls": 2, "split": "train"}
+    texts = [one, two, chain, {**chain, "split": "heldout"}]
+    corpus = trained.lake.table(CORPUS)
+    [part, *_] = corpus.parts()
+    before = {name: (corpus.read(name), corpus.record(name)) for name in corpus.parts()}
+    first_row = before[part][0].row(0, named=True)
+    rows = [{**first_row, **text, "segment": number} for number, text in enumerate(texts)]
+    of_each_kind = pl.DataFrame(rows, schema=before[part][0].schema)
+    try:
+        for name, (table, record) in before.items():
+            corpus.publish(name, [of_each_kind if name == part else table.clear()], lambda record=record: record)
+        assert texts_of_calls(trained.project().plan) == (2, 1)
+    finally:
+        for name, (table, record) in before.items():
+            corpus.publish(name, [table], lambda record=record: record)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_figures_of_evaluation_are_added_and_replaced_and_the_checkpoint_stays_whole(trained: World, name: str) -> None:
     card = folder(trained, name) / CARD
@@ -85,7 +122,7 @@ def test_measurements_of_another_checkpoint_are_not_told(trained: World) -> None
 def test_a_card_that_was_changed_is_written_anew_and_nothing_is_trained(trained: World) -> None:
     card = folder(trained, NAMES[0]) / CARD
     before = card.read_text()
-    card.write_text(before.replace("One call per text", "Two calls per text"))
+    card.write_text(before.replace("An answer has one call", "An answer has two calls"))
     assert read_card(card.parent) is None and trained.stale() == [f"training/{NAMES[0]}"]
     assert trained.run(training=True).ran == []
     assert card.read_text() == before and trained.stale() == []

@@ -17,7 +17,7 @@ from toolformer_dag.assets import JOB, outputs
 from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import TOKENS, UNCHANGED
-from toolformer_dag.assets.running import CHANGED
+from toolformer_dag.assets.running import CHANGED, COMPUTED, SKIPPED
 from toolformer_dag.definitions import definitions_of
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline import filtered_calls
@@ -50,12 +50,16 @@ def test_a_run_started_from_dagster_tells_in_its_tag_what_changed(world, monkeyp
     job = definitions_of(project.plan).resolve_job_def(JOB)
     assert not {key.to_user_string() for key in job.asset_layer.selected_asset_keys} & set(BY_HAND)
     chosen = ("calculator/filtered_calls", "sums/filtered_calls", "warehouse/toolformer_duckdb")
-    keys = [asset_key(name) for name in chosen]
+    keys = [asset_key(name) for name in (*chosen, "calculator/loss_deltas")]
     assert job.execute_in_process(instance=project.instance, asset_selection=keys).success
     [run] = project.instance.get_runs(limit=1)
     assert all(name.startswith((OURS, "dagster/", ".dagster/")) for name in run.tags)
     told = {name: set(value.split("; ")) for name, value in run.tags.items() if name.startswith(OURS)}
-    assert told == {CHANGED: {f"calculator.tau_f 0.0 -> {middle}", "calculator.sql changed", "sums.sql changed"}}
+    assert told == {
+        CHANGED: {f"calculator.tau_f 0.0 -> {middle}", "calculator.sql changed", "sums.sql changed"},
+        COMPUTED: set(chosen),
+        SKIPPED: {"1"},
+    }
     assert world.figures("calculator/filtered_calls")[TOKENS].value == 0
     assert world.sql("select min(delta) >= tau_f from filtered_calls where tool = 'calculator' group by tau_f") == [
         (True,)

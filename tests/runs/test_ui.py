@@ -20,9 +20,12 @@ from tests.processes import processes_with, wait_until_ended
 from tests.runs.conftest import World
 from tests.ui_server import asked, served
 from tests.worlds import write_shard
-from toolformer_dag.assets import shard_sensor
-from toolformer_dag.assets.staleness import SHARD_LIST
+from toolformer_dag.assets import JOB, shard_sensor, tell_of_lake
+from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
+from toolformer_dag.assets.running import BETWEEN, COMPUTED, SKIPPED
+from toolformer_dag.assets.staleness import READ, SHARD_LIST, VERSION
 from toolformer_dag.cli.project import Project, shared_instance
+from toolformer_dag.definitions import definitions_of
 from toolformer_dag.settings.settings_file import load_settings
 
 KEYS = "{ assetNodes { assetKey { path } } }"
@@ -83,6 +86,85 @@ def test_the_page_marks_what_the_command_line_lists_and_shows_checks_that_passed
     }
     told = {one["executionForLatestMaterialization"]["status"] for found in checks.values() for one in found}
     assert told == {"SUCCEEDED"}
+
+
+def check_results() -> set[str | None]:
+    """Return how the checks of the latest materializations ended; None where one has not run for it."""
+    found = set()
+    for node in nodes(CHECKS).values():
+        for check in node["assetChecksOrError"].get("checks", []):
+            execution = check["executionForLatestMaterialization"]
+            found.add(execution and execution["status"])
+    return found
+
+
+def test_a_home_that_has_not_seen_the_lake_shows_nothing_as_unsynced_and_each_table_of_the_paper(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
+    monkeypatch.setenv("DAGSTER_HOME", str(world.folder / "another home"))
+    assert world.run().ran == []
+    assert unsynced() == set()
+    assert "plot" in world.figures("tables/table_3")
+    before = world.last("tables/table_3")
+    assert world.run().ran == [] and world.last("tables/table_3") == before
+    monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
+    monkeypatch.setenv("DAGSTER_HOME", str(world.folder / "a third home"))
+    project = Project.of(load_settings())
+    tell_of_lake(project.plan, project.instance)
+    assert unsynced() == set(project.stale()) == {"calculator/filtered_calls"}
+
+
+def test_a_warehouse_that_is_out_of_date_leaves_the_tables_that_were_made_of_it_synced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
+    world.update("tools.calculator.tau_f=0.5")  # without Dagster: the lake's rows are other ones than the file's
+    monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
+    project = Project.of(load_settings())
+    tell_of_lake(project.plan, project.instance)
+    assert "warehouse/toolformer_duckdb" in project.stale()
+    assert not [name for name in unsynced() if name.startswith("tables/")]
+
+
+def test_the_sensor_shows_shards_that_a_first_run_wrote_as_read_and_their_checks_as_passed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record the documents as that run does: made of a list of shards in which no file was there yet."""
+    monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
+    project = world.project()
+    last = world.last("ccnet/raw_shards")
+    of_shard_list = f"{READ}{SHARD_LIST}"
+    assert last.tags is not None and of_shard_list in last.tags
+    tags = {**last.tags, of_shard_list: "no file yet"}
+    for name, recorded in (("ccnet/raw_shards", tags), (SHARD_LIST, {VERSION: "no file yet"})):
+        event = dg.AssetMaterialization(name.split("/"), metadata=last.metadata, tags=recorded)
+        project.instance.report_runless_asset_event(event)
+    assert unsynced() == set() and None in check_results()
+    with dg.build_sensor_context(instance=project.instance) as context:
+        assert shard_sensor(project.plan)(context) == dg.SkipReason("observed")
+    assert world.stale() == [] and unsynced() == set()
+    assert check_results() == {"SUCCEEDED"}
+    assert world.figures("ccnet/raw_shards")["dagster/row_count"] == last.metadata["dagster/row_count"]
+
+
+def test_what_a_job_skips_stays_synced_and_what_comes_after_it_runs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLFORMER_CONFIG", str(world.folder / "toolformer.toml"))
+    monkeypatch.setenv("TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "0.5")
+    project = Project.of(load_settings())
+    assert unsynced() == {"calculator/filtered_calls"}
+    assert definitions_of(project.plan).resolve_job_def(JOB).execute_in_process(instance=project.instance).success
+    [run] = project.instance.get_runs(limit=1)
+    computed = run.tags[COMPUTED].split(BETWEEN)
+    assert computed[0] == "calculator/filtered_calls" and "training/augmented_corpus" in computed
+    assert not [name for name in computed if name.startswith(("ccnet/", "sums/"))]
+    assert int(run.tags[SKIPPED]) > 10
+    assert unsynced() <= set(BY_HAND)
+    tell_of_lake(project.plan, project.instance)
+    assert unsynced() == set(project.stale()) == set(TRAINED)
+    assert check_results() == {"SUCCEEDED"}
 
 
 @pytest.mark.long

@@ -7,10 +7,19 @@ import dagster as dg
 
 from toolformer_dag.assets.by_hand import BY_HAND, checkpoint, measurement
 from toolformer_dag.assets.declaration import Output, asset_key, asset_of
-from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets
+from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets, tell_dagster
 from toolformer_dag.assets.tables import prepared_tool, prepares, table
 from toolformer_dag.assets.traces import trace_outputs
-from toolformer_dag.assets.warehouse import DATASET, SHOWN, WAREHOUSE, dataset, paper_assets, paper_table, warehouse
+from toolformer_dag.assets.warehouse import (
+    DATASET,
+    SHOWN,
+    WAREHOUSE,
+    dataset,
+    paper_assets,
+    paper_table,
+    tell_tables,
+    warehouse,
+)
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.measurements import TABLES
@@ -54,6 +63,14 @@ def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     assets = [asset_of(output, plan.suffix) for output in own if output.name not in shown]
     tables = paper_assets([one for one in own if one.name in shown], plan)
     return [*([] if plan.start else [shard_list(plan)]), *assets, tables]
+
+
+def tell_of_lake(plan: Plan, instance: dg.DagsterInstance) -> None:
+    """Let the page of an instance show what the lake holds, whoever made it, and the shard files as they are now."""
+    observe(instance, plan)
+    tell_dagster(outputs_so_far(plan), instance)
+    for project in plan.projects:
+        tell_tables(outputs(project), project, instance)
 
 
 JOB = "bring_up_to_date"
@@ -107,6 +124,9 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
     def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
         changed = observe(context.instance, plan)
+        if changed:  # a lake that was moved here is seen for the first time, and so are the files of a first run
+            with session():
+                tell_of_lake(plan.fresh(), context.instance)
         if automation:
             return _requested(context, plan.fresh())
         return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")

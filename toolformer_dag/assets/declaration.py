@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.running import Running, note_failure, runs_alone, step
+from toolformer_dag.assets.running import Running, note_failure, runs_alone, step, tag_outcome
 from toolformer_dag.computing.update import Reasons
 from toolformer_dag.files import UserError, limit_met
 from toolformer_dag.identity import fingerprint
@@ -89,6 +89,7 @@ def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
                     raise UserError(f"{error}: {limit}; what was committed is kept") from error
                 raise
             made.end(result.metadata or {})
+            tag_outcome(context, output.name, result.metadata or {})
             return result
 
     key = asset_key(output.name)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,12 @@ from toolformer_dag.resources.live_runs import run_folder
 LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS, TELL_EVERY_SECONDS = 15.0, 0.3, 1.0
 CHANGED = "toolformer/changed"
 """The tag of a run that says which settings changed: `calculator.tau_f 0.5 -> 0.8`."""
+COMPUTED = "toolformer/computed"
+"""The tag of a run that names the assets whose rows or files it computed: `calculator/filtered_calls; training/...`."""
+SKIPPED = "toolformer/skipped"
+"""The tag of a run with the number of its assets for which there was nothing to compute."""
+BETWEEN = "; "
+"""What stands between the entries of a tag."""
 
 
 @dataclass
@@ -212,10 +219,36 @@ def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> No
     """Add settings that changed to the run's tag `toolformer/changed`."""
     group = context.asset_key.path[0]
     changes = [f"{group}.{change}" for change in changed]
-    if not changes:
-        return
-    with locked(Path(context.instance.root_directory) / "run_tags.lock"):  # steps at once add theirs too
+    if changes:
+        _change_tag(context, CHANGED, partial(_with_entries, entries=changes))
+
+
+def tag_outcome(context: dg.AssetExecutionContext, name: str, metadata: Mapping[str, Any]) -> None:
+    """Add an asset to the run's tag of what was computed, or count it in the tag of what was skipped.
+
+    `metadata`: that of its materialization. An asset that does not say whether anything changed is in neither tag.
+    """
+    unchanged = getattr(metadata.get(UNCHANGED), "value", metadata.get(UNCHANGED))
+    if unchanged is False:
+        _change_tag(context, COMPUTED, partial(_with_entries, entries=[name]))
+    elif unchanged is True:
+        _change_tag(context, SKIPPED, _with_one_more)
+
+
+def _with_entries(value: str | None, entries: Sequence[str]) -> str:
+    """Return the value of a tag with these entries, each once."""
+    before = value.split(BETWEEN) if value else []
+    return BETWEEN.join(dict.fromkeys([*before, *entries]))
+
+
+def _with_one_more(value: str | None) -> str:
+    """Return the value of a tag that counts, one higher."""
+    return str(int(value or 0) + 1)
+
+
+def _change_tag(context: dg.AssetExecutionContext, tag: str, changed: Callable[[str | None], str]) -> None:
+    """Replace a tag of the run. `changed`: returns its new value, given the one so far or None."""
+    with locked(Path(context.instance.root_directory) / "run_tags.lock"):  # steps at once change theirs too
         run = context.instance.get_run_by_id(context.run.run_id)
         if run is not None:
-            before = run.tags[CHANGED].split("; ") if CHANGED in run.tags else []
-            context.instance.add_run_tags(run.run_id, {CHANGED: "; ".join(dict.fromkeys([*before, *changes]))})
+            context.instance.add_run_tags(run.run_id, {tag: changed(run.tags.get(tag))})

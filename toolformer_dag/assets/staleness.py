@@ -2,17 +2,26 @@
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
 from toolformer_dag.assets.declaration import OWNERS, Output, asset_key
-from toolformer_dag.assets.metadata import ROWS, counts_table, last_materialization
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, counts_table, last_materialization
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.update import Reasons
 from toolformer_dag.identity import fingerprint
 
-VERSION, CODE, READ = "dagster/data_version", "dagster/code_version", "dagster/input_data_version/"
-"""Tags of a materialization."""
+VERSION = "dagster/data_version"
+CODE = "dagster/code_version"
+READ = "dagster/input_data_version/"
+READ_EVENT = "dagster/input_event_pointer/"
+"""Tags of a materialization: its versions, and for each input its version and the event that had it. Dagster takes an
+input for a new one where either is lacking."""
+NO_EVENT = "NULL"
+"""The value of READ_EVENT where the event does not matter: Dagster compares those of partitions alone."""
+OUT_OF_DATE = "out of date"
+"""The code version told of what is stored and out of date: it equals no asset's, so that the page shows it unsynced."""
 
 
 def stale_assets(outputs: Sequence[Output]) -> dict[str, Reasons]:
@@ -29,20 +38,96 @@ def stale_assets(outputs: Sequence[Output]) -> dict[str, Reasons]:
 
 
 def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:
-    """Let the UI show what the lake holds, where another instance made it, or a run over another lake came since."""
-    versions = {output.name: version for output in outputs if (version := output.version())}
+    """Let the page mark what `stale_assets` lists and nothing else, whoever made what the lake holds.
+
+    Dagster knows the runs of its own home alone: a lake that was moved, or that another home filled, looks unsynced or
+    missing. `outputs`: upstream first. Call `observe` before, so that the shard files are known.
+    """
+    versions: dict[str, str] = {}
+    shards = last_materialization(instance, SHARDS)
+    if shards is not None:
+        versions[SHARD_LIST] = _tags(shards)[VERSION]
     for output in outputs:
-        key, state = asset_key(output.name), {VERSION: versions.get(output.name, ""), CODE: output.code_version}
-        if output.name not in versions or is_known(instance, key, state) or output.reasons():
+        version = output.version()
+        if version is None:
             continue
-        read = {f"{READ}{name}": versions[name] for name in output.depends_on if name in versions}
-        instance.report_runless_asset_event(dg.AssetMaterialization(key, tags={**state, **read}))
+        versions[output.name] = version
+        key = asset_key(output.name)
+        state = {VERSION: version, CODE: output.code_version}
+        read = read_versions(output, versions)
+        if is_known(instance, key, state, read):
+            continue
+        if output.reasons():
+            last = last_materialization(instance, key)
+            if last is not None:  # the page marks it, for what has changed; what comes after it stays as it is
+                versions[output.name] = _tags(last).get(VERSION, version)
+                continue
+            state[CODE] = OUT_OF_DATE
+        tell_state(instance, output, state | read)
 
 
-def is_known(instance: dg.DagsterInstance, key: dg.AssetKey, tags: Mapping[str, str]) -> bool:
-    """Return whether Dagster learned last that an asset is in the state of these tags."""
-    made = last_materialization(instance, key)
-    return made is not None and tags.items() <= (made.tags or {}).items()
+def read_versions(output: Output, versions: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags by which Dagster knows of which versions of its inputs an output was made.
+
+    `versions`: by name; inputs that are not in it have no tag.
+    """
+    read = {}
+    for name in output.depends_on:
+        if name in versions:
+            read[f"{READ}{name}"] = versions[name]
+    return read
+
+
+def tell_state(
+    instance: dg.DagsterInstance, output: Output, tags: Mapping[str, str], shown: Mapping[str, Any] | None = None
+) -> None:
+    """Report a materialization without a run. `shown`: its metadata.
+
+    Without `shown` the page goes on to show what it showed of the same rows, and how their checks ended.
+    """
+    key = asset_key(output.name)
+    events = {name.replace(READ, READ_EVENT, 1): NO_EVENT for name in tags if name.startswith(READ)}
+    last = last_materialization(instance, key)
+    same_rows = last is not None and _tags(last).get(VERSION) == tags[VERSION]
+    if shown is None:
+        shown = {**last.metadata, UNCHANGED: True} if last is not None and same_rows else {}
+    instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=shown, tags={**tags, **events}))
+    for name in output.checks if same_rows else ():
+        record = instance.get_latest_asset_check_evaluation_record(dg.AssetCheckKey(key, name))
+        evaluation = record.evaluation if record is not None else None
+        if evaluation is not None:  # none where the run ended before the check
+            instance.report_runless_asset_event(
+                dg.AssetCheckEvaluation(
+                    asset_key=key,
+                    check_name=name,
+                    passed=evaluation.passed,
+                    metadata=evaluation.metadata,
+                    severity=evaluation.severity,
+                    description=evaluation.description,
+                    blocking=evaluation.blocking,
+                )
+            )
+
+
+def is_known(
+    instance: dg.DagsterInstance,
+    key: dg.AssetKey,
+    state: Mapping[str, str],
+    read: Mapping[str, str] | None = None,
+) -> bool:
+    """Return whether Dagster learned last that an asset has the tags of `state`.
+
+    `read`: the tags of all its inputs too, and of no other; None where these do not count.
+    """
+    last = last_materialization(instance, key)
+    if last is None or not state.items() <= _tags(last).items():
+        return False
+    last_read = {name: value for name, value in _tags(last).items() if name.startswith(READ)}
+    return read is None or last_read == read
+
+
+def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
+    return materialization.tags or {}
 
 
 def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[str]:

@@ -9,7 +9,15 @@ import dagster as dg
 import polars as pl
 
 from toolformer_dag.assets.declaration import Output
-from toolformer_dag.assets.metadata import PREVIEW_ROWS, ROWS, counts_table, frame_table, last_metadata, this_run
+from toolformer_dag.assets.metadata import (
+    PREVIEW_ROWS,
+    ROWS,
+    UNCHANGED,
+    counts_table,
+    frame_table,
+    last_metadata,
+    this_run,
+)
 from toolformer_dag.assets.plots import chance_curves, delta_histogram, frontier_curve
 from toolformer_dag.assets.running import note_cost, progress, tag_changes
 from toolformer_dag.computing.plan import Lane
@@ -223,12 +231,20 @@ def prepared_tool(lane: Lane) -> Output:
     settings = {"version": lane.tool.version, "options": lane.identity()}
 
     def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        began, advance = time.monotonic(), progress(context, "passages")
-        lane.tool.prepare(lambda done: advance(done, 0))
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(fingerprint(settings)),
-            metadata={"seconds": round(time.monotonic() - began, 3)},
-        )
+        began = time.monotonic()
+        advance = progress(context, "passages")
+        indexed = 0
+
+        def note(done: int) -> None:
+            nonlocal indexed
+            indexed = done
+            advance(done, 0)
+
+        lane.tool.prepare(note)
+        shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
+        if indexed:  # without progress nobody knows whether the tool made something or found it there
+            shown[UNCHANGED] = False
+        return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)
 
     return Output(
         name=f"{lane.tool.key}/prepared_tool",

@@ -1,8 +1,8 @@
 """What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
@@ -15,9 +15,12 @@ from toolformer_dag.assets.metadata import (
     as_text,
     counts_table,
     frame_table,
+    last_materialization,
     last_metadata,
 )
 from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
+from toolformer_dag.assets.running import tag_outcome
+from toolformer_dag.assets.staleness import CODE, VERSION, is_known, read_versions, tell_state
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
@@ -184,9 +187,37 @@ def paper_assets(outputs: Sequence[Output], plan: Plan) -> dg.AssetsDefinition:
         with opened(database, CLOSED) as connection:
             for output in outputs:
                 if asset_key(output.name) in context.selected_asset_keys:
-                    yield output.make(context, output=output, warehouse=connection)
+                    result = output.make(context, output=output, warehouse=connection)
+                    tag_outcome(context, output.name, result.metadata or {})
+                    yield result
 
     return tables
+
+
+def tell_tables(outputs: Sequence[Output], plan: Plan, instance: dg.DagsterInstance) -> None:
+    """Let the page show the paper's tables of the stored warehouse, where this instance has not seen them.
+
+    `outputs`: those of the plan; call `tell_dagster` before, so that the warehouse is known. The file is opened where a
+    table is not known, and left alone where it is out of date.
+    """
+    by_name = {output.name: output for output in outputs}
+    stored = by_name[plan.named(WAREHOUSE)]
+    version = stored.version()
+    if version is None:
+        return
+    unknown = []
+    for name in map(plan.named, SHOWN):
+        read = read_versions(by_name[name], {stored.name: version})
+        if not is_known(instance, asset_key(name), {CODE: by_name[name].code_version}, read):
+            unknown.append(by_name[name])
+    if not unknown or stored.reasons():
+        return
+    with opened(plan.settings.warehouse, CLOSED) as connection:
+        for output in unknown:
+            last = last_materialization(instance, asset_key(output.name))
+            shown = _shown_table(output, connection, last.metadata if last else {})
+            state = {VERSION: shown.version, CODE: output.code_version}
+            tell_state(instance, output, state | read_versions(output, {stored.name: version}), shown.metadata)
 
 
 def _table(name: str) -> PaperTable:
@@ -194,15 +225,28 @@ def _table(name: str) -> PaperTable:
 
 
 def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDBPyConnection") -> dg.MaterializeResult:
-    """Show the rows as numbers, Markdown and a plot; what was shown last is shown again where nothing changed."""
-    key, table = asset_key(output.name), _table(output.name)
+    """Show a table of the paper as the result of its asset."""
+    key = asset_key(output.name)
+    shown = _shown_table(output, warehouse, last_metadata(context, key))
+    return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(shown.version), metadata=shown.metadata)
+
+
+class ShownTable(NamedTuple):
+    """What the page shows of a table of the paper. `version`: of its rows, its notes and the way they are shown."""
+
+    version: str
+    metadata: Mapping[str, Any]
+
+
+def _shown_table(output: Output, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
+    """Return the rows as numbers, Markdown and a plot. `last`: what was shown last, again where nothing changed."""
+    table = _table(output.name)
     rows, remarks, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
     started = over_min_probability(warehouse, table)
     content = [None if frame is None else frame.write_json() for frame in (called, started)]
     version = fingerprint([output.code_version, [rows.write_json(), remarks, *content]])
-    last = last_metadata(context, key)
     if getattr(last.get("content"), "value", None) == version:
-        shown = {**last, UNCHANGED: True}
+        shown: Mapping[str, Any] = {**last, UNCHANGED: True}
     else:
         shown = {
             ROWS: rows.height,
@@ -215,4 +259,4 @@ def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDB
             "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
             "plot": dg.MetadataValue.md(bars(rows, *PLOTTED[table.view])),
         }
-    return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(version), metadata=shown)
+    return ShownTable(version, shown)

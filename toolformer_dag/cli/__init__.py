@@ -23,7 +23,7 @@ from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
 from toolformer_dag.cli.sql_command import sql
 from toolformer_dag.cli.tables_command import tables
-from toolformer_dag.cli.terminal import damaged_history, harmless, of_history
+from toolformer_dag.cli.terminal import damaged_history, harmless, of_history, typed_config, with_config
 from toolformer_dag.files import UserError, limit_met, require_threads
 from toolformer_dag.processes import unfinished
 
@@ -64,6 +64,7 @@ class Commands(typer.Typer):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # half a character, or one that the terminal lacks, is escaped
                 stream.reconfigure(errors="backslashreplace")
+        typed_config.set(None)
         try:
             require_threads()
             with unfinished(ENDED):
@@ -72,7 +73,7 @@ class Commands(typer.Typer):
             message = _remedied(error)
             if message is None:
                 raise
-            sys.stderr.write(f"error: {harmless(message)}\n")
+            sys.stderr.write(f"error: {harmless(with_config(message))}\n")
             raise SystemExit(1) from error
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from toolformer_dag.cli.run import completed, opened_project, summary
-from toolformer_dag.cli.terminal import Config, Set, harmless
+from toolformer_dag.cli.terminal import Config, Set, harmless, with_config
 
 if TYPE_CHECKING:
     from toolformer_dag.assets.running import Step
@@ -109,7 +109,7 @@ def demo(config: Config = None, set: Set = None) -> None:
     *before, last = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
     answered = query(plan.settings.warehouse, ANSWERED).rows()
     question = "\n".join(f"\n{lines(*one)}" for one in answered)
-    typer.echo("\n".join((*before, question, last, "", NEXT.format(bin=Path(".venv/bin")))))
+    typer.echo("\n".join((*before, question, last, "", with_config(NEXT.format(bin=Path(".venv/bin"))))))
 
 
 def lines(benchmark: str, prompt: str, without: str, with_tools: str) -> str:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from toolformer_dag.cli.input_lines import BadLines, json_record, open_lines, valid_text
-from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, harmless, settings_of, with_config
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.sections import Settings
 
@@ -250,9 +250,8 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
     if name == "":
         folder = finetuned_or_base(settings)
         if folder == model_name(settings.model):
-            typer.echo(
-                f"{settings.model.name}, not finetuned: no checkpoint is here; make it by toolformer-dag run", err=True
-            )
+            missing = "not finetuned: no checkpoint is here; make it by toolformer-dag run"
+            typer.echo(with_config(f"{settings.model.name}, {missing}"), err=True)
         return AskedModel(name, folder, k)
     if name == "base":
         return AskedModel(name, model_name(settings.model), k)

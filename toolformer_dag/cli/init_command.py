@@ -27,16 +27,18 @@ def init(
 ) -> None:
     """Write a commented toolformer.toml, a tool of your own with its prompt, and a .gitignore. Replace no file.
 
-    A corpus that lies in the folder becomes that of the settings, and so does a model.
+    A corpus that lies in the folder becomes that of the settings, and so does a model: a folder with a config.json, or
+    a GGUF file.
 
     Example: toolformer-dag init mine
     """
-    corpus, models = list(_corpus(folder)), sorted(file.parent.name for file in folder.glob("*/config.json"))
+    corpus = list(_corpus(folder))
+    models = list(_models(folder))
     given = {
         "{corpus}": f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]',
         "{model}": f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"',
     }
-    shards = ""
+    summary = ""
     for name, template in WRITTEN.items():
         if (folder / name).exists():
             typer.echo(f"{folder / name} is there already and stays as it is")
@@ -48,8 +50,17 @@ def init(
         typer.echo(folder / name)
         if name == SETTINGS:
             shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
+            summary = f"Found {shards}. " + (f"The model is {models[0]}. " if models else "")
     look = f"toolformer-dag run --config {quote(str(folder / SETTINGS))} --first 1"
-    typer.echo(f"{shards and f'Found {shards}. '}Take a first look:\n  {look}")
+    typer.echo(f"{summary}Take a first look:\n  {look}")
+
+
+def _models(folder: Path) -> Iterator[str]:
+    """Yield the folders of models, then the GGUF files in the folder and in those below it."""
+    yield from sorted(file.parent.name for file in folder.glob("*/config.json"))
+    below = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
+    files = [path.relative_to(folder) for path in below if path.suffix == ".gguf" and path.is_file()]
+    yield from sorted(path.as_posix() for path in files if not path.parts[0].startswith("."))
 
 
 def _corpus(folder: Path) -> Iterator[str]:

@@ -37,7 +37,7 @@ def judge(
     """
     given = {"model.name": model, "traces.share": share}
     pairs = [f"{key}={value}" for key, value in given.items() if value is not None]
-    settings = settings_of(config, profile, [*(set or ()), *pairs])
+    settings = settings_of(config, profile, [*(set or ()), *pairs], needs_project=False)
     from toolformer_dag.model.weights import is_packaged, model_identity, model_name
     from toolformer_dag.traces.cleaned import write_cleaned
     from toolformer_dag.traces.judgement import judge_traces, told, traces_database

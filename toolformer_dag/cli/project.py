@@ -10,11 +10,11 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, outputs_so_far
+from toolformer_dag.assets import IN_BOTH_JOBS, JOB, TRAINING_JOB, outputs, tell_of_lake
 from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
-from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, tell_dagster, with_descendants
+from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, with_descendants
 from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.cli.terminal import damaged_history, of_history
@@ -131,7 +131,7 @@ class Project:
             if report.failed or report.untrained:
                 break
         with session():
-            tell_dagster(outputs_so_far(self.plan), self.instance)
+            tell_of_lake(self.plan, self.instance)
         report.unfinished = take_unfinished(self.instance)
         return report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, checked_settings, settings_of
+from toolformer_dag.cli.terminal import Config, Profile, Set, Shards, checked_settings, settings_of, with_config
 from toolformer_dag.files import UserError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(
     elif project.plan.start and not report.failed:
         from toolformer_dag.cli.run_reports import round_report
 
-        typer.echo(round_report(project.plan))
+        typer.echo(with_config(round_report(project.plan)))
     report.raise_for_failures()
 
 
@@ -165,9 +165,9 @@ def completed(
         typer.echo(f"This run: {report.spent}.", err=True)
     with session():
         for line in threshold_lines(project.plan):
-            typer.echo(line)
+            typer.echo(with_config(line))
         for line in kept_nothing(project.plan):
-            typer.echo(line, err=True)
+            typer.echo(with_config(line), err=True)
     return report
 
 

@@ -2,8 +2,10 @@
 
 import re
 import sqlite3
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from traceback import walk_tb
 from typing import Annotated
 
@@ -47,20 +49,46 @@ NO_PROJECT = (
 )
 
 
+typed_config: ContextVar[Path | None] = ContextVar("typed_config", default=None)
+"""The settings file that this command was given with --config."""
+WITHOUT_CONFIG = ("init", "embedded")
+"""The commands that read no settings file."""
+HINT = re.compile(rf"\btoolformer-dag (?!(?:{'|'.join(WITHOUT_CONFIG)})\b)[a-z]+\b(?![^`\n]*--config)")
+"""A command in a message that reads a settings file and names none."""
+
+
+def with_config(message: str) -> str:
+    """Return a message whose commands name the settings file that this command was given, so that they can be typed.
+
+    `run "toolformer-dag stale"` becomes `run "toolformer-dag stale --config mine/toolformer.toml"`.
+    """
+    config = typed_config.get()
+    if config is None:
+        return message
+    option = f" --config {quote(str(config))}"
+    return HINT.sub(lambda command: command[0] + option, message)
+
+
 def settings_of(
-    config: Path | None, profile: str | None, pairs: list[str] | None, shards: list[str] | None = None
+    config: Path | None,
+    profile: str | None,
+    pairs: list[str] | None,
+    shards: list[str] | None = None,
+    needs_project: bool = True,
 ) -> Settings:
     """Settings as the command line asks for them; shard patterns count from the current folder.
 
-    Says on the standard error where neither a file nor an option tells of a project.
+    With `needs_project` it says on the standard error where neither a file nor an option tells of a project.
     """
+    typed_config.set(config)
     settings = load_settings(
         config,
         profile=profile,
         overrides=pairs or (),
         shards=[rooted(pattern, Path.cwd()) for pattern in shards or ()],
     )
-    if not (settings.corpus.named or profile == "embedded" or settings_file(config).exists()):
+    names_project = settings.corpus.named or profile == "embedded" or settings_file(config).exists()
+    if needs_project and not names_project:
         _say_once(NO_PROJECT.format(folder=settings.root))
     return settings
 

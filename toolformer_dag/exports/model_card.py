@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -18,6 +18,7 @@ from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.texts.calls import placed_calls
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import RECORD, TrainingReport, read_card, write_card
 
@@ -59,6 +60,9 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
     base = folder_name(plan.settings.model.name)
     warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
+    limits = [*(call_limits(plan) if checkpoint.calls else ()), *words.limits, NO_FIGURES]
+    if warning:
+        limits.append(f"{warning}.")
     text = CARD_TEXT.substitute(
         title=f"{base} {words.title}",
         about=words.about.format(**markers),
@@ -76,11 +80,49 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
         curve=table(
             ("step", f"held-out {report.best.measure}"), [(at.step, f"{at.value:.3f}") for at in report.heldout]
         ),
-        limits="\n".join(f"- {one}" for one in (*words.limits, NO_FIGURES, *([f"{warning}."] if warning else []))),
+        limits="\n".join(f"- {limit}" for limit in limits),
         license=license,
         citation=CITATION.strip(),
     )
     write_card(folder, _header(plan, license) + text)
+
+
+class TextsOfCalls(NamedTuple):
+    """Of the training texts of C*: those that hold more than one call, and those in which calls follow each other."""
+
+    several: int
+    chained: int
+
+
+def call_limits(plan: Plan) -> list[str]:
+    """Return how many calls a text may hold, as the model was trained and as it decodes, in sentences.
+
+    Of the first C* decides, of the second `[decoding]`, as it is now. Raises MissingPart, DamagedPart.
+    """
+    texts = texts_of_calls(plan)
+    rules = plan.settings.decoding
+    trained = "No training text holds more than one call."
+    if texts.several:
+        trained = f"{texts.several:,} training texts hold more than one call, "
+        trained += f"{texts.chained:,} of them a chain: calls that follow each other at one place."
+    places = "one call" if rules.calls == 1 else f"up to {rules.calls} calls"
+    chains = "no chained calls" if rules.depth == 1 else f"chains of up to {rules.depth} calls"
+    second_look = ", and no second look at results" if rules.depth == 1 else ""
+    as_published = ", as in the paper" if rules.calls == rules.depth == 1 else "; the paper has one call and no chain"
+    decoded = f"An answer has {places}, {chains}{second_look}{as_published} (`decoding.calls`, `decoding.depth`)."
+    return [trained, decoded]
+
+
+def texts_of_calls(plan: Plan) -> TextsOfCalls:
+    """Count the training texts of C* with several calls. Raises MissingPart, DamagedPart."""
+    corpus = corpus_rows(plan.lake, ["text_with_calls", "calls", "split"])
+    several = corpus.filter(pl.col("split") == TRAIN, pl.col("calls") > 1).collect()["text_with_calls"]
+    tools = plan.lane_names.values()
+    chained = 0
+    for text in several:
+        offsets = [call.offset for call in placed_calls(text, tools, plan.settings.model.markers)]
+        chained += len(set(offsets)) < len(offsets)  # the calls of a chain stand before the same character
+    return TextsOfCalls(several.len(), chained)
 
 
 def _header(plan: Plan, license: str) -> str:

@@ -29,7 +29,10 @@ from toolformer_dag.training.training_report import (
 
 @dataclass(frozen=True, slots=True)
 class CardText:
-    """What the model card says of a checkpoint; `{begin}` and such in `about` are the markers of its calls."""
+    """What the model card says of every such checkpoint; `{begin}` and such in `about` are the markers of its calls.
+
+    What depends on the settings and on C* is added where the card is written.
+    """
 
     title: str
     about: str
@@ -110,7 +113,6 @@ CHECKPOINTS = {
             "Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the "
             "tools.",
             (
-                "One call per text, no chained calls, and no second look at results, as in the paper.",
                 "Whether to call depends on the exact wording of the input; results may be wrong, and the text follows "
                 "them.",
                 "A tool that is reached over a network sees what the model writes into the call.",
