@@ -26,6 +26,7 @@ from tests.command_line import cli
 from tests.damage import flip
 from toolformer_dag.assets.running import Step
 from toolformer_dag.cli import app
+from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.cli.run_display import shown
 from toolformer_dag.cli.terminal import settings_of, with_config
 from toolformer_dag.computing.plan import Plan
@@ -214,6 +215,42 @@ def test_sql_reads_its_query_from_a_file_or_the_standard_input(tmp_path, databas
     assert cli("sql", "-", "--format", "csv", stdin=query).stdout == printed
 
 
+@pytest.mark.parametrize("query", ["-- kept calls\nselect 1 as n", "--kept\nselect 1 as n", "--\nselect 1 as n"])
+def test_a_query_may_begin_with_a_comment(tmp_path, database, query):
+    for arguments in ((query, "--format", "csv"), ("--format", "csv", query), ("--format", "csv", "--", query)):
+        assert cli("sql", *arguments).stdout == "n\n1\n"
+    assert "No such option: --formt" in cli("sql", "select 1", "--formt", "csv").stderr
+
+
+def test_json_has_numbers_for_sums_and_decimals(tmp_path, database):
+    query = "select sum(94) as count, 1.50::decimal(9, 2) as price, [sum(2), null] as l, {'s': sum(3)} as t"
+    row = {"count": 94, "price": 1.5, "l": [2, None], "t": {"s": 3}}
+    assert json.loads(cli("sql", query, "--format", "json").stdout) == row
+    assert cli("sql", query, "--output", "rows.json").returncode == 0
+    assert json.loads((tmp_path / "rows.json").read_text()) == [row]
+    large = json.loads(cli("sql", "select 170141183460469231731687303715884105727 as n", "--format", "json").stdout)
+    assert large == {"n": pytest.approx(1.7014118346046923e38)}
+
+
+def test_sql_reads_files_of_a_folder_that_is_named_and_no_others(tmp_path, database):
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.csv").write_text("n\n7\n")
+    (tmp_path / "linked").symlink_to("mine")
+    csv_of = ("--format", "csv")
+    assert cli("sql", "from 'mine/rows.csv'", "--read", "mine", *csv_of).stdout == "n\n7\n"
+    assert cli("sql", "from 'linked/rows.csv'", "--read", "linked", *csv_of).stdout == "n\n7\n"
+    both = "from 'mine/rows.csv' union all from 'other/rows.csv'"
+    assert cli("sql", both, "--read", "mine", "--read", "other", *csv_of).stdout == "n\n7\n7\n"
+    for query in ("from 'other/rows.csv'", "from 'mine/../other/rows.csv'", "from read_text('/etc/hosts')"):
+        for options in ((), ("--read", "mine")):
+            assert re.search("disabled by configuration.*sql --read FOLDER", cli("sql", query, *options).stderr, re.S)
+    assert "there is no such folder" in cli("sql", "select 1", "--read", "gone").stderr
+    for query in ("copy (select 1) to 'mine/new.csv'", "explain analyze copy (select 1) to 'mine/new.csv'"):
+        assert "only one read-only query" in cli("sql", query, "--read", "mine").stderr
+    assert not (tmp_path / "mine" / "new.csv").exists()
+
+
 def test_sql_writes_its_rows_to_a_file_whose_ending_is_the_format(tmp_path, database):
     hostile = "<img src=x> ![i](http://e.org) | `a` [b](c)\nd"
     query = f"select 1 as n, '{hostile}' as text, [1.5::double, null] as l, null as e from range(2)"
@@ -248,6 +285,17 @@ def test_sql_prints_rows_in_every_format_and_writes_them_whatever_the_ending(tmp
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert pl.read_parquet(piped.stdout).to_dicts() == [{"n": 1, "text": "a|b"}]
+
+
+def test_a_table_for_people_has_dashes_for_nulls_and_no_bar_of_a_text_ends_a_cell():
+    rows = pl.DataFrame(
+        {"a|b": ["|a - b|", None], "n": [None, 0.5], "k": [1, 2], "yes": pl.Series([None, None], dtype=pl.Boolean)}
+    )
+    head, _, first, second = drawn(rows).splitlines()
+    assert [cell.strip() for cell in head.split(" | ")] == ["| a\\|b", "n", "k", "yes |"]
+    assert first.split() == ["|", "\\|a", "-", "b\\|", "|", "–", "|", "1", "|", "–", "|"]
+    assert second.split() == ["|", "–", "|", "0.5", "|", "2", "|", "–", "|"]
+    assert "null" in drawn(rows, typed=True) and "|a - b|" in drawn(rows, typed=True)
 
 
 def test_sql_lists_the_saved_queries_with_their_descriptions():

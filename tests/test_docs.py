@@ -188,7 +188,7 @@ def test_the_example_stays_short() -> None:
 
 
 PAGE = (ROOT / "docs" / "howto" / "ask-in-sql.md").read_text("utf-8")
-[PYTHON] = (block for language, block in FENCE.findall(PAGE) if language == "python")
+JOINED, WITH_MACRO, PYTHON = (block for language, block in FENCE.findall(PAGE) if language == "python")
 [DUCKDB] = re.findall(r"^\.venv/bin/duckdb (.*) \"(.*)\"$", PAGE, re.MULTILINE)
 
 
@@ -208,6 +208,18 @@ def test_pandas_polars_and_arrow_read_the_file() -> None:
         assert isinstance(found[name], kind)
         columns = found[name].column_names if kind is pa.Table else list(found[name].columns)
         assert columns == ["tool", "input", "result", "delta"]
+
+
+@pytest.mark.usefixtures("project")
+def test_the_recipe_for_joining_data_of_ones_own_runs() -> None:
+    Path("mine").mkdir()
+    Path("mine/domains.csv").write_text("domain\nexample.org\n")
+    found: dict[str, Any] = {}
+    exec(JOINED, found)
+    assert "before" in found["rows"].columns
+    exec(WITH_MACRO, found)
+    assert found["rows"].columns == ["tool", "kept"]
+    found["mine"].close()
 
 
 @pytest.mark.usefixtures("project")

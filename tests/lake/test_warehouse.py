@@ -385,6 +385,18 @@ def test_queries_cannot_write_and_mistakes_are_named(database: Path, tmp_path: P
         query(tmp_path / "none.duckdb", "SELECT 1")
 
 
+def test_macros_over_tables_answer_where_the_attached_warehouse_is_in_use(database: Path) -> None:
+    with duckdb.connect() as mine:
+        mine.execute(f"ATTACH '{database}' AS w (READ_ONLY)")
+        mine.execute("CREATE TABLE domains AS SELECT 'example.org' AS domain")
+        mine.execute("USE w")
+        assert mine.sql("FROM kept_at(0.8) JOIN memory.domains ON true").fetchall() == []
+        macros = mine.sql(
+            "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'table_macro' AND NOT internal"
+        )
+        assert ("kept_at",) in macros.fetchall()
+
+
 @pytest.mark.parametrize("text", ["", "-- c"])
 def test_a_text_without_a_query_is_refused(database: Path, text: str) -> None:
     with pytest.raises(WarehouseError, match="no query in this text; write one"):

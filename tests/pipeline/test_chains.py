@@ -38,6 +38,9 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
         assert Call("Calculator", before["input"]) not in [Call(o.tool, o.input) for o in read_chain(before["before"])]
     line.set(tau_f=-10.0)
     assert tokens(line.update()) == 0
+    sources = query(warehouse(line.outputs()), "FROM candidate_sources").row(0, named=True)
+    samples = line.read("scored_candidates").height + line.read("chained_candidates").height
+    assert sources["candidates"] == samples and sources["scored"] == scored(line)["loss_result"].count()
     kept, corpus = line.read("filtered_calls"), line.read("augmented_corpus")
     best = scored(line).filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
     assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())

@@ -175,6 +175,8 @@ def test_sampled_calls_stand_beside_those_of_the_file_and_sql_tells_what_each_yi
     sources = query(warehouse(line.outputs()), "from candidate_sources").rows_by_key("source", named=True)
     assert sources.keys() == {FILE, "model"}
     assert sources[FILE][0]["candidates"] == len(rows) and sources["model"][0]["kept"] > 0
+    for [source] in sources.values():
+        assert source["candidates"] >= source["calls"] >= source["scored"] >= source["kept"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from toolformer_dag.cli.run import run, stale, ui
 from toolformer_dag.cli.serve_command import serve
 from toolformer_dag.cli.servers_command import servers
 from toolformer_dag.cli.single_pieces import score, tool
-from toolformer_dag.cli.sql_command import sql
+from toolformer_dag.cli.sql_command import QueryCommand, sql
 from toolformer_dag.cli.tables_command import tables
 from toolformer_dag.cli.terminal import damaged_history, harmless, of_history, typed_config, with_config
 from toolformer_dag.files import UserError, limit_met, require_threads
@@ -98,5 +98,5 @@ app = Commands(
     rich_markup_mode=None,
 )
 for command in (command for commands in GROUPS.values() for command in commands):
-    app.command()(command)
+    app.command(cls=QueryCommand if command is sql else None)(command)
 app.add_typer(embedded, name="embedded")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolformer_dag.cli.terminal import harmless
 from toolformer_dag.files import UserError
-from toolformer_dag.markdown import table
+from toolformer_dag.markdown import plain, table
 
 if TYPE_CHECKING:
     import polars as pl  # imported where rows are, so that a mistake in the settings is reported at once
@@ -31,6 +31,10 @@ def description(query: str) -> str:
 
 Format = Literal["table", "record", "csv", "json", "parquet", "md"]
 """How rows are printed. JSON has a line per row, a record a line per column."""
+NO_VALUE = "–"
+"""What stands for a null in a table for people."""
+SHOWN_DECIMALS = 6
+"""Of a number in such a table; polars shows as many."""
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
@@ -67,9 +71,9 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
             case ".csv":
                 _flat(rows).write_csv(buffer)
             case ".json":
-                rows.write_json(buffer)
+                _json_numbers(rows).write_json(buffer)
             case ".jsonl":
-                rows.write_ndjson(buffer)
+                _json_numbers(rows).write_ndjson(buffer)
             case ".md":
                 buffer.write(_markdown(_flat(rows)).encode())
             case _:
@@ -87,7 +91,8 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
 def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: bool = False) -> str:
     """Return all rows as a table. `longest`: characters of a cell; `width`: of a line on a terminal.
 
-    In Markdown, or `typed`, with the types of the columns, as `sql` shows rows.
+    In Markdown, where a null is a dash and a bar of a text is escaped; or `typed`: as `sql` shows rows, with the types
+    of the columns.
     What is piped or redirected has a line per row, however long.
     """
     import polars as pl
@@ -96,7 +101,20 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
     sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
     looks: dict[str, Any] = {} if typed else {"tbl_hide_column_data_types": True, "tbl_formatting": "ASCII_MARKDOWN"}
     with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
-        return harmless(str(rows))
+        return harmless(str(rows if typed else _markdown_cells(rows)))
+
+
+def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """Return rows whose texts end no cell, and whose nulls are dashes; a column with nulls becomes text."""
+    import polars as pl
+
+    cells = []
+    for column in rows:
+        if column.null_count() and not column.dtype.is_nested():
+            digits = column.round(SHOWN_DECIMALS) if column.dtype.is_float() else column
+            column = digits.cast(pl.String).fill_null(NO_VALUE)
+        cells.append(column.str.replace_all("|", "\\|", literal=True) if column.dtype == pl.String else column)
+    return pl.DataFrame(cells).rename(plain)
 
 
 def _records(rows: "pl.DataFrame") -> str:
@@ -115,6 +133,41 @@ def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
 
     nested = [column for column in rows if column.dtype.is_nested()]
     return rows.with_columns(pl.Series(column.name, map(_json, column), dtype=pl.String) for column in nested)
+
+
+def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """Turn types of SQL that polars would write as text, the HUGEINT of a sum() and DECIMAL, into numbers.
+
+    Integers over 64 bits become floating-point numbers, as the readers of JSON take them.
+    """
+    import polars as pl
+    from polars.exceptions import InvalidOperationError
+
+    columns = []
+    for column in rows:
+        try:
+            columns.append(column.cast(_json_type(column.dtype, pl.Int64())))
+        except InvalidOperationError:
+            columns.append(column.cast(_json_type(column.dtype, pl.Float64())))
+    return pl.DataFrame(columns)
+
+
+def _json_type(dtype: Any, integer: "pl.DataType") -> Any:
+    """Return the type that JSON has for a column's; `integer`: what stands for one of 128 bits, in lists too."""
+    import polars as pl
+
+    match dtype:
+        case pl.Int128() | pl.UInt128():
+            return integer
+        case pl.Decimal():
+            return pl.Float64()
+        case pl.List():
+            return pl.List(_json_type(dtype.inner, integer))
+        case pl.Array():
+            return pl.Array(_json_type(dtype.inner, integer), dtype.size)
+        case pl.Struct():
+            return pl.Struct({field.name: _json_type(field.dtype, integer) for field in dtype.fields})
+    return dtype
 
 
 def _json(value: object) -> str | None:

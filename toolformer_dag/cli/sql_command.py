@@ -1,11 +1,13 @@
 """`sql`: one query over the warehouse, a saved query by its name, or a prompt for many."""
 
+import re
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from toolformer_dag.cli.input_lines import valid_text
 from toolformer_dag.cli.query_results import Format, description, encoded, ending_of, printed, saved_queries
@@ -15,8 +17,22 @@ from toolformer_dag.files import UserError, write_output
 if TYPE_CHECKING:
     import polars as pl
 
+COMMENTED = re.compile(r"--(\s|[^\n=]*\n)")
+"""How a query begins whose first line is a comment; an option has no white space before its value."""
 ALONE = ("describe", "summarize")
 """Words that DuckDB takes as a whole query, or says what it lacks."""
+
+
+class QueryCommand(TyperCommand):
+    """A command whose argument may begin with a comment of SQL, `-- kept calls`, which looks like an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put such an argument behind `--`, after which nothing is an option."""
+        if "--" not in args:
+            queries = [argument for argument in args if COMMENTED.match(argument)]
+            if queries:
+                args = [*(argument for argument in args if argument not in queries), "--", *queries]
+        return super().parse_args(ctx, args)
 
 
 def _names(incomplete: str) -> list[tuple[str, str]]:
@@ -47,6 +63,12 @@ def sql(
     traces: Annotated[
         bool, typer.Option("--traces", help="Ask the file of `judge` in place of the warehouse.")
     ] = False,
+    read: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--read", parser=path, help="A folder whose files a query may read too; more than one by repeating it."
+        ),
+    ] = None,
     force: Force = False,
     config: Config = None,
     profile: Profile = None,
@@ -58,7 +80,7 @@ def sql(
 
     Example: toolformer-dag sql; toolformer-dag sql "select tool, tau_f, examples from filter_statistics";
     toolformer-dag sql --list; toolformer-dag sql most_helpful --format md; toolformer-dag sql --file kept.sql
-    --output kept.parquet
+    --output kept.parquet; toolformer-dag sql --read mine "from calls semi join 'mine/domains.csv' using (domain)"
     """
     if list_:
         typer.echo(_listed())
@@ -70,15 +92,17 @@ def sql(
     if traces:
         from toolformer_dag.traces.judgement import judged_file
     database = judged_file(settings) if traces else received(settings)
+    folders = read or ()
     if (query, file, output) == (None, None, None) and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 
-        answer_queries(database, format or "table", settings.execution.query_gib)
+        answer_queries(database, format or "table", settings.execution.query_gib, folders)
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a terminated query removes what it spilled
     text, ending = _query_text(query, file), ending_of(format, output)
     _refuse_terminal(format, output)
-    _put_out(answered(database, text, settings.execution.query_gib), format, ending, output, force)
+    rows = answered(database, text, settings.execution.query_gib, folders)
+    _put_out(rows, format, ending, output, force)
 
 
 def _put_out(rows: "pl.DataFrame", format: Format | None, ending: str, output: Path | None, force: bool) -> None:

@@ -1,6 +1,7 @@
 """The prompt of `sql`: queries over several lines, with a history and completion of names."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,15 +38,15 @@ union all select distinct column_name, 'column of ' || string_agg(table_name, ',
 """
 
 
-def answer_queries(database: Path, format: Format, gib: float | None = None) -> None:
+def answer_queries(database: Path, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
     """Read queries from the terminal and print their rows until the user ends it; a mistake ends nothing.
 
-    Every query opens the file anew, so that it sees what a run has built meanwhile; `gib` as for `query`. Raises
-    WarehouseError where there is no warehouse, UserError for a format that a terminal cannot show.
+    Every query opens the file anew, so that it sees what a run has built meanwhile; `gib` and `folders` as for `query`.
+    Raises WarehouseError where there is no warehouse, UserError for a format that a terminal cannot show.
     """
     if format == "parquet":
         raise UserError("--format parquet: a prompt cannot show it; give a query, with --output")
-    query(database, "select 1")  # raises where there is none
+    query(database, "select 1", folders=folders)  # raises where there is none
     session = query_session(database)
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
     while True:
@@ -54,7 +55,7 @@ def answer_queries(database: Path, format: Format, gib: float | None = None) -> 
             if asked in ENDS:
                 return
             if asked:
-                answer(database, asked, format, gib)
+                answer(database, asked, format, gib, folders)
         except KeyboardInterrupt:
             continue
         except EOFError:
@@ -63,9 +64,9 @@ def answer_queries(database: Path, format: Format, gib: float | None = None) -> 
             sys.stderr.write(f"error: {harmless(str(error))}\n")
 
 
-def answer(database: Path, asked: str, format: Format, gib: float | None = None) -> None:
+def answer(database: Path, asked: str, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
     """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
-    rows = query(database, saved_queries().get(asked, asked), gib)
+    rows = query(database, saved_queries().get(asked, asked), gib, folders)
     sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
     if format == "table":
         more = f", the first {SHOWN_ROWS} shown" if rows.height > SHOWN_ROWS else ""

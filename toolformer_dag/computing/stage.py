@@ -400,6 +400,7 @@ CHAR_OFFSET = Column(
 )
 P_API = Column(pl.Float32(), "p_i: probability that a call begins here")
 INPUT = Column(pl.String(), "input of the call, as sampled")
+SAMPLED_INPUT = Column(pl.String(), "input of the call, as sampled; null where the sample is no call of the lane")
 RESULT = Column(pl.String(), "result of the call")
 CHARACTERS = Column(
     pl.Int64(), 'length of the text, which is substr(documents.text, "offset" + 1, characters)', "length(text)"
@@ -428,9 +429,11 @@ SCORED = {
     "input": INPUT,
     "result": RESULT,
     "p_api": P_API,
-    "loss_empty": Column(pl.Float64(), "L_i(empty), nats"),
-    "loss_call": Column(pl.Float64(), "L_i(e(c)): the call without its result"),
-    "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result"),
+    "loss_empty": Column(pl.Float64(), "L_i(empty), nats; null where the call was not judged"),
+    "loss_call": Column(
+        pl.Float64(), "L_i(e(c)): the call without its result; null where it was not judged, or delta is a bound"
+    ),
+    "loss_result": Column(pl.Float64(), "L_i(e(c, r)): the call with its result; null where the call was not judged"),
     "chain": CHAIN,
     "loss_before": Column(
         pl.Float64(), "smallest L_i of the calls before it with their results; null for a single call", optional=True
@@ -440,13 +443,14 @@ SCORED = {
     ),
     "loss_minus": Column(
         pl.Float64(),
-        "L-: the smallest of loss_empty, loss_call and loss_before",
+        "L-: the smallest of loss_empty, loss_call and loss_before; null where the call was not judged",
         "least(loss_empty, loss_call, loss_before)",
     ),
-    "loss_plus": Column(pl.Float64(), "L+: loss_result", "loss_result"),
+    "loss_plus": Column(pl.Float64(), "L+: loss_result; null where the call was not judged", "loss_result"),
     "delta": Column(
         pl.Float64(),
-        "L- - L+: by how much the result helps; in the warehouse the lane's score, which is another where one is set",
+        "L- - L+: by how much the result helps; in the warehouse the lane's score, which is another where one is set; "
+        "null where the call was not judged",
         "loss_minus - loss_plus",
     ),
     "echo": Column(

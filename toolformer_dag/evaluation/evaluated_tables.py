@@ -39,7 +39,7 @@ EVALUATED = (
             "written": "what was written after the prompt, calls included",
             "plain": "the same without calls: what is judged",
             "called": "name in the text of the tool that was called first; null without a call",
-            "call_input": "input of that call; of one that was not closed what was written of it",
+            "call_input": "input of that call; of one that was not closed what was written of it; null without a call",
             "call_result": "result of that call; null without one",
             "calls": "all calls in order, several where decoding.calls allows it: tool, input, result, and why "
             "there is none",
@@ -64,8 +64,8 @@ EVALUATED = (
             "in_corpus": "whether 13 of its words in a row stand in a training text of C* (8 to 12 words: all of "
             "them); null where it has fewer than 8",
             "shard": "shard of the first such text; null without one",
-            "digest": "its document",
-            "segment": "number of the text within the document",
+            "digest": "its document; null without one",
+            "segment": "number of the text within the document; null without one",
         },
         pl.Schema(OVERLAP_COLUMNS),
         (OVERLAP,),
@@ -104,7 +104,7 @@ EVALUATED = (
             "tokens": "number of predicted tokens",
             "perplexity": "perplexity per token; it depends on the tokenizer",
             "low": "lower end of its 95 % interval over texts like these; null for a single text",
-            "high": "upper end of its 95 % interval",
+            "high": "upper end of its 95 % interval; null for a single text",
             "bits_per_byte": "bits per byte of UTF-8, which are comparable between tokenizers",
             "model": "the model that was measured",
         },

@@ -25,11 +25,11 @@ BENCHMARK_COLUMNS = {
     "model": "condition of the model; in the paper's rows its name there",
     "benchmark": "name of the benchmark; All: every question of the paper's benchmarks in the table",
     "n": "questions; null in the paper's rows",
-    "correct": "right answers",
+    "correct": "right answers; null in the paper's rows",
     "accuracy": "right answers, per cent",
-    "low": "lower end of its 95 % interval (Wilson), per cent",
-    "high": "upper end of its 95 % interval (Wilson), per cent",
-    "calls": "questions with a call, per cent",
+    "low": "lower end of its 95 % interval (Wilson), per cent; null in the paper's rows",
+    "high": "upper end of its 95 % interval (Wilson), per cent; null in the paper's rows",
+    "calls": "questions with a call, per cent; null in the paper's rows",
 }
 COLUMN_COMMENTS = {
     "paper_figures": {

@@ -55,8 +55,9 @@ SELECT paper_table, benchmark, condition, model, k, n, correct, 100 * correct / 
        100 * calls / n AS calls, place, published
 FROM with_all;
 COMMENT ON VIEW benchmark_results IS 'Right answers per benchmark and condition, with 95 % intervals and the share of questions with a call, in per cent. All: every question of the paper''s benchmarks in that table.';
-COMMENT ON COLUMN benchmark_results.paper_table IS 'number of the table of the paper, 3 to 7';
+COMMENT ON COLUMN benchmark_results.paper_table IS 'number of the table of the paper, 3 to 7; null in none';
 COMMENT ON COLUMN benchmark_results.benchmark IS 'name of the benchmark; All: every question of the paper''s benchmarks in the table';
+COMMENT ON COLUMN benchmark_results.n IS 'questions';
 COMMENT ON COLUMN benchmark_results.correct IS 'right answers';
 COMMENT ON COLUMN benchmark_results.accuracy IS 'right answers, per cent';
 COMMENT ON COLUMN benchmark_results.low IS 'lower end of its 95 % interval, per cent';
@@ -108,11 +109,11 @@ COMMENT ON COLUMN tool_shares.paper_table IS 'number of the table of the paper, 
 COMMENT ON COLUMN tool_shares.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN tool_shares.benchmark IS 'name of the benchmark; All: every question of the paper''s benchmarks in the table';
 COMMENT ON COLUMN tool_shares.called IS 'name in the text of the tool; `no tool` for questions without a call';
-COMMENT ON COLUMN tool_shares.n IS 'questions of the benchmark';
-COMMENT ON COLUMN tool_shares.questions IS 'those of them in which the tool was called';
+COMMENT ON COLUMN tool_shares.n IS 'questions of the benchmark; null in the paper''s rows';
+COMMENT ON COLUMN tool_shares.questions IS 'those of them in which the tool was called; null in the paper''s rows';
 COMMENT ON COLUMN tool_shares.share IS 'questions / n, per cent';
-COMMENT ON COLUMN tool_shares.low IS 'lower end of its 95 % interval, per cent';
-COMMENT ON COLUMN tool_shares.high IS 'upper end of its 95 % interval, per cent';
+COMMENT ON COLUMN tool_shares.low IS 'lower end of its 95 % interval, per cent; null in the paper''s rows';
+COMMENT ON COLUMN tool_shares.high IS 'upper end of its 95 % interval, per cent; null in the paper''s rows';
 
 CREATE VIEW table_2 AS
 SELECT filter_statistics.tool, filter_statistics.tau_f, filter_statistics.examples, filter_statistics.calls,
@@ -155,10 +156,11 @@ COMMENT ON VIEW table_8 IS 'Perplexity with calls disabled, by source, with n te
 COMMENT ON COLUMN table_8.figures_of IS '`ours` or `the paper`';
 COMMENT ON COLUMN table_8.model IS 'condition of the model; in the paper''s rows its name there';
 COMMENT ON COLUMN table_8.source IS 'the texts';
-COMMENT ON COLUMN table_8.n IS 'number of texts';
+COMMENT ON COLUMN table_8.n IS 'number of texts; null in the paper''s rows';
 COMMENT ON COLUMN table_8.low IS 'lower end of its 95 % interval over texts like these; null for a single text';
-COMMENT ON COLUMN table_8.high IS 'upper end of its 95 % interval';
-COMMENT ON COLUMN table_8.tokens IS 'number of predicted tokens';
+COMMENT ON COLUMN table_8.high IS 'upper end of its 95 % interval; null in the paper''s rows';
+COMMENT ON COLUMN table_8.bits_per_byte IS 'bits per byte of UTF-8, which are comparable between tokenizers; null in the paper''s rows';
+COMMENT ON COLUMN table_8.tokens IS 'number of predicted tokens; null in the paper''s rows';
 
 CREATE VIEW table_9 AS
 WITH calling AS (
@@ -186,19 +188,20 @@ FROM paper_figures WHERE paper_table = 9 GROUP BY ALL
 ORDER BY benchmark, k, figures_of, model;
 COMMENT ON VIEW table_9 IS 'Right answers over k of decoding: of all questions (accuracy), of those with a call and without one, each with n and its 95 % interval, and the share of questions with a call, in per cent; the paper''s row stands beside ours.';
 COMMENT ON COLUMN table_9.figures_of IS '`ours` or `the paper`';
+COMMENT ON COLUMN table_9.benchmark IS 'name of the benchmark';
 COMMENT ON COLUMN table_9.model IS 'the model that was asked; in the paper''s rows its name there';
-COMMENT ON COLUMN table_9.n IS 'questions';
+COMMENT ON COLUMN table_9.n IS 'questions; null in the paper''s rows';
 COMMENT ON COLUMN table_9.accuracy IS 'right answers, per cent (the paper''s All)';
-COMMENT ON COLUMN table_9.low IS 'lower end of its 95 % interval, per cent';
-COMMENT ON COLUMN table_9.high IS 'upper end of its 95 % interval, per cent';
-COMMENT ON COLUMN table_9.n_call IS 'questions with a call';
-COMMENT ON COLUMN table_9.with_call IS 'right answers to questions with a call, per cent (the paper''s AC)';
-COMMENT ON COLUMN table_9.with_call_low IS 'lower end of its 95 % interval, per cent';
-COMMENT ON COLUMN table_9.with_call_high IS 'upper end of its 95 % interval, per cent';
-COMMENT ON COLUMN table_9.n_no_call IS 'questions without a call';
-COMMENT ON COLUMN table_9.without_call IS 'right answers to questions without a call, per cent (the paper''s NC)';
-COMMENT ON COLUMN table_9.without_call_low IS 'lower end of its 95 % interval, per cent';
-COMMENT ON COLUMN table_9.without_call_high IS 'upper end of its 95 % interval, per cent';
+COMMENT ON COLUMN table_9.low IS 'lower end of its 95 % interval, per cent; null in the paper''s rows';
+COMMENT ON COLUMN table_9.high IS 'upper end of its 95 % interval, per cent; null in the paper''s rows';
+COMMENT ON COLUMN table_9.n_call IS 'questions with a call; null in the paper''s rows';
+COMMENT ON COLUMN table_9.with_call IS 'right answers to questions with a call, per cent (the paper''s AC); null without such a question, or where the paper has no figure';
+COMMENT ON COLUMN table_9.with_call_low IS 'lower end of its 95 % interval, per cent; null without such a question, and in the paper''s rows';
+COMMENT ON COLUMN table_9.with_call_high IS 'upper end of its 95 % interval, per cent; null without such a question, and in the paper''s rows';
+COMMENT ON COLUMN table_9.n_no_call IS 'questions without a call; null in the paper''s rows';
+COMMENT ON COLUMN table_9.without_call IS 'right answers to questions without a call, per cent (the paper''s NC); null without such a question, or where the paper has no figure';
+COMMENT ON COLUMN table_9.without_call_low IS 'lower end of its 95 % interval, per cent; null without such a question, and in the paper''s rows';
+COMMENT ON COLUMN table_9.without_call_high IS 'upper end of its 95 % interval, per cent; null without such a question, and in the paper''s rows';
 COMMENT ON COLUMN table_9.calls IS 'questions with a call, per cent';
 
 -- Ranked by keys alone: a large warehouse has tens of millions of calls. A hundred are enough to find five positions.
@@ -236,6 +239,12 @@ COMMENT ON COLUMN table_10.kept IS 'whether the call was kept; null in the paper
 COMMENT ON COLUMN table_10.before IS 'up to 120 characters of the document before the call';
 COMMENT ON COLUMN table_10.call IS 'the call with its result; of a chain each call, in brackets';
 COMMENT ON COLUMN table_10.after IS 'up to 80 characters of the document after the call';
+COMMENT ON COLUMN table_10.tool IS 'key of the lane; in the paper''s rows the name of the tool there';
+COMMENT ON COLUMN table_10.tau_f IS 'the threshold that the call was held against; null in the paper''s rows, or where there was none';
+COMMENT ON COLUMN table_10.distance IS 'delta - tau_f: how far the call is above the threshold, nats; null without a threshold';
+COMMENT ON COLUMN table_10.shard IS 'name of the shard; null in the paper''s rows';
+COMMENT ON COLUMN table_10.digest IS 'id of the document; null in the paper''s rows';
+COMMENT ON COLUMN table_10.char_offset IS 'character of the document at which x_i begins; null in the paper''s rows';
 COMMENT ON COLUMN table_10.useful IS 'whether a person finds the call useful, as the paper judged its own; null in ours, to be filled in';
 
 -- The interval of an average follows from those of its shares (Zou & Donner 2008): of one benchmark it is the same, Wilson's.
@@ -270,10 +279,10 @@ COMMENT ON COLUMN figure_4.published IS 'whether these are benchmarks of the pap
 COMMENT ON COLUMN figure_4.tools IS 'whether tools could be called';
 COMMENT ON COLUMN figure_4.curve IS '`with tools`, `disabled` for the same model without, `other` for another one';
 COMMENT ON COLUMN figure_4.averaged IS 'number of benchmarks';
-COMMENT ON COLUMN figure_4.n IS 'number of their questions';
+COMMENT ON COLUMN figure_4.n IS 'number of their questions; null in the paper''s rows';
 COMMENT ON COLUMN figure_4.accuracy IS 'mean of the benchmarks'' right answers, per cent';
-COMMENT ON COLUMN figure_4.low IS 'lower end of its 95 % interval, per cent';
-COMMENT ON COLUMN figure_4.high IS 'upper end of its 95 % interval, per cent';
+COMMENT ON COLUMN figure_4.low IS 'lower end of its 95 % interval, per cent; null in the paper''s rows';
+COMMENT ON COLUMN figure_4.high IS 'upper end of its 95 % interval, per cent; null in the paper''s rows';
 
 CREATE VIEW with_and_without AS
 SELECT tool.*, plain.correct AS correct_without, plain.written AS written_without, plain.p_start AS p_start_without
@@ -354,6 +363,7 @@ SELECT benchmark, condition, model, k, min_probability, n, with_calls, 100 * wit
        interval_end(correct, n, -1.959963984540054) AS low, interval_end(correct, n, 1.959963984540054) AS high, later
 FROM with_all ORDER BY benchmark, condition_order(condition), condition, min_probability;
 COMMENT ON VIEW over_min_probability IS 'Calls and right answers at every twentieth of decoding.min_probability, from the recorded p of ` [`: nothing is decoded again. All: every question.';
+COMMENT ON COLUMN over_min_probability.benchmark IS 'name of the benchmark; All: every question';
 COMMENT ON COLUMN over_min_probability.min_probability IS 'a call starts only where p of ` [` is at least this';
 COMMENT ON COLUMN over_min_probability.n IS 'questions';
 COMMENT ON COLUMN over_min_probability.with_calls IS 'questions whose first call stays';
@@ -376,19 +386,27 @@ COMMENT ON COLUMN questions_in_corpus.n IS 'questions';
 COMMENT ON COLUMN questions_in_corpus.n_in IS 'those that occur in a training text of C*';
 COMMENT ON COLUMN questions_in_corpus.too_short IS 'those with too few words to tell';
 COMMENT ON COLUMN questions_in_corpus.accuracy_in IS 'right answers to those that occur there, per cent; null where none does';
-COMMENT ON COLUMN questions_in_corpus.accuracy_out IS 'right answers to those that do not, per cent';
+COMMENT ON COLUMN questions_in_corpus.accuracy_out IS 'right answers to those that do not, per cent; null where all do';
 
 CREATE VIEW cost_per_kept_call AS
 SELECT lanes.tool, coalesce(tokens, 0)::BIGINT AS tokens, coalesce(calls, 0)::BIGINT AS calls, coalesce(seconds, 0) AS seconds,
-       coalesce(kept, 0) AS kept, tokens / kept AS tokens_per_kept_call, seconds / kept AS seconds_per_kept_call
+       coalesce(kept, 0) AS kept, tokens / kept AS tokens_per_kept_call, seconds / kept AS seconds_per_kept_call,
+       coalesce(control_tokens, 0)::BIGINT AS control_tokens,
+       (tokens - coalesce(control_tokens, 0)) / kept AS tokens_per_kept_call_without_control
 FROM lanes
-LEFT JOIN (SELECT tool, sum(tokens) AS tokens, sum(calls) AS calls, sum(seconds) AS seconds FROM costs GROUP BY tool) USING (tool)
+LEFT JOIN (
+    SELECT tool, sum(tokens) AS tokens, sum(calls) AS calls, sum(seconds) AS seconds,
+           sum(tokens) FILTER (stage IN ('swapped_results', 'chained_swaps')) AS control_tokens
+    FROM costs GROUP BY tool
+) USING (tool)
 LEFT JOIN (SELECT tool, count(*) AS kept FROM filtered_calls GROUP BY tool) USING (tool)
 ORDER BY lanes.tool;
-COMMENT ON VIEW cost_per_kept_call IS 'What the stages of each tool cost in all runs so far, over the calls that are kept now.';
-COMMENT ON COLUMN cost_per_kept_call.tokens IS 'tokens that went through the model for this tool, all runs together';
+COMMENT ON VIEW cost_per_kept_call IS 'What the stages of each tool cost in all runs so far, the control (calls scored with results of other documents) among them and apart, over the calls that are kept now.';
+COMMENT ON COLUMN cost_per_kept_call.tokens IS 'tokens that went through the model for this tool, those of the control among them, all runs together';
 COMMENT ON COLUMN cost_per_kept_call.calls IS 'calls of the tool that were made, all runs together';
 COMMENT ON COLUMN cost_per_kept_call.seconds IS 'wall-clock seconds of its steps, all runs together';
 COMMENT ON COLUMN cost_per_kept_call.kept IS 'calls in filtered_calls';
-COMMENT ON COLUMN cost_per_kept_call.tokens_per_kept_call IS 'tokens / kept; null where none is kept';
-COMMENT ON COLUMN cost_per_kept_call.seconds_per_kept_call IS 'seconds / kept';
+COMMENT ON COLUMN cost_per_kept_call.tokens_per_kept_call IS 'tokens / kept, with the control; null where none is kept';
+COMMENT ON COLUMN cost_per_kept_call.seconds_per_kept_call IS 'seconds / kept; null where none is kept';
+COMMENT ON COLUMN cost_per_kept_call.control_tokens IS 'those of the tokens that scored calls with results of other documents (evaluation.swapped_texts)';
+COMMENT ON COLUMN cost_per_kept_call.tokens_per_kept_call_without_control IS '(tokens - control_tokens) / kept: what a kept call costs where no control is measured; null where none is kept';

@@ -8,7 +8,7 @@ COMMENT ON COLUMN decisions.eligible IS 'whether the threshold decides: the call
 COMMENT ON COLUMN decisions.best IS 'whether it has the largest delta of the eligible calls at its position; of equals, the first sample';
 COMMENT ON COLUMN decisions.kept IS 'whether it is in filtered_calls';
 COMMENT ON COLUMN decisions.tau_f IS 'the threshold that filtered_calls was made with; null where there was none';
-COMMENT ON COLUMN decisions.distance IS 'delta - tau_f: how far the call is above the threshold, nats';
+COMMENT ON COLUMN decisions.distance IS 'delta - tau_f: how far the call is above the threshold, nats; null without a delta or a threshold';
 COMMENT ON COLUMN decisions.text_offset IS 'character of the text (not of the document) before which the call is written';
 COMMENT ON COLUMN decisions.domain IS 'domain of the document';
 COMMENT ON COLUMN decisions.document IS 'rowid of the document in documents of this file: a join by it is cheap';

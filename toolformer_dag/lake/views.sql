@@ -1,5 +1,20 @@
 -- Views and macros over decisions, curves and the tables that the stages declare, beside those of chance.sql.
 
+-- What follows stands here and not in chance.sql, whose text is in the fingerprint of calls that were filtered by chance.
+COMMENT ON COLUMN swapped_statistics.ratio IS 'share_swapped / share; null where no swapped place is kept with its own results';
+COMMENT ON COLUMN swapped_statistics.fdr IS 'share of the kept places that are kept by chance; null where none is kept, or none was swapped';
+COMMENT ON COLUMN swapped_statistics.fdr_high IS 'its one-sided 95 % bound; null where none is kept, or none was swapped';
+
+ALTER VIEW chance_thresholds RENAME TO estimated_thresholds;
+CREATE VIEW chance_thresholds AS SELECT *, fdr_high <= by_chance AS with_confidence FROM estimated_thresholds;
+COMMENT ON VIEW estimated_thresholds IS 'chance_thresholds without with_confidence.';
+COMMENT ON VIEW chance_thresholds IS 'Per tool and false discovery rate: the smallest threshold whose estimated rate is at most that (tau_f) and whose 95 % bound is (tau_f_high), and where there is none, why, and how many swapped places would do (swaps_needed).';
+COMMENT ON COLUMN estimated_thresholds.fdr IS 'estimated false discovery rate there; null where none has the rate';
+COMMENT ON COLUMN estimated_thresholds.fdr_high IS 'its one-sided 95 % bound, which may be above by_chance; null where none has the rate';
+COMMENT ON COLUMN estimated_thresholds.tau_f_high IS 'the smallest threshold whose 95 % bound is at most the rate; null where none is';
+COMMENT ON COLUMN estimated_thresholds.verdict IS 'certified: the estimate fdr is at most by_chance, which its 95 % bound need not be (with_confidence); else why no threshold is';
+COMMENT ON COLUMN chance_thresholds.with_confidence IS 'whether the 95 % bound fdr_high is at most by_chance too; null where none has the rate';
+
 CREATE VIEW loss_deltas AS
 SELECT $loss_deltas
 FROM decisions;
@@ -8,6 +23,7 @@ CREATE VIEW eligible AS
 SELECT $loss_deltas
 FROM decisions WHERE eligible;
 COMMENT ON VIEW eligible IS 'Scored calls that only the threshold decides.';
+COMMENT ON COLUMN eligible.reason IS 'null: nothing but the threshold decides on these calls';
 
 -- Outside of strings only names stand before `=`; the rest is JSON as it is.
 CREATE MACRO as_object(input) AS
@@ -50,7 +66,7 @@ SELECT tool, shard, digest, segment, position, source, input, any_value(result) 
 FROM decisions GROUP BY tool, shard, digest, segment, position, source, input, chain;
 COMMENT ON VIEW distinct_calls IS 'Scored calls, each once however often it was sampled: SELECT tool, input, result, delta FROM distinct_calls WHERE kept ORDER BY delta DESC.';
 COMMENT ON COLUMN distinct_calls.samples IS 'how often it was sampled at the position';
-COMMENT ON COLUMN distinct_calls.delta IS 'largest delta of its samples; they differ by rounding alone';
+COMMENT ON COLUMN distinct_calls.delta IS 'largest delta of its samples, which differ by rounding alone; null where the call was not judged';
 COMMENT ON COLUMN distinct_calls.kept IS 'whether one of its samples stays';
 
 COMMENT ON MACRO why_not IS 'Why a call would not stay at a threshold tau, the first reason that applies; NULL where it would.';
@@ -98,7 +114,7 @@ COMMENT ON COLUMN funnel.count IS 'how many';
 
 CREATE VIEW candidate_sources AS
 WITH proposed AS (
-    SELECT tool, source, count(*) AS candidates, count(input) AS calls FROM candidates GROUP BY ALL
+    SELECT tool, source, count(*) AS candidates, count(input) AS calls FROM sampled GROUP BY ALL
 ), scored AS (
     SELECT tool, source, count(*) FILTER (loss_result IS NOT NULL) AS scored,
            count(DISTINCT (digest, segment, position)) FILTER (eligible) AS places,
@@ -113,17 +129,21 @@ WITH proposed AS (
         FROM swapped_results AS other JOIN decisions AS own USING (tool, shard, digest, segment, position, sample)
         WHERE own.eligible AND other.reason IS NULL GROUP BY tool, other.source, digest, segment, position, swap
     ) JOIN lanes USING (tool) GROUP BY ALL
+), estimated AS (
+    SELECT tool, source, candidates, calls, coalesce(scored, 0) AS scored, coalesce(places, 0) AS places,
+           coalesce(kept, 0) AS kept, coalesce(kept, 0) / candidates AS share, coalesce(swapped, 0) AS swapped,
+           coalesce(kept_swapped, 0) AS kept_swapped,
+           unnest(chance_estimates(coalesce(decoys, 0), coalesce(weights, 0), coalesce(places, 0), coalesce(kept, 0)))
+    FROM proposed LEFT JOIN scored USING (tool, source) LEFT JOIN control USING (tool, source)
 )
-SELECT tool, source, candidates, calls, coalesce(scored, 0) AS scored, coalesce(places, 0) AS places, coalesce(kept, 0) AS kept,
-       coalesce(kept, 0) / candidates AS share, coalesce(swapped, 0) AS swapped, coalesce(kept_swapped, 0) AS kept_swapped,
-       unnest(chance_estimates(coalesce(decoys, 0), coalesce(weights, 0), coalesce(places, 0), coalesce(kept, 0)))
-FROM proposed LEFT JOIN scored USING (tool, source) LEFT JOIN control USING (tool, source)
+SELECT *, kept_swapped = 0 AND coalesce(fdr > 0.05, false) AS too_few_swaps
+FROM estimated
 ORDER BY tool, source;
-COMMENT ON VIEW candidate_sources IS 'What each source of calls ([tools.NAME] proposals) yields: how many were scored and kept, and how many would be kept by chance. the saved query yield_by_source has their tokens.';
+COMMENT ON VIEW candidate_sources IS 'What each source of calls ([tools.NAME] proposals) yields, calls after others among them: how many were scored and kept, and how many would be kept by chance. The saved query yield_by_source has their tokens.';
 COMMENT ON COLUMN candidate_sources.source IS 'model, rule, or the name of a file';
-COMMENT ON COLUMN candidate_sources.candidates IS 'calls, and samples that were discarded';
-COMMENT ON COLUMN candidate_sources.calls IS 'calls of the tool';
-COMMENT ON COLUMN candidate_sources.scored IS 'those that have losses';
+COMMENT ON COLUMN candidate_sources.candidates IS 'calls, and samples that were discarded; calls after others (chains) among them, which the model samples';
+COMMENT ON COLUMN candidate_sources.calls IS 'those of them that are calls; of a chain its last call';
+COMMENT ON COLUMN candidate_sources.scored IS 'calls that have losses';
 COMMENT ON COLUMN candidate_sources.places IS 'positions with calls that only the threshold decides';
 COMMENT ON COLUMN candidate_sources.kept IS 'those that the filter keeps: one per position';
 COMMENT ON COLUMN candidate_sources.share IS 'kept / candidates';
@@ -132,8 +152,9 @@ COMMENT ON COLUMN candidate_sources.kept_swapped IS 'those that would be kept';
 COMMENT ON COLUMN candidate_sources.by_chance IS 'places that would be kept by chance';
 COMMENT ON COLUMN candidate_sources.by_chance_low IS 'lower end of its 95 % interval';
 COMMENT ON COLUMN candidate_sources.by_chance_high IS 'upper end of its 95 % interval';
-COMMENT ON COLUMN candidate_sources.fdr IS 'share of the kept places that are kept by chance';
-COMMENT ON COLUMN candidate_sources.fdr_high IS 'its one-sided 95 % bound';
+COMMENT ON COLUMN candidate_sources.fdr IS 'share of the kept places that are kept by chance; null where none is kept';
+COMMENT ON COLUMN candidate_sources.fdr_high IS 'its one-sided 95 % bound; null where none is kept';
+COMMENT ON COLUMN candidate_sources.too_few_swaps IS 'whether no swap was kept and too few were made to tell 5 % from more';
 
 CREATE VIEW offset_statistics AS
 WITH placed AS (
@@ -166,12 +187,15 @@ WITH ends AS (
     FROM steps LEFT JOIN (SELECT *, round(delta * 100)::INTEGER AS bin FROM curves) USING (tool, bin)
     WINDOW above AS (PARTITION BY tool ORDER BY bin DESC)
 )
-SELECT tool, tau_f, coalesce(scored, 0)::BIGINT AS scored, coalesce(calls, 0)::BIGINT AS calls,
-       coalesce(examples, 0)::BIGINT AS examples, coalesce(kept, 0)::BIGINT AS kept,
-       coalesce(kept_swapped, 0)::BIGINT AS kept_swapped,
-       unnest(chance_estimates(coalesce(weight, 0)::DOUBLE, swapped, places, coalesce(calls, 0)))
-FROM counts JOIN control_sizes USING (tool) JOIN loss_floors USING (tool)
-WHERE exact_above IS NULL OR tau_f > exact_above
+SELECT *, kept_swapped = 0 AND coalesce(fdr > 0.05, false) AS too_few_swaps
+FROM (
+    SELECT tool, tau_f, coalesce(scored, 0)::BIGINT AS scored, coalesce(calls, 0)::BIGINT AS calls,
+           coalesce(examples, 0)::BIGINT AS examples, coalesce(kept, 0)::BIGINT AS kept,
+           coalesce(kept_swapped, 0)::BIGINT AS kept_swapped,
+           unnest(chance_estimates(coalesce(weight, 0)::DOUBLE, swapped, places, coalesce(calls, 0)))
+    FROM counts JOIN control_sizes USING (tool) JOIN loss_floors USING (tool)
+    WHERE exact_above IS NULL OR tau_f > exact_above
+)
 ORDER BY tool, tau_f;
 COMMENT ON VIEW curve_statistics IS 'swapped_statistics at every hundredth of a nat, from the smallest delta to beyond the largest; below and above, counts do not change. Thresholds at which an upper bound would count are left out.';
 COMMENT ON COLUMN curve_statistics.tau_f IS 'threshold, nats';
@@ -183,5 +207,6 @@ COMMENT ON COLUMN curve_statistics.kept_swapped IS 'swaps kept with the results 
 COMMENT ON COLUMN curve_statistics.by_chance IS 'places that would be kept by chance: share_swapped of all places';
 COMMENT ON COLUMN curve_statistics.by_chance_low IS 'lower end of its 95 % interval';
 COMMENT ON COLUMN curve_statistics.by_chance_high IS 'upper end of its 95 % interval';
-COMMENT ON COLUMN curve_statistics.fdr IS 'share of the kept places that are kept by chance';
-COMMENT ON COLUMN curve_statistics.fdr_high IS 'its one-sided 95 % bound';
+COMMENT ON COLUMN curve_statistics.fdr IS 'share of the kept places that are kept by chance; null where none is kept';
+COMMENT ON COLUMN curve_statistics.fdr_high IS 'its one-sided 95 % bound; null where none is kept';
+COMMENT ON COLUMN curve_statistics.too_few_swaps IS 'whether no swap was kept and too few were made to tell 5 % from more';

@@ -37,7 +37,7 @@ from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.descriptions import described
 from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.manifest import Pointer
-from toolformer_dag.lake.queries import OFFLINE, rows
+from toolformer_dag.lake.queries import OFFLINE, quoted, rows
 from toolformer_dag.lake.record_tables import filter_rule, record_rows
 from toolformer_dag.lake.scoring import reads_cost
 from toolformer_dag.lake.session import session
@@ -63,6 +63,8 @@ CLOSED: dict[str, str | bool | int | float | list[str]] = {"enable_external_acce
 """A query reads the warehouse and nothing else: no file, no address, no extension."""
 QUERIES = ("SELECT", "EXPLAIN", "MULTI")
 """Types of statements: DESCRIBE, SUMMARIZE, FROM and WITH count as SELECT, PIVOT as MULTI."""
+QUERIES_OVER_FOLDERS = ("SELECT", "MULTI")
+"""The same where folders may be read: EXPLAIN ANALYZE runs what it explains, a COPY into a folder too."""
 MAGIC = b"DUCK"
 """What stands in a DuckDB file behind the checksum of its first block, eight bytes."""
 STORAGE_VERSIONS = 2**16
@@ -77,6 +79,12 @@ SELECT 'sequence ' || sequence_name FROM duckdb_sequences() UNION ALL
 SELECT 'type ' || type_name FROM duckdb_types() WHERE NOT internal
 """
 """What a person may have made in a database."""
+NO_FILE = "disabled by configuration"
+"""What DuckDB says of a file that a query may not read."""
+NO_FILE_REMEDY = (
+    "a query reads the warehouse alone; name the folder of a file of your own with `toolformer-dag sql --read FOLDER`, "
+    "or attach the warehouse in Python (docs/howto/ask-in-sql.md, Join data of your own)"
+)
 NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
 """What DuckDB raises where a disk is full, or memory could not be spilled to it."""
 FULL = ("CHECKPOINT", "No space left", "quota exceeded")
@@ -292,15 +300,18 @@ def _begins_as_duckdb(file: Path) -> bool:
         raise ReadError(file, error) from error
 
 
-def query(database: Path, sql: str, gib: float | None = None) -> pl.DataFrame:
-    """Return the answer to one read-only query, which reaches no other file. Raises WarehouseError.
+def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[Path] = ()) -> pl.DataFrame:
+    """Return the answer to one read-only query, which reaches no file but those in `folders`. Raises WarehouseError.
 
     DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
     Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process.
     """
     limits = {} if gib is None else dict.fromkeys(("memory_limit", "max_temp_directory_size"), f"{gib}GiB")
-    with opened(database, {**CLOSED, **limits}) as connection, ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(_answered, connection, sql)
+    access = {} if folders else CLOSED  # DuckDB takes allowed folders of an open connection alone
+    with opened(database, {**access, **limits}) as connection, ThreadPoolExecutor(1) as threads:
+        if folders:
+            _close_all_but(connection, folders)
+        asked = threads.submit(_answered, connection, sql, QUERIES_OVER_FOLDERS if folders else QUERIES)
         try:
             while not asked.done():  # DuckDB looks for no signal, and one of its threads may get it
                 wait([asked], 0.1)
@@ -321,8 +332,20 @@ def _spilled(database: Path) -> Path:
     return beside(database)
 
 
-def _answered(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame:
-    _refuse_all_but_a_query(connection, sql)
+def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path]) -> None:
+    """Leave a connection the files in these folders and below them, and no others. Raises WarehouseError."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise WarehouseError(f"--read {folder}: there is no such folder; name one that holds your files")
+    spellings = {spelling: None for folder in folders for spelling in (folder.absolute(), folder.resolve())}
+    allowed = ", ".join(map(quoted, spellings))  # DuckDB follows no link before it compares
+    connection.execute(f"SET allowed_directories = [{allowed}]")
+    for setting, value in CLOSED.items():
+        connection.execute(f"SET {setting} = {value}")
+
+
+def _answered(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str]) -> pl.DataFrame:
+    _refuse_all_but_a_query(connection, sql, kinds)
     description = described(connection, sql)
     return rows(connection, sql) if description is None else description
 
@@ -345,12 +368,14 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
             raise WarehouseError(f"{database} holds no tables yet; run `toolformer-dag run`") from error
         if remedy := next((remedy for words, remedy in REMEDIES.items() if words in str(error)), None):
             raise WarehouseError(f"{database}: {str(error).splitlines()[0]}; {remedy}") from error
+        if NO_FILE in str(error):
+            raise WarehouseError(f"{error}; {NO_FILE_REMEDY}") from error
         raise WarehouseError(str(error)) from error
 
 
-def _refuse_all_but_a_query(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
+def _refuse_all_but_a_query(connection: duckdb.DuckDBPyConnection, sql: str, kinds: Collection[str]) -> None:
     statements = connection.extract_statements(sql)
-    if len(statements) > 1 or any(statement.type.name not in QUERIES for statement in statements):
+    if len(statements) > 1 or any(statement.type.name not in kinds for statement in statements):
         raise WarehouseError("only one read-only query is answered: select, from, with, pivot, describe or summarize")
 
 

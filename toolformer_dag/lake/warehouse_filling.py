@@ -4,6 +4,7 @@ Verdicts are of a shard, as what shards have to know of each other stands in fil
 verdicts, `swapped_places` and `curves`, is counted again.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import polars as pl
 
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
 from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
+from toolformer_dag.settings.tool_settings import MODEL
 
 RULE = sql_text(__package__, "rule.sql")
 """Does a call stay? The filter, the warehouse and the page ask this."""
@@ -35,7 +37,10 @@ SCORED = "loss_deltas"
 """The table whose rows stand in `decisions`, each with its verdict; in the warehouse it is a view of them."""
 DOCUMENTS = "documents"
 """The table whose row numbers stand in `decisions`: its rows stay where they are as long as the file is copied."""
-DERIVED = ("decisions", "swapped_places", "curves")
+DERIVED_FROM = {"decisions": [SCORED], "swapped_places": ["decisions"], "curves": ["decisions"]}
+"""Tables that follow from the others, each with what its columns without a comment of their own come from."""
+READ_BY_VIEW = re.compile(r'\b(?:FROM|JOIN)\s+\(*"?(\w+)"?', re.IGNORECASE)
+"""What a view reads, in the SQL as DuckDB keeps it; names of its own WITH clause are among them."""
 MEMORY = "3GB"
 """What building may hold in memory; the rest is spilled beside the file."""
 ROWS = "FROM rows"
@@ -130,7 +135,8 @@ OWN_TABLES = (
         {
             "tool": "key of the lane",
             "by_chance": "the false discovery rate that was asked for; null for a number",
-            "verdict": "certified, or why no threshold was; then the fallback was taken, or nothing was kept",
+            "verdict": "as in chance_thresholds; where none is certified the fallback was taken, or nothing was kept; "
+            "null for a number",
         },
         FILTER_RULES,
         (),
@@ -215,10 +221,14 @@ def views_sql(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _sampled(tables: Sequence[WarehouseTable]) -> str:
-    """The text of a view over all samples, those of calls after others among them."""
-    names = [one.name for one in tables if one.name.startswith(SAMPLED)]
-    query = " UNION ALL ".join(f"SELECT tool, input FROM {name}" for name in names)
-    return f"CREATE VIEW sampled AS {query};COMMENT ON VIEW sampled IS 'Every sample, of calls after others too.';"
+    """The text of a view over all samples, those of calls after others among them, which the model alone samples."""
+    selects = []
+    for table in tables:
+        if table.name.startswith(SAMPLED):
+            source = "source" if "source" in table.columns else quoted(MODEL)
+            selects.append(f"SELECT tool, input, {source} AS source FROM {table.name}")
+    comment = "Every sample, of calls after others too."
+    return f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};COMMENT ON VIEW sampled IS {quoted(comment)};"
 
 
 def _tool_costs(tables: Sequence[WarehouseTable]) -> str:
@@ -241,27 +251,40 @@ def _decide(connection: duckdb.DuckDBPyConnection) -> None:
 
 def _finished(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> dict[str, int]:
     _comment(connection, tables)
-    names = (*(table.name for table in tables), *DERIVED)
+    names = (*(table.name for table in tables), *DERIVED_FROM)
     return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
 
 
 def _comment(connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable]) -> None:
     """Write the declared comments.
 
-    A column of a view that has none takes that of its name in loss_deltas, else decisions, else the first table.
+    A column of a view that has none takes the comment of the same column in the first table or view that the view
+    reads and that has one: in another table a column of this name may hold something else.
     """
     for table in tables:
         kind = "VIEW" if table.name == SCORED else "TABLE"
         connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
         _comment_columns(connection, table.name, table.columns)
-    [scored] = [table.columns for table in tables if table.name == SCORED]
-    for known in (scored, _comments(connection, "decisions"), *(table.columns for table in tables)):
-        lacking = (
-            "SELECT table_name, column_name FROM duckdb_columns() WHERE database_name = 'warehouse' AND comment IS NULL"
-        )
-        for name, column in connection.execute(lacking).fetchall():
-            if column in known:
-                _comment_columns(connection, name, {column: known[column]})
+    for name, sources in {**DERIVED_FROM, **_sources_of_views(connection)}.items():
+        _inherit_comments(connection, name, sources)
+
+
+def _sources_of_views(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Return for each view what stands behind FROM and JOIN in it; a view comes after the views that it reads."""
+    query = (
+        "SELECT view_name, sql FROM duckdb_views() WHERE database_name = 'warehouse' AND NOT internal ORDER BY view_oid"
+    )
+    return {name: READ_BY_VIEW.findall(sql) for name, sql in connection.execute(query).fetchall()}
+
+
+def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, sources: Sequence[str]) -> None:
+    query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
+    lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
+    for source in sources:
+        comments = _comments(connection, source)
+        inherited = {column: comments[column] for column in lacking if column in comments}
+        _comment_columns(connection, name, inherited)
+        lacking -= inherited.keys()
 
 
 def _comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:

@@ -19,8 +19,8 @@ from toolformer_dag.computing.stage import (
     CALL_KEY,
     CHAIN,
     CHAR_OFFSET,
-    INPUT,
     P_API,
+    SAMPLED_INPUT,
     TEXT_KEY,
     TOOL,
     ByChunk,
@@ -49,7 +49,9 @@ FIRST_SAMPLE = 100_000_000
 """Number of the first call at a position that stands after others; those after two begin at twice as much."""
 PARSING = 2
 """Raised when the same bodies would be taken otherwise; no sample is computed again."""
-CALLED = Column(TOOL.dtype, "key of the lane whose tool is called; the lane's own, or one of `then`")
+CALLED = Column(
+    TOOL.dtype, "key of the lane whose tool is called: the lane's own, or one of `then`; null without a body"
+)
 BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
 FINISHED = (
     *(*CALL_KEY, "char_offset", "p_api", "called", "before", "input", "result"),
@@ -259,7 +261,7 @@ def stages(level: int) -> tuple[Stage, Stage]:
             "before": BEFORE,
             "called": CALLED,
             "body": scored_candidates.STAGE.columns["body"],
-            "input": INPUT,
+            "input": SAMPLED_INPUT,
             "reason": scored_candidates.STAGE.columns["reason"],
         },
         key=CALL_KEY,

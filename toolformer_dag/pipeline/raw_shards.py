@@ -216,7 +216,7 @@ STAGE = Stage(
         "domain": Column(pl.String(), "domain of the URL"),
         "title": Column(pl.String(), "title of the page, if the corpus has one"),
         "date": Column(
-            pl.Date(), "day in the URL, if it holds one, or the record's own where `corpus.fields` names it"
+            pl.Date(), "day in the URL, or the record's own where `corpus.fields` names it; null without one"
         ),
         "language": Column(pl.String(), "language by the corpus; null where it has none"),
         "text": Column(pl.String(), "the document"),

@@ -9,7 +9,6 @@ import polars as pl
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.computing.stage import (
     INPUT,
-    RESULT,
     RETRY,
     TEXT_KEY,
     TOOL,
@@ -151,10 +150,10 @@ STAGE = Stage(
         "tool": TOOL,
         "input": INPUT,
         "context": Column(pl.String(), "what the result depends on beside the input"),
-        "result": RESULT,
+        "result": Column(pl.String(), "result of the call; null where reason says why there is none"),
         "reason": Column(pl.String(), "why there is no result; null where there is one"),
         "seconds": Column(pl.Float64(), "time the tool took"),
-        "cost": Column(pl.Float64(), "what the backend says it cost"),
+        "cost": Column(pl.Float64(), "what the backend says it cost; null where it says nothing"),
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
     key=("tool", *KEY),
