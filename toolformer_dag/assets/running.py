@@ -16,9 +16,11 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.metadata import ROWS, TOKENS, UNCHANGED
+from toolformer_dag.computing.change_log import KeptCalls, add_changes
 from toolformer_dag.computing.spending import Spent, StepCost, add_cost
 from toolformer_dag.computing.worker import Ahead
 from toolformer_dag.files import UserError, WriteError, file_name, locked, write_whole
+from toolformer_dag.lake.record import FieldChange
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.resources.live_runs import run_folder
 
@@ -189,13 +191,31 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
     folder raises WriteError.
     """
     _current.get().spent = lambda: Spent(cost.tokens, cost.calls)
-    asset, remote = context.asset_key.to_user_string(), lake.storage.first_wins
+    asset = context.asset_key.to_user_string()
+    lost = f"the cost of {asset} is not in `costs`"
+    _write_log(context, lake, lost, partial(add_cost, lake, context.run.run_id, asset, cost))
 
-    def write() -> None:
-        with _warned(context, asset) if remote else nullcontext():
-            add_cost(lake, context.run.run_id, asset, cost)
 
-    lake.storage.write_beside(write)
+def note_changes(
+    context: dg.AssetExecutionContext, lake: Lake, settings: Sequence[FieldChange], kept: KeptCalls | None
+) -> None:
+    """Add to the lake's table of changes which settings a step found changed, and the calls kept before and after it.
+
+    Written as the costs are.
+    """
+    asset = context.asset_key.to_user_string()
+    lost = f"what {asset} changed is not in `changes`"
+    _write_log(context, lake, lost, partial(add_changes, lake, context.run.run_id, asset, settings, kept))
+
+
+def _write_log(context: dg.AssetExecutionContext, lake: Lake, lost: str, write: Callable[[], None]) -> None:
+    """Write rows of a log; over an object store beside the next step, where a warning says what was lost and why."""
+
+    def warn_of_store() -> None:
+        with _warned(context, lost) if lake.storage.first_wins else nullcontext():
+            write()
+
+    lake.storage.write_beside(warn_of_store)
     if runs_alone(context):  # the next step will not wait for it
         lake.storage.wait_for_writes()
 
@@ -203,16 +223,16 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
     """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
     failed.write()  # what was spent since it was last written
-    with _warned(context, failed.name):
+    with _warned(context, f"the cost of {failed.name} is not in `costs`"):
         note_cost(context, lake, StepCost(failed.seconds, failed.tokens, failed.calls, failed=True))
 
 
 @contextmanager
-def _warned(context: dg.AssetExecutionContext, asset: str) -> Iterator[None]:
+def _warned(context: dg.AssetExecutionContext, lost: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:  # the disk or the store may be what failed
-        context.log.warning(f"the cost of {asset} is not in `costs`: {error}")
+        context.log.warning(f"{lost}: {error}")
 
 
 def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> None:

@@ -19,7 +19,8 @@ from toolformer_dag.assets.metadata import (
     this_run,
 )
 from toolformer_dag.assets.plots import chance_curves, delta_histogram, frontier_curve
-from toolformer_dag.assets.running import note_cost, progress, tag_changes
+from toolformer_dag.assets.running import note_changes, note_cost, progress, tag_changes
+from toolformer_dag.computing.change_log import KeptCalls
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.computing.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.computing.stage import TableOutput
@@ -98,6 +99,7 @@ def table(made: TableOutput) -> Output:
 
     def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
         before = made.table.version()
+        kept_before = _kept_calls(made)
         _warn_of_name(context, made)
         advance = progress(context, stage.unit, lambda: compute.workers.spent, lambda: compute.worker.ahead)
         report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
@@ -107,6 +109,7 @@ def table(made: TableOutput) -> Output:
         cost = StepCost(report.seconds, tokens, calls, report.computed, report.reused)
         if cost.tokens or cost.calls or report.data_version != before:
             note_cost(context, lake, cost)
+        _note_changes(context, lake, report, before, kept_before)
         shown = last_metadata(context) if report.unchanged else {}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(report.data_version),
@@ -143,6 +146,24 @@ def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableRep
     if chosen := _chosen(table):
         context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_line(chosen))
     tag_changes(context, report.differences.settings())
+
+
+def _kept_calls(made: TableOutput) -> int | None:
+    """Return how many calls the lane of filtered_calls keeps now; None for another table."""
+    if made.stage.name != "filtered_calls":
+        return None
+    return sum(part.rows for part in made.table.pointers().values())
+
+
+def _note_changes(
+    context: dg.AssetExecutionContext, lake: Lake, report: TableReport, version: str | None, kept_before: int | None
+) -> None:
+    """Log the settings that changed, and kept calls that did; `version`: of the table before, None for a first run."""
+    settings = report.differences.setting_changes()
+    kept = None if kept_before is None or version is None else KeptCalls(kept_before, sum(report.rows.values()))
+    has_other_calls = kept is not None and report.data_version != version
+    if settings or has_other_calls:
+        note_changes(context, lake, settings, kept)
 
 
 def _check_results(names: Iterable[str], report: TableReport) -> list[dg.AssetCheckResult]:

@@ -73,15 +73,20 @@ class StepCost:
     failed: bool = False
 
 
+def lane_of(lake: Lake, asset: str) -> str | None:
+    """Return the key of the lane that an asset such as "calculator/loss_deltas" belongs to; None for all lanes'."""
+    group = asset.rpartition("/")[0]
+    return None if group.removesuffix(lake.suffix) in ASSET_GROUPS else group
+
+
 def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
     """Add a row to the costs of an asset, such as "calculator/loss_deltas". Raises WriteError.
 
     Not covered: what a killed step spent, and over an object store the one that ended before it, which the next report
     of `run` tells.
     """
-    group, _, stage = asset.rpartition("/")
-    tool = None if group.removesuffix(lake.suffix) in ASSET_GROUPS else group
-    row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": tool, **asdict(cost)}
+    stage = asset.rpartition("/")[2]
+    row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": lane_of(lake, asset), **asdict(cost)}
     schema = {name: kind for name, (kind, _) in COST_COLUMNS.items()}
     added = pl.DataFrame([row], schema=schema)
 

@@ -84,9 +84,13 @@ class Reasons:
 
     def settings(self) -> list[str]:
         """Say which settings changed: `tau_f 0.5 -> 0.8`, or the name alone where values are hashes or long texts."""
+        return [_in_short(change) for change in self.setting_changes()]
+
+    def setting_changes(self) -> list[FieldChange]:
+        """Return the settings that changed, each once, by name; the types of columns are none."""
         changed = {one.field: one for one in self._all() if isinstance(one, FieldChange)}
-        settings = [one for name, one in sorted(changed.items()) if name.startswith("settings.")]
-        return [_in_short(one) for one in settings if "columns" not in one.field]
+        settings = [change for name, change in sorted(changed.items()) if name.startswith("settings.")]
+        return [change for change in settings if "columns" not in change.field]
 
     def _all(self) -> Iterator[FieldChange | str]:
         return (one for reasons in self.parts.values() for one in reasons)

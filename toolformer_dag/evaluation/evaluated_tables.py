@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from toolformer_dag.computing.change_log import CHANGE_COLUMNS, CHANGES
 from toolformer_dag.computing.spending import COST_COLUMNS, COSTS
 from toolformer_dag.computing.stage import TableOutput
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS
 from toolformer_dag.evaluation.paper_tables import VIEWS
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.evaluation.scores import OUTCOME_SCHEMA, SCORE_SCHEMA
+from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse_filling import WarehouseTable
 from toolformer_dag.pipeline.stages import warehouse_tables
@@ -128,6 +130,17 @@ EVALUATED = (
         pl.Schema({name: kind for name, (kind, _) in COST_COLUMNS.items()}),
         (COSTS,),
         views=VIEWS,
+        measured=True,
+    ),
+    WarehouseTable(
+        "changes",
+        "What runs changed: a row per step and setting that it found changed, and per lane that keeps other calls. A "
+        "log, which no other table follows from: lakes that are equal otherwise may differ in it. A first run changes "
+        "nothing; steps that were killed have no row.",
+        {name: comment for name, (_, comment) in CHANGE_COLUMNS.items()},
+        pl.Schema({name: kind for name, (kind, _) in CHANGE_COLUMNS.items()}),
+        (CHANGES,),
+        views=sql_text(__package__, "run_views.sql"),
         measured=True,
     ),
 )
