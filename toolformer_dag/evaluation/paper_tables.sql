@@ -244,7 +244,7 @@ COMMENT ON COLUMN table_10.tau_f IS 'the threshold that the call was held agains
 COMMENT ON COLUMN table_10.distance IS 'delta - tau_f: how far the call is above the threshold, nats; null without a threshold';
 COMMENT ON COLUMN table_10.shard IS 'name of the shard; null in the paper''s rows';
 COMMENT ON COLUMN table_10.digest IS 'id of the document; null in the paper''s rows';
-COMMENT ON COLUMN table_10.char_offset IS 'character of the document at which x_i begins; null in the paper''s rows';
+COMMENT ON COLUMN table_10.char_offset IS 'character of the document before which the call is written; null in the paper''s rows';
 COMMENT ON COLUMN table_10.useful IS 'whether a person finds the call useful, as the paper judged its own; null in ours, to be filled in';
 
 -- The interval of an average follows from those of its shares (Zou & Donner 2008): of one benchmark it is the same, Wilson's.
