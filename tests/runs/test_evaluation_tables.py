@@ -51,7 +51,7 @@ def test_the_tables_are_printed_with_whose_figures_they_are(made: World, monkeyp
     monkeypatch.chdir(made.folder)
     monkeypatch.setenv("TOOLFORMER_CONFIG", str(made.folder / "toolformer.toml"))
     for arguments, words in (
-        (["tables", "4"], ["Table 4", "paper: Toolformer", "40.4", "no model: |a - b|", "Ours are of model"]),
+        (["tables", "4"], ["Table 4", "paper: Toolformer", "40.4", "no model: \\|a - b\\|", "Ours are of model"]),
         (["tables", "9", "--format", "csv"], ["figures_of,benchmark,model,k,n,accuracy", "LAMA T-REx"]),
         (["tables"], ["Table 2", "Table 10", "Figure 4", "rejected"]),
     ):
@@ -94,8 +94,8 @@ def answered(made: World, name: str) -> pl.DataFrame:
     return query(made.folder / "lake" / "toolformer.duckdb", saved_queries()[name])
 
 
-EMPTY = {"left_out", "questions_won_and_lost"}
-"""Tools win and lose nothing in so small a world, and no benchmark file is read."""
+EMPTY = {"left_out", "questions_won_and_lost", "what_changed"}
+"""Tools win and lose nothing in so small a world, no benchmark file is read, and a first run changes nothing."""
 
 
 @pytest.mark.parametrize("name", saved_queries())
