@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from embedded_model.export import WANTED
+from benchmarks.embedded_model.export import WANTED
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.weights import parameters

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from embedded_model.demonstrations import NAMES
+from benchmarks.embedded_model.demonstrations import NAMES
 from toolformer_dag.synthetic import PROMPTS
 from toolformer_dag.synthetic.calculations import part_of
 from toolformer_dag.synthetic.lexicon import translate

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from embedded_model.network import SHAPES, EmbeddedTraining, ModelShape
-from embedded_model.train import PretrainingProgress, train
+from benchmarks.embedded_model.network import SHAPES, EmbeddedTraining, ModelShape
+from benchmarks.embedded_model.train import PretrainingProgress, train
 from tests.training.test_finetune import same_weights, weights
 from toolformer_dag.files import UserError
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from embedded_model.demonstrations import NAMES, chain_instructions, guessed_input, note, with_notes
-from embedded_model.export import WANTED, export_model, train_tokenizer
-from embedded_model.network import SHAPES, ModelShape, new_model
-from embedded_model.stream import boot_camp_row, mixed_documents, pack
-from embedded_model.synthetic_documents import blurred
-from embedded_model.train import averaged
+from benchmarks.embedded_model.demonstrations import NAMES, chain_instructions, guessed_input, note, with_notes
+from benchmarks.embedded_model.export import WANTED, export_model, train_tokenizer
+from benchmarks.embedded_model.network import SHAPES, ModelShape, new_model
+from benchmarks.embedded_model.stream import boot_camp_row, mixed_documents, pack
+from benchmarks.embedded_model.synthetic_documents import blurred
+from benchmarks.embedded_model.train import averaged
 from toolformer_dag.synthetic.phenomena import TOOLS, phenomenon
 from toolformer_dag.synthetic.world import the_world
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
-from embedded_model.demonstrations import (
+from benchmarks.embedded_model.demonstrations import (
     PretrainingDocument,
     behind_calls,
     chain_instructions,

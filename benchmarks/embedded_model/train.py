@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 from transformers import GPTJForCausalLM
 
-from embedded_model.export import export_model, train_tokenizer
-from embedded_model.network import EmbeddedTraining, new_model
-from embedded_model.stream import batch, tokenizer_texts
+from benchmarks.embedded_model.export import export_model, train_tokenizer
+from benchmarks.embedded_model.network import EmbeddedTraining, new_model
+from benchmarks.embedded_model.stream import batch, tokenizer_texts
 from toolformer_dag.files import UserError, write_whole
 from toolformer_dag.identity import file_hash
 from toolformer_dag.model.loading import fast_dtype
@@ -177,7 +177,7 @@ def require_model(folder: Path) -> None:
     kind = None if missing else json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
     if kind != "gptj":
         what = f"has no {', '.join(missing)}" if missing else f"holds another kind of model ({kind})"
-        raise UserError(f"{folder} {what}; name a folder that `embedded_model train` wrote")
+        raise UserError(f"{folder} {what}; name a folder that `python -m benchmarks.embedded_model train` wrote")
 
 
 def _loaded(folder: Path) -> GPTJForCausalLM:

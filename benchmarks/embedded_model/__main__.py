@@ -1,13 +1,13 @@
-"""The commands of this package: `python -m embedded_model train FOLDER`, in the root of a checkout."""
+"""The commands of this package: `python -m benchmarks.embedded_model train FOLDER`, in the root of a checkout."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from embedded_model.network import SHAPES, EmbeddedTraining
-from embedded_model.train import PretrainingProgress
-from embedded_model.train import train as run
+from benchmarks.embedded_model.network import SHAPES, EmbeddedTraining
+from benchmarks.embedded_model.train import PretrainingProgress
+from benchmarks.embedded_model.train import train as run
 from toolformer_dag.cli import Commands
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import model_name
@@ -33,7 +33,7 @@ def train(
 ) -> None:
     """Train a base model, from scratch or on: copy boot camp, then plain texts, notes and demonstrations.
 
-    Example: python -m embedded_model train my_model --size 0.9M --steps 2400
+    Example: python -m benchmarks.embedded_model train my_model --size 0.9M --steps 2400
     """
     if size != "2M" and start is not None:
         raise UserError(f"--size {size} and --start contradict each other: the size is that of {start}")
@@ -47,4 +47,4 @@ def train(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m embedded_model")
+    app(prog_name="python -m benchmarks.embedded_model")

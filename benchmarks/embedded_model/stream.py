@@ -9,9 +9,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from embedded_model import synthetic_documents as synthetic
-from embedded_model.demonstrations import PretrainingDocument
-from embedded_model.network import EmbeddedTraining
+from benchmarks.embedded_model import synthetic_documents as synthetic
+from benchmarks.embedded_model.demonstrations import PretrainingDocument
+from benchmarks.embedded_model.network import EmbeddedTraining
 from toolformer_dag.synthetic.world import World
 
 LOOK_AHEAD = 24
