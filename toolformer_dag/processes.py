@@ -24,6 +24,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def _wait_and_end(parent: int | None) -> None:
+    """Wait until the parent of `end_with_parent` has ended, and end this process."""
     if parent is not None:
         while exists(parent):
             time.sleep(PAUSE)

@@ -141,10 +141,11 @@ def _add_lanes(server_name: str, server: Values, tools: list[dict[str, Any]], se
 
 
 def _some_have_sections(connection: Values, tools: list[dict[str, Any]], keys: set[str]) -> bool:
-    """Return whether only tools with a section of their own are wanted: some have one, with their examples.
+    """Return whether some tools of a server have sections with examples, so that those without one are not wanted.
 
-    connection: the server's own keys; examples or a prompt there are those of all its tools, and none needs a section.
-    keys: the keys of all sections, and the tools that sections name.
+    connection: the server's own keys. Where they have examples or a prompt, these are of all its tools: the result is
+        False.
+    keys: the keys of all sections, and the names of the tools that sections name.
     """
     if "examples" in connection or "prompt" in connection:
         return False

@@ -172,10 +172,18 @@ def call_grammar(
     schemas: by name, the schemas of tools with named arguments, in `tools` or not.
     arrow_token: the id of the token that is the arrow, for a tokenizer that was given one; no text writes it.
 
-    `parse_call` accepts every text before `->` that the grammar admits.
+    `parse_call` accepts every text before `->` that the grammar admits. For a tool Weather with named arguments and
+    others without, its rules are
+
+        start: t0 | call
+        t0: "Weather(" a0 ") ->"
+        a0: ... (`argument_rules`)
+        call: CALL
+        CALL and INPUT: ... (`_text_call_rules`)
     """
     with_schema = sorted(set(tools) & set(schemas))
     without_schema = sorted(set(tools) - set(schemas))
+    # Every call ends in `)` and the arrow, which is text, or the token `answered`.
     arrow_sign = markers.arrow.strip()
     arrow_text = arrow_sign if arrow_token is None else ""
     answered = "" if arrow_token is None else f"<[{arrow_token}]>"

@@ -80,12 +80,12 @@ def other_results(links: Sequence[Link], others: Sequence[str]) -> list[ChainedC
 
 
 def least_need(length: int, gains: Sequence[float]) -> float:
-    """Return the need of a chain, in nats: of its results, how much the one is needed that is needed least.
+    """Return the need of a chain, in nats: the gain from that of its results from which the later calls gain least.
 
     length: how many calls the chain has.
-    gains: for each comparison of `other_results`, how much likelier the call is after the real results.
+    gains: for each comparison of `other_results`, how much likelier the later call is after the real result.
 
-    A result is needed by the later call that gains most from it.
+    The gain from a result is that of the later call that gains most from it.
     """
     needs = []
     start = 0  # where the gains from the exchanged result begin

@@ -106,11 +106,11 @@ def raw_batch(
                 ignored[message] += 1
                 continue
             line = lines[cell.row]
-            rejection = Rejection(line, cell.reason, message)
             missing = _missing_fields(layout, records[cell.row]) if records else ""
             if missing:
-                rejection = Rejection(line, "missing_field", missing)
-            refused.setdefault(line, rejection)
+                refused.setdefault(line, Rejection(line, "missing_field", missing))
+            else:
+                refused.setdefault(line, Rejection(line, cell.reason, message))
     frame = pl.DataFrame(texts, schema=RAW)
     if refused:
         frame = frame.filter(~pl.col("line").is_in(list(refused)))

@@ -74,6 +74,7 @@ class SharedPassages:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Hash the passages of `texts`; memory holds their hashes and the numbers of their texts."""
         words = _words(texts)
         words_per_text = np.bincount(words.texts, minlength=len(texts))
         self.words: list[int] = words_per_text.tolist()

@@ -202,7 +202,8 @@ def _needed_elsewhere(root: Mapping[str, Any], shared: Mapping[str, Any], names:
     root: the schema as decoding keeps it. shared: its parts, by the names in their references.
 
     A call keeps to the root, to each part of `allOf`, and to one part of `anyOf` and of `oneOf`. Where each part of
-    such a group needs an argument that is not at the top, every call needs one. The first such group counts.
+    such a group needs an argument that is not at the top, every call needs one. The first such group counts: for
+    `{"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}` it is {"id", "name"}.
     """
     groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
     groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
