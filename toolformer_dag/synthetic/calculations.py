@@ -5,7 +5,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from random import Random
 from typing import NamedTuple
 
-from toolformer_dag.synthetic.sentences import Phenomenon, asked
+from toolformer_dag.synthetic.sentences import Phenomenon, typed_question
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import (
     Numbers,
@@ -144,7 +144,7 @@ def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme
         wording = f"{setup_number}.{wording}"
     before = template.format(**slots)
     if is_question:
-        before = asked(random, before)
+        before = typed_question(random, before)
     unit = scheme.unit.format(**slots)
     ending = _after_result(random, unit).format(m=slots["m"])
     result = result_of(a, scheme.operation, b)
@@ -165,7 +165,7 @@ def _nested(random: Random, part: WorldPart) -> Phenomenon:
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
     calculation = _in_brackets(random, a, b, c) if random.random() < 0.5 else _average(random, a, b, c)
     text = calculation.text
-    before = asked(random, text) if text.endswith("?") else text
+    before = typed_question(random, text) if text.endswith("?") else text
     ending = random.choice((".", ".", ", nothing more."))
     return Phenomenon(
         tool="calculator",

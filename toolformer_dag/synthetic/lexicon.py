@@ -7,7 +7,7 @@ from itertools import chain
 from random import Random
 from typing import Literal
 
-from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
 from toolformer_dag.synthetic.wordings import (
     FOLDER,
     KINDS,
@@ -127,7 +127,7 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
     quote = random.choices(QUOTES, QUOTE_WEIGHTS)[0]
     slots = {"f": f"{quote}{foreign}{quote}", "x": random.choice(word_list("filler", "persons"))}
     text, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
-    before = asked(random, text) if is_question else text
+    before = typed_question(random, text) if is_question else text
     ending = random.choice(word_list("tails", "translation")).format(**slots)
     return Phenomenon(
         tool="machine_translation",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from random import Random
 
-from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, led, worded
+from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, with_answer_lead, worded
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, named_templates, part_of_slot, word_list
 from toolformer_dag.synthetic.world import WORLD_SEED, World
@@ -83,7 +83,7 @@ def _phenomenon(
     templates = named_templates(tool, wordings)
     text, wording = worded(random, templates, {**slots, "v": ANSWER_MARK}, is_question=is_question)
     if is_question:
-        before = led(random, casual(random, text))
+        before = with_answer_lead(random, casual(random, text))
         after_answer = ""
     else:
         before, after_answer = around_answer(text)

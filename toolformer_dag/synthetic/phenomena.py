@@ -6,7 +6,7 @@ from toolformer_dag.settings.settings_file import PAPER_TOOLS
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.named_tools import distance, price
-from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, led, worded
+from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, with_answer_lead, worded
 from toolformer_dag.synthetic.today import today
 from toolformer_dag.synthetic.two_hop import two_hop
 from toolformer_dag.synthetic.wordings import KINDS, WordingSet, WorldPart, fact_templates, relations, word_list
@@ -41,7 +41,7 @@ def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: Wor
         text, wording = worded(random, templates, {"e": entity.name, "v": ANSWER_MARK}, is_question=False)
     ending = random.choice(word_list("tails", "facts"))
     if is_question:
-        before = led(random, text)
+        before = with_answer_lead(random, text)
         after_answer = ""
     else:
         before, after_answer = around_answer(text)

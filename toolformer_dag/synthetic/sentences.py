@@ -104,13 +104,13 @@ _PLAIN_BEGINNINGS = frozenset(
 """Words at the beginning of a question that are no names."""
 
 
-def asked(random: Random, question: str) -> str:
+def typed_question(random: Random, question: str) -> str:
     """Return a question as somebody might type it, with the words that lead to the answer."""
-    return led(random, casual(random, question))
+    return with_answer_lead(random, casual(random, question))
 
 
-def led(random: Random, question: str) -> str:
-    """Put the words that lead to the answer, if any, after a question."""
+def with_answer_lead(random: Random, question: str) -> str:
+    """Return a question and, after it, words that lead to its answer, such as `It is`; some leads are empty."""
     lead = random.choice(word_list("answers", "leads"))
     return f"{question} {lead}" if lead else question
 

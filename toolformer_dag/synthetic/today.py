@@ -3,7 +3,7 @@
 import datetime
 from random import Random
 
-from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, date_templates, part_of_slot, word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -53,7 +53,7 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     is_question = random.random() < QUESTION_SHARE
     event = random.choice(word_list("calendar", "events"))
     text, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
-    before = asked(random, text) if is_question else text
+    before = typed_question(random, text) if is_question else text
     answer = date_text(day, slot)
     ending = random.choice(word_list("tails", "calendar"))
     return Phenomenon(

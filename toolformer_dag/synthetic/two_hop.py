@@ -11,8 +11,8 @@ from toolformer_dag.synthetic.sentences import (
     Phenomenon,
     around_answer,
     casual,
-    led,
     sentence,
+    with_answer_lead,
 )
 from toolformer_dag.synthetic.wordings import (
     EntityKind,
@@ -156,7 +156,7 @@ def _phenomenon(
     """
     begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     if is_question:
-        before = led(random, lead + casual(random, sentence(text)))
+        before = with_answer_lead(random, lead + casual(random, sentence(text)))
         after_answer = ""
     else:
         statement = sentence(lead + (sentence(text) if begins_sentence else text))

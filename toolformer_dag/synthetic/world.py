@@ -65,14 +65,20 @@ def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, Entit
     for first_name in word_list("names", "first_names"):
         names += [f"{first_name} {surname}" for surname in name_pool("person", part)]
     people = tuple(random.sample(names, PEOPLE[part]))
+    facts_of_people = {name: _person(random, name, people=people, towns=towns) for name in people}
+    facts_of_towns = {name: _town(random, people=people, rivers=rivers) for name in towns}
+    facts_of_firms = {name: _firm(random, people=people, towns=towns) for name in firms}
+    facts_of_rivers = {name: _river(random, towns) for name in rivers}
     return {
-        (part, "person"): tuple(
-            Entity("person", name, _person(random, name, people=people, towns=towns)) for name in people
-        ),
-        (part, "town"): tuple(Entity("town", name, _town(random, people=people, rivers=rivers)) for name in towns),
-        (part, "firm"): tuple(Entity("firm", name, _firm(random, people=people, towns=towns)) for name in firms),
-        (part, "river"): tuple(Entity("river", name, _river(random, towns)) for name in rivers),
+        (part, "person"): _entities("person", facts_of_people),
+        (part, "town"): _entities("town", facts_of_towns),
+        (part, "firm"): _entities("firm", facts_of_firms),
+        (part, "river"): _entities("river", facts_of_rivers),
     }
+
+
+def _entities(kind: EntityKind, facts_by_name: Mapping[str, Mapping[str, str]]) -> tuple[Entity, ...]:
+    return tuple(Entity(kind, name, facts) for name, facts in facts_by_name.items())
 
 
 def _person(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
