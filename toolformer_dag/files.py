@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
@@ -33,12 +33,21 @@ class StorageError(UserError):
     """Base of every error about files and the lake. The message names the file, the reason and the remedy."""
 
 
+class Limit(NamedTuple):
+    """A limit that the shell sets for a process."""
+
+    command: str  # shows and sets the limit
+    number: int  # the limit's number for `resource.getrlimit`
+    errors: tuple[int, ...]  # the error numbers that a process gets where it meets the limit
+    what: str  # what the limit counts, in words
+    unit: int = 1  # what the command counts in, where it is not single bytes or things
+
+
 LIMITS = (
-    ("ulimit -n", resource.RLIMIT_NOFILE, (errno.EMFILE, errno.ENFILE), "open files"),
-    ("ulimit -u", resource.RLIMIT_NPROC, (errno.EAGAIN,), "processes and threads"),
-    ("ulimit -v", resource.RLIMIT_AS, (errno.ENOMEM,), "memory"),
+    Limit("ulimit -n", resource.RLIMIT_NOFILE, (errno.EMFILE, errno.ENFILE), "open files"),
+    Limit("ulimit -u", resource.RLIMIT_NPROC, (errno.EAGAIN,), "processes and threads"),
+    Limit("ulimit -v", resource.RLIMIT_AS, (errno.ENOMEM,), "memory", unit=1024),
 )
-"""How the shell sets a limit, its number, the errors of whoever meets it, and what it limits."""
 LIMIT_WORDS = {
     "Too many open files": errno.EMFILE,
     "can't start new thread": errno.EAGAIN,
@@ -48,49 +57,65 @@ LIMIT_WORDS = {
     "not enough memory": errno.ENOMEM,
     "could not allocate": errno.ENOMEM,
 }
-"""What libraries say where they tell no number: torch, DuckDB, Rust, Python's threads."""
+"""Words in messages of torch, DuckDB, Rust and Python's threads, which name no error number, and that number."""
 
 
 def limit_met(error: BaseException) -> str | None:
-    """Name the limit of this process that an error tells of; None for any other error."""
-    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    words = (code for word, code in LIMIT_WORDS.items() if word in str(error))
-    number = next(words, None) if number is None else number
-    for name, limit, numbers, what in LIMITS:
-        if number in numbers:
-            soft, _ = resource.getrlimit(limit)
-            size = "none" if soft == resource.RLIM_INFINITY else soft // (1024 if limit == resource.RLIMIT_AS else 1)
-            return f"there are not enough {what} ({name}: {size}); raise that limit"
+    """Return which limit of this process caused an error, with its value and the remedy; None for any other error.
+
+    For example "there are not enough open files (ulimit -n: 1024); raise that limit".
+    """
+    error_number = _error_number(error)
+    for limit in LIMITS:
+        if error_number in limit.errors:
+            soft_limit, _ = resource.getrlimit(limit.number)
+            value = "none" if soft_limit == resource.RLIM_INFINITY else str(soft_limit // limit.unit)
+            return f"there are not enough {limit.what} ({limit.command}: {value}); raise that limit"
+    return None
+
+
+def _error_number(error: BaseException) -> int | None:
+    """Return the system's number of an error: its `errno`, or else what its message tells (LIMIT_WORDS)."""
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    number: int | None = getattr(error, "errno", None)
+    if number is not None:
+        return number
+    message = str(error)
+    for words, number_of_words in LIMIT_WORDS.items():
+        if words in message:
+            return number_of_words
     return None
 
 
 NEEDED_THREADS = 32
-"""Threads that a command may start beside one per core; the libraries' pools are as large as the machine."""
+"""Threads that a command may start in addition to one per core, for the thread pools of libraries."""
 AMPLE = 10_000
-"""A limit of processes from which on nothing is tried."""
+"""A limit of processes that is high enough not to be tried."""
 
 
 def require_threads() -> None:
-    """Raise UserError where fewer threads may be started than a command needs, as `ulimit -u` has it.
+    """Raise UserError where this process cannot start as many threads as a command needs (`ulimit -u`).
 
-    Asked before any library is: some hang there, or abort, and name no limit.
+    Call it before libraries are imported: some hang or abort when they meet the limit, without naming it. Where the
+    limit is below AMPLE, the threads are really started, and end at once.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft == resource.RLIM_INFINITY or soft > AMPLE:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft_limit == resource.RLIM_INFINITY or soft_limit > AMPLE:
         return
-    ended, count = threading.Event(), NEEDED_THREADS + (os.cpu_count() or 1)
-    started = [threading.Thread(target=ended.wait, daemon=True) for _ in range(count)]
+    count = NEEDED_THREADS + (os.cpu_count() or 1)
+    may_end = threading.Event()
     try:
-        for thread in started:
-            thread.start()
+        for _ in range(count):
+            threading.Thread(target=may_end.wait, daemon=True).start()
     except RuntimeError as error:
         raise UserError(f"a command may need {count} threads: {limit_met(error)} and run again") from error
     finally:
-        ended.set()
+        may_end.set()
 
 
 class WriteError(StorageError):
-    """A write that failed; what was committed before is still there."""
+    """A write that failed. What was committed before is still there."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         remedy = limit_met(error) or "free space or correct the rights"
@@ -100,7 +125,7 @@ class WriteError(StorageError):
 
 
 class ReadError(StorageError):
-    """A file that exists and could not be read this time; it is left where it is."""
+    """A file that exists and could not be read this time. It is left as it is."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         remedy = limit_met(error) or "correct the rights or the disk"
@@ -110,7 +135,7 @@ class ReadError(StorageError):
 
 
 class NotPlain(StorageError):
-    """An identity or a record that holds a value without a place in JSON."""
+    """An identity or a record with a value that JSON cannot express. `owner` in the message is whose value it is."""
 
     def __init__(self, owner: str, reason: str) -> None:
         super().__init__(
@@ -120,9 +145,10 @@ class NotPlain(StorageError):
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`: a reader sees the old file or the new one, after a power loss too.
+    """Write `content` to the file `path` atomically: a reader sees the old file or the new one, after a power loss too.
 
-    Temporary file, fsync, rename, fsync of the folder. Raises WriteError, and then leaves no temporary file behind.
+    The content goes to a temporary file, which is synced and renamed; then the folder is synced. Folders are created
+    where they are missing. Raises WriteError, and then leaves no temporary file.
     """
     temporary = beside(path)
     try:
@@ -141,12 +167,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
-    """Write a file that a person named by `option`; an existing one is replaced with `force` alone.
+    """Write the file that a person named on the command line; replace an existing one only with `force`.
 
-    What is no regular file, such as a pipe or /dev/stdout, is written through, and a link is followed. Raises
-    UserError, WriteError.
+    option: the option that names the file, such as "--out", for the message.
+
+    A pipe or a device such as /dev/stdout is written to as it is; a link is followed. Raises UserError where the file
+    exists and must stay, and WriteError.
     """
-    if irregular(path) not in (None, "folder"):
+    is_stream = irregular(path) not in (None, "folder")
+    if is_stream:
         try:
             path.write_bytes(content)
         except OSError as error:
@@ -160,24 +189,29 @@ def write_output(path: Path, content: bytes, option: str, force: bool) -> None:
 
 
 def beside(path: Path, suffix: str = "") -> Path:
-    """Return a new path in the same folder, for a file that is not finished."""
+    """Return an unused path in the folder of `path`, such as `.tmp-<32 digits>`, for an unfinished file.
+
+    suffix: how the name ends, such as ".parquet". See TEMPORARY.
+    """
     return path.with_name(f".tmp-{uuid4().hex}{suffix}")
 
 
 def replace_whole(fresh: Path, path: Path) -> None:
-    """Rename the finished file `fresh` to `path`, synced to the disk before and after."""
+    """Rename the finished file `fresh` to `path`. File and folder are synced, so that a power loss loses neither."""
     sync(fresh)
     fresh.replace(path)
     sync(path.parent)
 
 
 def replace_folder(folder: Path, fresh: Path) -> None:
-    """Replace `folder` by `fresh`, a folder of the same disk: write everything to disk, then rename. Raises OSError.
+    """Put the finished folder `fresh` in the place of `folder`, which may be missing; both lie on the same disk.
 
-    `folder` is missing for a moment between two renames, but never incomplete.
+    Everything in `fresh` is synced first. Between two renames `folder` is missing for a moment; it is never incomplete.
+    Raises OSError.
     """
-    for path in [*fresh.rglob("*"), fresh]:
+    for path in fresh.rglob("*"):
         sync(path)
+    sync(fresh)
     replaced = folder.with_name(f".{folder.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():
@@ -188,7 +222,7 @@ def replace_folder(folder: Path, fresh: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until the content of a file, or the names in a folder, are on the disk (fsync). Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -197,22 +231,34 @@ def sync(path: Path) -> None:
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_. -]*")
-"""Names that `file_name` leaves as they are: most."""
+"""Names that `file_name` returns unchanged: letters, digits, `_`, `-`, and after the first sign also `.` and space."""
+SAFE = " ,+=@"
+"""Signs beside letters, digits and `_.-~` that a file name may have."""
 
 
 def file_name(name: str) -> str:
-    """Turn any name into a readable file name that cannot hide, climb or nest; `plain_name` reads it back.
+    """Turn any name into a readable file name; `plain_name` turns it back.
 
-    Letters of any script stay as they are: quoted they take three times the bytes, of which a file name has 255.
+    What could hide the file, leave its folder or name another one is written as %XX: `a/b` becomes `a%2Fb`, and
+    `.hidden` becomes `%2Ehidden`. Letters of any script stay: a file name has 255 bytes, and quoted letters take three
+    times as many.
     """
     if PLAIN.fullmatch(name):
         return name
-    quoted = "".join(char if char > "~" and char.isprintable() else quote(char, safe=" ,+=@") for char in name)
-    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+    quoted = "".join(_quoted(char) for char in name)
+    if quoted.startswith("."):
+        return f"%2E{quoted[1:]}"
+    return quoted
+
+
+def _quoted(char: str) -> str:
+    """Return a character as it stands in a file name: a visible one outside of ASCII as it is."""
+    is_foreign_letter = char > "~" and char.isprintable()
+    return char if is_foreign_letter else quote(char, safe=SAFE)
 
 
 def plain_name(file: str) -> str:
-    """Return the name that `file_name` was given."""
+    """Return the name that `file_name` turned into this file name."""
     return unquote(file)
 
 
@@ -223,27 +269,34 @@ KINDS = {
     stat.S_IFBLK: "device",
     stat.S_IFSOCK: "socket",
 }
+"""Types of what a path may name beside a regular file, in words."""
 
 
 def irregular(path: Path) -> str | None:
-    """Return what stands in the place of a regular file, such as "named pipe"; None for a file or nothing at all.
+    """Return what a path names in place of a regular file, such as "folder" or "named pipe"; None for a regular file.
 
-    To open a pipe or some devices waits for ever.
+    None too for a path that names nothing or cannot be looked at: opening it raises the fitting error. Ask before
+    opening, because opening a pipe, and some devices, waits for ever.
     """
     try:
-        return KINDS.get(stat.S_IFMT(path.stat().st_mode))
-    except OSError:  # gone, a broken link, or in a folder without rights: opening says so
+        mode = path.stat().st_mode
+    except OSError:  # missing, a broken link, or in a folder without rights
         return None
+    return KINDS.get(stat.S_IFMT(mode))
 
 
 def require_regular(path: Path) -> None:
-    """Raise OSError for what `irregular` names, so that it is refused as a file that cannot be read."""
-    if kind := irregular(path):
+    """Raise OSError for a folder, a pipe, a device or a socket: it is reported as a file that cannot be read."""
+    kind = irregular(path)
+    if kind is not None:
         raise OSError(f"it is a {kind}, not a regular file")
 
 
 def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | None = 1) -> bytes:
-    """Encode as JSON, a line per field. Raises NotPlain, which names `owner`, for a value without a place in JSON."""
+    """Encode a value as JSON in UTF-8; with the default `indent`, a line per field.
+
+    owner: whose value it is, for the message. Raises NotPlain for a value that JSON cannot express.
+    """
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, sort_keys=sort_keys).encode()
     except (TypeError, ValueError, RecursionError) as error:  # an unknown type, half a character, a circle
@@ -251,47 +304,69 @@ def as_json(owner: str, value: object, sort_keys: bool = False, indent: int | No
 
 
 SEAL = "seal"
+"""The first field of a sealed record: the `content_hash` of the record without this line."""
 
 
 def sealed(owner: str, value: Mapping[str, object]) -> bytes:
-    """Encode fields, at least one, as JSON with the hash of the rest before them. Raises NotPlain, naming `owner`."""
+    """Encode a record as JSON, with a hash of its content as the first field; `unsealed` reads it.
+
+    For example `{"rows": 3}` becomes
+
+        {
+         "seal": "<hash of the record as JSON>",
+         "rows": 3
+        }
+
+    value: the record's fields, at least one. owner: whose record it is. Raises NotPlain, which names `owner`.
+    """
     body = as_json(owner, value)
-    return _seal_line(content_hash(body)) + body[1:]
+    without_brace = body[1:]
+    return _seal_line(content_hash(body)) + without_brace
 
 
 def unsealed(content: bytes) -> dict[str, Any]:
-    """Read `sealed`. Raises ValueError for anything else: a truncated file, a flipped bit, another format."""
+    """Return the record that `sealed` encoded, without the seal.
+
+    Raises ValueError for anything else: a truncated record, a flipped bit, another format.
+    """
     try:
-        value = json.loads(content)
-        seal = value.pop(SEAL)
+        record = json.loads(content)
+        seal = record.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
     line = _seal_line(seal)
-    if not content.startswith(line) or content_hash(b"{" + content[len(line) :]) != seal:
+    body = b"{" + content[len(line) :]
+    is_intact = content.startswith(line) and content_hash(body) == seal
+    if not is_intact:
         raise ValueError("is damaged: its content is not what was written")
-    return dict(value)
+    return dict(record)
 
 
 def _seal_line(seal: object) -> bytes:
-    """Return how a sealed record begins, in the place of its brace."""
+    """Return how a sealed record begins: the brace of its JSON, and its seal."""
     return f'{{\n "{SEAL}": "{seal}",'.encode()
 
 
 FILES = "files"
-"""The field of a sealed record that holds the hashes of the files beside it: of each `file_hash`, or its bytes and
-`content_hash`."""
+"""The field of a sealed record that lists the files beside it, by name, with their hashes: the `file_hash` of each, or
+a list of its size in bytes and its `content_hash`."""
 
 
 def hashes_beside(record: Path) -> dict[str, str]:
-    """Hash every other file in the folder of `record`, by name, for its field FILES. Raises OSError."""
-    return {path.name: file_hash(path) for path in sorted(record.parent.iterdir()) if path != record}
+    """Return the `file_hash` of every other file in the folder of `record`, by name, for its field FILES.
+
+    Raises OSError.
+    """
+    files = sorted(record.parent.iterdir())
+    return {file.name: file_hash(file) for file in files if file != record}
 
 
 def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that the sealed `record` names, and whether each holds what was written.
+    """Yield each file that a sealed record lists (FILES), and whether it holds what was written.
 
-    A file whose size and times did not change since it was hashed is read again only with `again`. The record itself
-    is the only file yielded where it is damaged.
+    again: read every file; without it, one whose size and times did not change since it was hashed is not read.
+
+    Where the record itself is missing or damaged, it is the only file that is yielded.
     """
     try:
         require_regular(record)
@@ -299,82 +374,109 @@ def files_beside(record: Path, again: bool = False) -> Iterator[tuple[Path, bool
     except (OSError, ValueError, KeyError):
         yield record, False
         return
-    for name, wanted in hashes.items():
-        yield record.parent / name, _holds(record.parent / name, wanted, again)
+    for name, hash_or_size_and_hash in hashes.items():
+        file = record.parent / name
+        yield file, _is_whole(file, hash_or_size_and_hash, again=again)
 
 
 def damaged_beside(record: Path, again: bool = False) -> list[Path]:
     """Return the files of `files_beside` that are missing or damaged."""
-    return [path for path, whole in files_beside(record, again) if not whole]
+    return [file for file, is_whole in files_beside(record, again) if not is_whole]
 
 
-def _holds(file: Path, wanted: str | list[Any], again: bool) -> bool:
+def _is_whole(file: Path, hash_or_size_and_hash: str | list[Any], *, again: bool) -> bool:
+    """Return whether a file has the hash that a record lists for it; False for one that cannot be read."""
     try:
         require_regular(file)
-        if isinstance(wanted, str):
-            return file_hash(file, again) == wanted
-        return bool((stream_hash(file) if again else remembered_hashes(file).content) == wanted[1])
+        if isinstance(hash_or_size_and_hash, str):
+            return file_hash(file, again) == hash_or_size_and_hash
+        _, listed_hash = hash_or_size_and_hash
+        content = stream_hash(file) if again else remembered_hashes(file).content
+        return bool(content == listed_hash)
     except OSError:
         return False
 
 
 def changed_unseen(files: Iterable[Path]) -> Path | None:
-    """Read files that are about to be used; return the first that is not what its hash was taken from.
+    """Read files and return the first whose content differs from its remembered hash; None where all are whole.
 
-    Identities hold hashes that may have been taken long ago (`file_hash`). What is read here stays in the system's
-    memory, so that loading reads it from there. Raises OSError.
+    Fingerprints use remembered hashes (`file_hash`), so damage since then is only noticed by reading the file. Call it
+    right before loading: what is read here stays in the system's cache, and loading takes it from there.
+
+    Raises OSError.
     """
-    return next((file for file in files if stream_hash(file) != remembered_hashes(file).content), None)
+    for file in files:
+        if stream_hash(file) != remembered_hashes(file).content:
+            return file
+    return None
 
 
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_opening, _lock_files = threading.Lock(), set[IO[bytes]]()
+"""The errors of opening a file for writing where this process may only read."""
 
 
-def _let_go() -> None:
-    """Close the lock files of the parent in a child that was forked: it would hold their locks as long as it lives."""
-    for stream in _lock_files:
-        stream.close()
-    _lock_files.clear()
-    _opening.release()
+class _LockFiles:
+    """The lock files that this process has open.
+
+    A forked child inherits open files, and with them the locks, which it would hold as long as it lives. So it closes
+    its copies first. No file is opened during a fork: the child would not know of it.
+    """
+
+    def __init__(self) -> None:
+        self._files = set[IO[bytes]]()
+        self._guard = threading.Lock()
+        os.register_at_fork(
+            before=self._guard.acquire,
+            after_in_parent=self._guard.release,
+            after_in_child=self._close_in_child,
+        )
+
+    @contextmanager
+    def open(self, path: Path, mode: str) -> Iterator[IO[bytes]]:
+        """Open a file that is about to be locked, and close it after the block. Raises OSError."""
+        with self._guard:
+            file: IO[bytes] = path.open(mode, buffering=0)
+            self._files.add(file)
+        try:
+            yield file
+        finally:
+            self._files.discard(file)
+            file.close()
+
+    def _close_in_child(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+        self._guard.release()  # the child inherits it as it was acquired before the fork
 
 
-os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_let_go)
-
-
-@contextmanager
-def _lock_file(path: Path, mode: str) -> Iterator[IO[bytes]]:
-    """Open a file to be locked, which no child inherits. Raises OSError."""
-    with _opening:
-        stream: IO[bytes] = path.open(mode, buffering=0)
-        _lock_files.add(stream)
-    try:
-        yield stream
-    finally:
-        _lock_files.discard(stream)
-        stream.close()
+_lock_files = _LockFiles()
 
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path` inside the block; yield False at once if another process has it and `wait` is false.
+    """Hold the lock file `path` during the block: one process at a time is in it. Yield whether it is held.
 
-    The kernel releases the lock when its holder dies, however it ends; processes that it forked hold nothing. Where
-    nothing can be written, as in a snapshot, an existing lock file is held and a missing one is not needed.
+    wait: until another process releases the lock; without it, False is yielded at once where another process has it.
+
+    The kernel releases the lock when its holder ends, in whatever way; forked children do not hold it. Where nothing
+    can be written, as in a snapshot, an existing lock file is locked all the same, and a missing one is not needed.
+    Raises OSError.
     """
     with ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            stream = stack.enter_context(_lock_file(path, "ab"))
+            file = stack.enter_context(_lock_files.open(path, "ab"))
         except OSError as error:
             if error.errno not in READ_ONLY:
                 raise
             if not path.is_file():
                 yield True
                 return
-            stream = stack.enter_context(_lock_file(path, "rb"))
+            file = stack.enter_context(_lock_files.open(path, "rb"))
+        mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, mode)
         except BlockingIOError:
             yield False
             return

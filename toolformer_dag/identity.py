@@ -31,21 +31,30 @@ SCALARS: dict[type, Callable[[Any], str]] = {
     date: date.isoformat,
     datetime: datetime.isoformat,
 }
+"""How a value without parts is written, by its exact type: floats with all their bits."""
 
 
 def fingerprint(value: object) -> str:
-    """Return 16 hexadecimal characters.
+    """Return the BLAKE2b hash of a value, as 16 hexadecimal characters.
 
-    Known: None, bool, int, float, str, bytes, date, datetime, list and tuple (alike), set and frozenset (alike),
-    mappings (order of keys irrelevant), frozen dataclasses and pydantic models (the class name counts). Subclasses of
-    the plain types (enums, numpy scalars) are not known. Raises TypeError for any other type, at any depth.
+    Known types: None, bool, int, float, str, bytes, date, datetime, list and tuple (alike), set and frozenset (alike),
+    mappings (the order of keys does not matter), frozen dataclasses and pydantic models (the class name counts).
+    Subclasses of the plain types (enums, numpy scalars, named tuples) are refused.
+
+    `fingerprint([1]) == fingerprint((1,))`, but `fingerprint(1)`, `fingerprint(1.0)` and `fingerprint("1")` differ.
+
+    Raises TypeError for any other type, at any depth.
     """
     return blake2b(_encode(value), digest_size=8).hexdigest()
 
 
 def _encode(value: object) -> bytes:
-    """An injective encoding (tag, length, body), so that no value reads like another or like two."""
-    if type(value) is str:  # most values, of which a table of 10,000 parts has 50,000
+    """Encode a value as its tag, the length of its body and the body: `str 4 Rome`.
+
+    The length makes the encoding injective: no value reads like another, and no value like two in a row.
+    """
+    # Most values are texts: a table of 10,000 parts has 50,000. They take the short way, to the same bytes.
+    if type(value) is str:
         content = value.encode("utf-8", "surrogatepass")
         return b"str %d %b" % (len(content), content)
     tag, body = _tag_and_body(value)
@@ -53,18 +62,25 @@ def _encode(value: object) -> bytes:
 
 
 def _tag_and_body(value: object) -> tuple[str, bytes]:
-    if scalar := SCALARS.get(type(value)):
-        return type(value).__name__, scalar(value).encode("utf-8", "surrogatepass")
+    """Return the name of a value's type, and its content: a scalar's text, or the encodings of its parts in a row.
+
+    Parts without an order (of sets and mappings) are sorted by their encoding. Raises TypeError for an unknown type.
+    """
+    write_scalar = SCALARS.get(type(value))
+    if write_scalar is not None:
+        return type(value).__name__, write_scalar(value).encode("utf-8", "surrogatepass")
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return "sequence", b"".join(map(_encode, value))
+        return "sequence", b"".join(_encode(item) for item in value)
     if isinstance(value, set | frozenset):
-        return "set", b"".join(sorted(map(_encode, value)))
+        return "set", b"".join(sorted(_encode(item) for item in value))
     if isinstance(value, Mapping):
-        return "mapping", b"".join(sorted(_encode(key) + _encode(item) for key, item in value.items()))
+        pairs = [_encode(key) + _encode(item) for key, item in value.items()]
+        return "mapping", b"".join(sorted(pairs))
     return f"object {type(value).__qualname__}", _encode(_fields(value))
 
 
 def _fields(value: object) -> dict[str, object]:
+    """Return the fields of a pydantic model or a frozen dataclass by name. Raises TypeError for anything else."""
     if isinstance(value, BaseModel):
         return dict(value)
     kind: Any = type(value)
@@ -77,102 +93,150 @@ def _fields(value: object) -> dict[str, object]:
 
 
 def content_hash(content: bytes) -> str:
-    """Return 32 hexadecimal characters of XXH3, which notices damage at gigabytes per second, and no forgery."""
+    """Return the XXH3 hash of bytes, as 32 hexadecimal characters.
+
+    It notices damage at gigabytes per second, but no forgery: who wants to can make other bytes with the same hash.
+    """
     return xxh3_128_hexdigest(content)
 
 
 LARGE = 2**20
 """Bytes from which on a file's hashes are remembered across processes."""
 BLOCK = 2**20
+"""Bytes that are read of a file at a time."""
 
 
 class Hashes(NamedTuple):
-    """What a file's content was when it was read. `sha`: 16 hexadecimal characters; `content`: as `content_hash`."""
+    """The two hashes of a file's content, taken in one reading."""
 
-    sha: str
-    content: str
+    sha: str  # SHA-256, its first 16 hexadecimal characters
+    content: str  # XXH3, as `content_hash` returns it
+
+
+class Stamp(NamedTuple):
+    """What the file system says of a file without reading it. Another write gives another stamp (but see `settled`)."""
+
+    size: int  # bytes
+    modified: int  # nanoseconds since 1970
+    changed: int  # nanoseconds since 1970; nobody can set this time
+    inode: int
 
 
 def file_hash(file: Path, again: bool = False) -> str:
-    """Return 16 hexadecimal characters of SHA-256, which tell whether what was made from a file is stale.
+    """Return the SHA-256 hash of a file, cut to 16 hexadecimal characters, for the fingerprint of what is made from it.
 
-    Read again where size, inode or times differ from when it was hashed, or with `again`: only that tells whether the
-    file is whole, since a disk may give other bits under the same times. It costs a read at the speed of XXH3: SHA-256
-    is computed anew only where that differs. Raises OSError.
+    again: read the file even if its size, inode and times are those of the last reading. Without it the hash may be
+        remembered from then: that tells whether results are stale, but not whether the file is whole, since a disk may
+        give other bits under the same times. Reading again costs XXH3 alone; SHA-256 is computed anew only where XXH3
+        differs.
 
-    Hashes of files of a megabyte and more are remembered in the user's cache folder, so that loading the definitions
-    does not read gigabytes of weights again.
+    Hashes of files of a megabyte and more are remembered across processes, in `cache_folder`, so that loading the
+    definitions does not read gigabytes of weights. Raises OSError.
     """
-    known = remembered_hashes(file)
-    return known.sha if not again or stream_hash(file) == known.content else _read(file).sha
+    remembered = remembered_hashes(file)
+    if again and stream_hash(file) != remembered.content:
+        return _read(file).sha
+    return remembered.sha
 
 
 def remembered_hashes(file: Path) -> Hashes:
-    """Return the hashes of a file as they were when it last had this size, inode and these times. Raises OSError."""
+    """Return the hashes of a file from the last time that it was read with the same size, inode and times.
+
+    It is read now where it never was, and where its times are too new to be trusted (`settled`). Raises OSError.
+    """
     status = file.stat()
-    return _hashed(file.absolute(), _stamp(status)) if settled(status) else _read(file)
+    if not settled(status):
+        return _read(file)
+    return _hashes_under_stamp(file.absolute(), _stamp(status))
 
 
 TICK = 20_000_000
-"""Nanoseconds in which a file system's clock surely goes on: two writes within a tick leave the same times."""
+"""Nanoseconds in which a file system's clock surely goes on: two writes within a tick may leave the same times."""
 
 
 def settled(status: os.stat_result) -> bool:
-    """Return whether a file's times tell it from what a later write would make of it."""
+    """Return whether a file's times are older than a tick, so that any later write will change them."""
     return abs(time.time_ns() - status.st_ctime_ns) > TICK
 
 
-def _stamp(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+def _stamp(status: os.stat_result) -> Stamp:
+    return Stamp(
+        size=status.st_size,
+        modified=status.st_mtime_ns,
+        changed=status.st_ctime_ns,
+        inode=status.st_ino,
+    )
 
 
 @lru_cache(maxsize=4096)
-def _hashed(file: Path, stamp: tuple[int, ...]) -> Hashes:
-    if stamp[0] < LARGE:
+def _hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
+    """Return the hashes of a file that has this stamp: from this process, from the cache on disk, or by reading it."""
+    if stamp.size < LARGE:
         return _read(file)
+    # A missing, damaged or foreign entry of the cache counts as none: the seal covers stamp and hashes.
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        note = json.loads(_remembered(file).read_text("utf-8"))
-        remembered = Hashes(note["hash"], note["content"])
-        if note["seal"] == fingerprint([*stamp, *remembered]):
-            return remembered
+        entry = json.loads(_cache_entry(file).read_text("utf-8"))
+        cached = Hashes(sha=entry["hash"], content=entry["content"])
+        if entry["seal"] == _seal_of(stamp, cached):
+            return cached
     hashes = _read(file)
-    remember(file, hashes, stamp)
+    _write_entry(file, hashes, stamp)
     return hashes
 
 
-def remember(file: Path, hashes: Hashes, stamp: tuple[int, ...] | None = None) -> None:
-    """Remember the hashes of a file with this stamp, or as it is now, across processes. Raises OSError."""
-    stamp = stamp or _stamp(file.stat())
-    entry = {"file": str(file), "stamp": stamp, "hash": hashes.sha, "content": hashes.content}
-    remembered = _remembered(file.absolute())
+def remember(file: Path, hashes: Hashes) -> None:
+    """Note across processes that a file, as it is now, has these hashes. Raises OSError where it cannot be looked at.
+
+    A cache that cannot be written is no error: the file is read again then.
+    """
+    _write_entry(file, hashes, _stamp(file.stat()))
+
+
+def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
+    """Write the entry of a file into the cache of hashes, whole or not at all."""
+    entry = {
+        "file": str(file),
+        "stamp": stamp,
+        "hash": hashes.sha,
+        "content": hashes.content,
+        "seal": _seal_of(stamp, hashes),
+    }
+    target = _cache_entry(file.absolute())
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        fresh = remembered.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({**entry, "seal": fingerprint([*stamp, *hashes])}), "utf-8")
-        fresh.replace(remembered)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(entry), "utf-8")
+        temporary.replace(target)
+
+
+def _seal_of(stamp: Stamp, hashes: Hashes) -> str:
+    """Return what a whole entry of the cache holds as its seal: it binds the hashes to the stamp."""
+    return fingerprint([*stamp, *hashes])
 
 
 def cache_folder() -> Path:
-    """Return $TOOLFORMER_CACHE, else toolformer-dag in the user's cache."""
+    """Return the folder of what is computed once per machine: $TOOLFORMER_CACHE, else below the user's cache folder."""
     return Path(os.environ.get("TOOLFORMER_CACHE") or user_cache_path("toolformer-dag")).expanduser()
 
 
-def _remembered(file: Path) -> Path:
-    """Where the hashes of a file are kept."""
+def _cache_entry(file: Path) -> Path:
+    """Return where the cache keeps the hashes of a file, which has an absolute path; the name is a hash of the path."""
     name = blake2b(os.fsencode(file), digest_size=16).hexdigest()
     return cache_folder() / "hashes" / f"{name}.json"
 
 
 def _read(file: Path) -> Hashes:
-    sha, content = sha256(), xxh3_128()
+    """Read a file block by block and return its hashes. Raises OSError."""
+    sha = sha256()
+    xxh3 = xxh3_128()
     with file.open("rb", buffering=0) as stream:
         while block := stream.read(BLOCK):
             sha.update(block)
-            content.update(block)
-    return Hashes(sha.hexdigest()[:16], content.hexdigest())
+            xxh3.update(block)
+    return Hashes(sha=sha.hexdigest()[:16], content=xxh3.hexdigest())
 
 
 def stream_hash(file: Path) -> str:
-    """Return `content_hash` of a file that need not fit into memory. Raises OSError."""
+    """Return the `content_hash` of a file, read in pieces: it need not fit into memory. Raises OSError."""
     with file.open("rb") as stream:
         return file_digest(stream, xxh3_128).hexdigest()

@@ -1,4 +1,4 @@
-"""Processes that end with their parent, however that ended."""
+"""Processes that end with their parent, however that ended, and commands that a tool cannot end unnoticed."""
 
 import os
 import sys
@@ -10,98 +10,132 @@ from functools import cache
 from multiprocessing import parent_process
 from typing import NoReturn
 
+PAUSE = 1.0
+"""Seconds between two looks at whether a parent is there."""
+
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process at once when its parent is gone; nothing happens without a parent.
+    """End this process, without tidying up, as soon as its parent has ended. A thread of its own waits for that.
 
-    `parent`: the id of the process to end with, where multiprocessing did not start this one; looked for every second.
+    parent: the id of the process to end with. Without it, the process that started this one by multiprocessing; where
+        none did, nothing happens.
     """
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=_wait_and_end, args=(parent,), daemon=True).start()
 
 
-def _watch(parent: int | None) -> None:
+def _wait_and_end(parent: int | None) -> None:
+    """Wait until the parent of `end_with_parent` has ended, and end this process."""
     if parent is not None:
         while exists(parent):
-            time.sleep(1.0)
-    elif started := parent_process():
-        started.join()
+            time.sleep(PAUSE)
     else:
-        return
+        starter = parent_process()
+        if starter is None:
+            return
+        starter.join()
     os._exit(1)
 
 
 @cache
 def forked_end_too() -> None:
-    """Let what this process forks from now on end within a second of its parent, and what that forks in turn.
+    """Make every process that is forked from this one, or from its children, end within a second of its parent.
 
-    What it executes is let alone. A kill -9 lets no process tidy up: a tool that uses multiprocessing would leave some.
+    From now on, for as long as this process lives. A process that was killed (kill -9) cannot end its children, and a
+    tool that uses multiprocessing would leave some. A child that executes another program is let alone.
     """
-    parent = [0]
+    forking_process = os.getpid()
 
-    def begin() -> None:
-        threading.Thread(target=_end_as_orphan, args=tuple(parent), daemon=True).start()
+    def note_parent() -> None:
+        nonlocal forking_process
+        forking_process = os.getpid()
 
-    os.register_at_fork(before=lambda: parent.__setitem__(0, os.getpid()), after_in_child=begin)
+    def watch_parent() -> None:
+        threading.Thread(target=_end_as_orphan, args=(forking_process,), daemon=True).start()
+
+    os.register_at_fork(before=note_parent, after_in_child=watch_parent)
 
 
 def _end_as_orphan(parent: int) -> None:
+    """Wait until the system has given this process another parent, which it does when `parent` ends; then end it."""
     while os.getppid() == parent:
-        time.sleep(1.0)
+        time.sleep(PAUSE)
     os._exit(1)
 
 
 @contextmanager
-def unfinished(said: str) -> Iterator[None]:
-    """Let `os._exit` inside the block end this process with another status than 0, after `said` on its standard error.
+def unfinished(message: str) -> Iterator[None]:
+    """Make sure that a tool which ends this process inside the block does not make the command look successful.
 
-    A tool that ends the process in the middle of a run would make it look like a run that went well. `os.exec` raises
-    RuntimeError, as do C's functions by ctypes. Not covered: a compiled library that calls these itself.
+    `os._exit` writes `message` to standard error first, and ends with status 1 where it was called with 0. `os.exec`,
+    and the functions of C that end a process (called by ctypes), raise RuntimeError. A compiled library that calls
+    these itself is not noticed. Forked children end as they want to.
     """
-    process, leave, terminal = os.getpid(), os._exit, -1
+    process = os.getpid()
+    exit_of_os = os._exit
+    standard_error = _copy_of_standard_error()
+
+    def exit_as_failed(status: int) -> NoReturn:
+        if os.getpid() != process:  # a forked child
+            exit_of_os(status)
+        with suppress(OSError):
+            os.write(standard_error, message.encode())
+        exit_of_os(status or 1)
+
     _refuse_other_ends()
     _unfinished.add(process)
-    with suppress(OSError):  # a closed standard error
-        terminal = os.dup(2)  # Dagster keeps what steps write to 2
-
-    def left(status: int) -> NoReturn:
-        if os.getpid() != process:
-            leave(status)
-        with suppress(OSError):
-            os.write(terminal, said.encode())
-        leave(status or 1)
-
-    os._exit = left
+    os._exit = exit_as_failed
     try:
         yield
     finally:
-        os._exit = leave
+        os._exit = exit_of_os
         _unfinished.discard(process)
         with suppress(OSError):
-            os.close(terminal)
+            os.close(standard_error)
+
+
+def _copy_of_standard_error() -> int:
+    """Return a new descriptor of standard error, -1 where that is closed.
+
+    A copy is needed because Dagster redirects what a step writes to descriptor 2.
+    """
+    try:
+        return os.dup(2)
+    except OSError:
+        return -1
 
 
 _unfinished = set[int]()
+"""The ids of the processes that are inside a block of `unfinished`; forked children inherit the set, not the id."""
 C_ENDS = {"_exit", "_Exit", "exit", "quick_exit", "execl", "execle", "execlp", "execv", "execve", "execvp"}
 """Functions of the C library that end a process, or put another program in its place."""
 
 
 @cache
 def _refuse_other_ends() -> None:
-    """Let Python refuse what ends an unfinished process in another way than by `os._exit`; its children may do it."""
+    """Let Python raise RuntimeError where an unfinished process would end in another way than by `os._exit`.
+
+    Python's audit events announce such a call before it happens. A hook cannot be removed, so it is added once.
+    """
 
     def refuse(event: str, arguments: tuple[object, ...]) -> None:
-        if event == "os.exec" or (event == "ctypes.dlsym" and arguments[1] in C_ENDS):
-            name = arguments[0] if event == "os.exec" else arguments[1]
-            if os.getpid() in _unfinished:
-                raise RuntimeError(f"{name!r} would end this run in its middle; start a process of its own for it")
+        if event == "os.exec":
+            name = arguments[0]
+        elif event == "ctypes.dlsym" and arguments[1] in C_ENDS:  # (library, name of the function)
+            name = arguments[1]
+        else:
+            return
+        if os.getpid() in _unfinished:
+            raise RuntimeError(f"{name!r} would end this run in its middle; start a process of its own for it")
 
     sys.addaudithook(refuse)
 
 
 def exists(process: int) -> bool:
-    """Return whether there is a process of this number."""
+    """Return whether a process with this id is running, also where it is another user's."""
     try:
-        os.kill(process, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)
+        os.kill(process, 0)  # sends nothing
+    except PermissionError:
+        return True
+    except OSError:
+        return False
     return True

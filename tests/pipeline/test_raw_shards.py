@@ -15,8 +15,8 @@ from polars.testing import assert_frame_equal
 from tests.pipeline.conftest import Line, NewLine
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.hub_reader import hub_batches, resolve
-from toolformer_dag.texts.shard_reader import ShardError
+from toolformer_dag.texts.readers.hub_datasets import hub_batches, resolve
+from toolformer_dag.texts.shard_faults import ShardError
 
 RAW = "raw_shards"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.shard_reader import ShardFault, shard_batches
+from toolformer_dag.texts.shard_faults import ShardFault
+from toolformer_dag.texts.shard_reader import shard_batches
 
 
 def read_documents(path: Path | str, shard: str, choice: FormatChoice | None = None) -> Iterator[Document | Rejection]:

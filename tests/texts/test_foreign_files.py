@@ -21,9 +21,9 @@ from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.removed_documents import asked_texts
 from toolformer_dag.texts.columns import Rejection
-from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FormatChoice
+from toolformer_dag.texts.shard_faults import ShardFault
 from toolformer_dag.texts.shard_reader import shard_batches
 from toolformer_dag.tools.passages import read_passages
 from toolformer_dag.tools.registry import load_tool

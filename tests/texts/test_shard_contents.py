@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.texts.reading import read_documents
-from toolformer_dag.texts import json_lines
 from toolformer_dag.texts.columns import Rejection
-from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.readers import json_lines
+from toolformer_dag.texts.shard_faults import ShardFault
 from toolformer_dag.texts.shard_reader import shard_batches
 
 CHOICE = FormatChoice("fineweb")

@@ -19,7 +19,7 @@ from tests.texts.reading import read_documents
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.compression import BLOCK_BYTES
 from toolformer_dag.texts.document import Document
-from toolformer_dag.texts.json_lines import MAX_LINE_BYTES
+from toolformer_dag.texts.readers.json_lines import MAX_LINE_BYTES
 from toolformer_dag.texts.shard_reader import ShardError
 
 

@@ -18,7 +18,7 @@ from toolformer_dag.definitions import definitions_of
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.pipeline.corpus_texts import CorpusText, ScoredCall
-from toolformer_dag.settings.servers import LISTING, _leave_out
+from toolformer_dag.settings.servers import LISTING, _warn_once
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import Call, call_grammar, fault, format_call
 from toolformer_dag.tools.prompts import ToolError, check_prompt
@@ -124,7 +124,7 @@ def test_exports_hold_descriptions_as_json_and_definitions_load(tmp_path: Path) 
 def test_a_name_that_makes_no_lane_is_told_with_its_server(
     tmp_path: Path, tools: list[dict[str, Any]], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _leave_out.cache_clear()
+    _warn_once.cache_clear()
     load_settings(settings_with(tmp_path, [*tools, listed("sea")], 'examples = ["one"]'))
     [told] = caplog.messages
     assert re.match(rf"\[servers\.office\]: its tool {message}", told) and len(told) < 400

@@ -18,7 +18,7 @@ from toolformer_dag.settings.setting_types import SettingsError, expanded, print
 from toolformer_dag.synthetic.web import VERSION, write_shards
 from toolformer_dag.texts.columns import Batch
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.hub_reader import HubSplit, hub_batches, resolve
+from toolformer_dag.texts.readers.hub_datasets import HubSplit, hub_batches, resolve
 from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_batches
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.verification import checked_files, set_aside_damaged, set_aside_file
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
-from toolformer_dag.texts.compression import ShardFault
-from toolformer_dag.texts.shard_reader import ShardError
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files

@@ -42,7 +42,7 @@ from toolformer_dag.pipeline.placing import COLUMNS, UNPLACED, at_tokens, placin
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.synthetic import WRITTEN
 from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
-from toolformer_dag.texts.json_lines import other_shape
+from toolformer_dag.texts.readers.json_lines import other_shape
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.tools.tool import OverBudget
 

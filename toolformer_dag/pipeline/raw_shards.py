@@ -29,9 +29,8 @@ from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import record
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.columns import LATEST_DATE, Rejection
-from toolformer_dag.texts.compression import ShardFault
 from toolformer_dag.texts.formats import FormatChoice
-from toolformer_dag.texts.shard_reader import ShardError
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 _log = logging.getLogger(__name__)
 READER = 11

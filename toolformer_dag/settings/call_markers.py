@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from toolformer_dag.settings.setting_types import SettingsTable
 
 BARRED = re.compile(r'["()\x00-\x1f\x7f\x85\u2028\u2029]')
-"""A string or a bracket of the input would end where a marker holds its sign; a call stands in one line."""
+"""Signs that no marker may hold: quotes and parentheses, which end the input of a call, and ends of lines."""
 
 
 class CallMarkers(SettingsTable):
@@ -24,6 +24,7 @@ class CallMarkers(SettingsTable):
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
+        """Refuse markers between which a call could not be found again in a text."""
         for name, marker in self:
             if not marker.strip() or BARRED.search(marker):
                 raise ValueError(f"{name} = {marker!r} must be visible, in one line, without quotes and parentheses")
@@ -36,4 +37,4 @@ class CallMarkers(SettingsTable):
 
 
 PAPER_MARKERS = CallMarkers()
-"""Those of the paper, in which tables and people read calls, whatever the model's are."""
+"""The paper's markers. Tables and pages show calls with them, whatever the markers of the model are."""

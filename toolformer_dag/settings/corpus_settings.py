@@ -116,12 +116,12 @@ class CorpusSettings(SettingsTable):
     )
 
     def under(self, root: Path) -> Self:
-        """Return the corpus with absolute paths of the benchmark files; patterns of shards count from `root` anyway."""
+        """Return the table with absolute paths of the benchmark files. Shards are found from `root` later."""
         return self.model_copy(update={"decontaminate": tuple(root / path for path in self.decontaminate)})
 
     @property
     def named(self) -> bool:
-        """Return whether a corpus is named; the synthetic small web is used otherwise."""
+        """Return whether the settings name a corpus; without one, the synthetic small web is used."""
         return bool(self.shards or self.hub)
 
     @model_validator(mode="after")

@@ -54,12 +54,13 @@ class EvaluatedModel(SettingsTable):
     )
 
 
-def _named_model(value: object) -> object:
+def _as_table(value: object) -> object:
+    """Return a model that is written as its name alone as a table."""
     return {"name": value} if isinstance(value, str) else value
 
 
 EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
-"""What is measured anyway."""
+"""The models that are measured anyway, by their names in tables."""
 
 
 class EvaluationSettings(SettingsTable):
@@ -96,7 +97,7 @@ class EvaluationSettings(SettingsTable):
     )
     models: dict[
         str,
-        Annotated[EvaluatedModel, BeforeValidator(_named_model)],
+        Annotated[EvaluatedModel, BeforeValidator(_as_table)],
     ] = Field(
         default_factory=dict,
         description="Further models that answer the same questions, by the name that the tables show.",
@@ -105,16 +106,17 @@ class EvaluationSettings(SettingsTable):
     @field_validator("models")
     @classmethod
     def _other_names(cls, models: dict[str, EvaluatedModel]) -> dict[str, EvaluatedModel]:
-        if taken := sorted(set(models) & set(EVALUATED)):
+        """Refuse names under which tables show other models."""
+        taken = sorted(set(models) & set(EVALUATED))
+        if taken:
             raise ValueError(f"{', '.join(taken)}: these names are taken; name the model otherwise")
         return models
 
     def under(self, root: Path) -> Self:
-        """Return all paths absolute."""
+        """Return the table with absolute paths of benchmarks, texts and models."""
         benchmarks = {name: root / path for name, path in self.benchmarks.items()}
-        wikitext = self.wikitext and root / self.wikitext
-        models = {
-            name: model.model_copy(update={"name": folder_or_id(root, model.name)})
-            for name, model in self.models.items()
-        }
+        wikitext = None if self.wikitext is None else root / self.wikitext
+        models = {}
+        for name, model in self.models.items():
+            models[name] = model.model_copy(update={"name": folder_or_id(root, model.name)})
         return self.model_copy(update={"benchmarks": benchmarks, "wikitext": wikitext, "models": models})

@@ -13,20 +13,27 @@ from toolformer_dag.settings.setting_types import AsBefore, SettingsTable, Unfin
 GGUF = ".gguf"
 """How the name of a file of llama.cpp's format ends."""
 Judging = Literal["transformers", "vllm"]
-"""Engines that run a model: they sample and judge. `openai` beside them asks for samples alone."""
+"""The engines that run a model, which samples calls and judges them. The engine `openai` only samples."""
 
 
 class EngineKind(NamedTuple):
-    """What an engine takes. `gpu_options`: those under `[model.ENGINE]` that say over how many GPUs it spreads M."""
+    """Which keys of `[model]` an engine takes."""
 
     gpu_options: tuple[str, ...] = ()
+    """Options under `[model.ENGINE]` whose product is the number of GPUs over which it spreads M."""
     quantizes: bool = False
+    """Whether it takes `quantization`."""
     has_url: bool = False
+    """Whether it takes `url`."""
 
 
 ENGINES = {
     "transformers": EngineKind(),
-    "vllm": EngineKind(("tensor_parallel_size", "pipeline_parallel_size"), quantizes=True, has_url=True),
+    "vllm": EngineKind(
+        gpu_options=("tensor_parallel_size", "pipeline_parallel_size"),
+        quantizes=True,
+        has_url=True,
+    ),
     "openai": EngineKind(has_url=True),
 }
 
@@ -84,7 +91,9 @@ class ModelSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _keys_of_engines(self) -> Self:
-        kind, remedy = ENGINES[self.engine], 'set engine = "vllm" beside it, or remove the key'
+        """Refuse keys that the engine does not take, and `openai` without a server."""
+        kind = ENGINES[self.engine]
+        remedy = 'set engine = "vllm" beside it, or remove the key'
         if self.quantization is not None and not kind.quantizes:
             raise ValueError(f'engine = "{self.engine}" takes no quantization; {remedy}')
         if self.url and not kind.has_url:
@@ -95,9 +104,12 @@ class ModelSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _whole_gpus(self) -> Self:
-        for engine, option in ((engine, option) for engine, kind in ENGINES.items() for option in kind.gpu_options):
-            if not isinstance(size := getattr(self, engine).get(option, 1), int) or size < 1:
-                raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {size!r})")
+        """Refuse numbers of GPUs that are no whole numbers, also under engines that are not chosen."""
+        for engine, kind in ENGINES.items():
+            for option in kind.gpu_options:
+                gpus = getattr(self, engine).get(option, 1)
+                if not isinstance(gpus, int) or gpus < 1:
+                    raise ValueError(f"{engine}.{option} must be an integer >= 1 (got {gpus!r})")
         return self
 
     @property
@@ -108,7 +120,8 @@ class ModelSettings(SettingsTable):
     @property
     def gpus(self) -> int:
         """Return how many GPUs of a machine run M together."""
-        return prod(getattr(self, self.engine).get(option, 1) for option in ENGINES[self.engine].gpu_options)
+        gpu_options = ENGINES[self.engine].gpu_options
+        return prod(getattr(self, self.engine).get(option, 1) for option in gpu_options)
 
     def other(self, name: str, revision: str | None = None) -> Self:
         """Return the settings for another model, which has a revision and a BOS of its own."""
@@ -120,11 +133,15 @@ class ModelSettings(SettingsTable):
 
 
 def folder_or_id(root: Path, name: str) -> str:
-    """Return the absolute path of a model where `name` is a folder or ends in .gguf, else `name`."""
-    folder, is_folder = under(root, name), name.endswith(GGUF)
-    with suppress(OSError):  # such as a name longer than the file system takes: an id, or an error of the loader
-        is_folder = is_folder or (name != "embedded" and folder.is_dir())
-    return str(folder) if is_folder else name
+    """Return the absolute path of a model that is a folder or a GGUF file, and the name of any other, such as a hub id.
+
+    A relative path counts from `root`. "embedded" is never a folder.
+    """
+    path = under(root, name)
+    is_path = name.endswith(GGUF)
+    with suppress(OSError):  # such as a name that is too long for a path: an id, or an error of whoever loads it
+        is_path = is_path or (name != "embedded" and path.is_dir())
+    return str(path) if is_path else name
 
 
 class SamplingSettings(SettingsTable):

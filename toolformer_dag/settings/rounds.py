@@ -1,18 +1,29 @@
-"""A round is a project that starts from the lake of another; what it has for itself has a suffix to its name."""
+"""Names in rounds. A round of annotation starts from the lake of the round before.
+
+What a later round has for itself, such as its tables, ends in `_round_2`, `_round_3` and so on.
+"""
 
 import re
 
 OWN = ("training", "evaluation", "warehouse", "tables")
 """Groups of the asset graph that each project has for itself, beside its lanes."""
 SUFFIXED = re.compile(r".+_round_[0-9]+")
+"""The key of a lane of a later round."""
 
 
 def round_of(lane: str) -> int:
-    """Return the number of the round that a lane's key tells, from 1."""
-    return int(lane.rpartition("_")[2]) if SUFFIXED.fullmatch(lane) else 1
+    """Return the number of a lane's round by its key: 2 for `calculator_round_2`, 1 for `calculator`."""
+    if not SUFFIXED.fullmatch(lane):
+        return 1
+    _, _, number = lane.rpartition("_")
+    return int(number)
 
 
 def named(name: str, suffix: str) -> str:
-    """Return the name of a table or an asset in a project: training/augmented_corpus is training_round_2/..."""
+    """Return the name of a table or an asset in a round.
+
+    With the suffix `_round_2`, `training/augmented_corpus` is `training_round_2/augmented_corpus`; groups that all
+    rounds share stay as they are.
+    """
     group, _, rest = name.partition("/")
     return f"{group}{suffix}/{rest}" if group in OWN else name

@@ -42,17 +42,20 @@ class PathSettings(SettingsTable):
     )
 
     def under(self, root: Path) -> Self:
-        """Return all paths absolute."""
+        """Return the table with absolute paths; the warehouse is in the lake's folder where no setting names it."""
         lake = root / self.lake if isinstance(self.lake, Path) else self.lake
         cache = root / self.cache if self.cache is not None else None
         paths = self.model_copy(update={"lake": lake, "cache": cache})
-        given = "warehouse" in self.model_fields_set
-        warehouse = root / self.warehouse if given else paths.local / self.warehouse.name
+        is_named = "warehouse" in self.model_fields_set
+        warehouse = root / self.warehouse if is_named else paths.local / self.warehouse.name
         return paths.model_copy(update={"warehouse": warehouse})
 
     @property
     def local(self) -> Path:
-        """The folder of this machine in which files of the lake are opened: the lake, or the copies of its objects."""
+        """Return the folder of this machine in which files of the lake are opened.
+
+        It is the lake itself; for a lake in an object store, the folder of its copies, such as CACHE/s3/bucket/prefix.
+        """
         if isinstance(self.lake, Path):
             return self.lake
         cache = cache_folder() / "lakes" if self.cache is None else self.cache
@@ -240,18 +243,22 @@ class Settings(SettingsTables):
 
     @property
     def start(self) -> "Settings | None":
-        """The settings of the round before, from whose lake and checkpoint this one starts."""
-        before = self.rounds.model_copy(update={"count": self.rounds.count - 1})
-        return self.model_copy(update={"rounds": before}) if before.count else None
+        """Return the settings of the round before, from whose lake and checkpoint this one starts, or None."""
+        if self.rounds.count == 1:
+            return None
+        round_before = self.rounds.model_copy(update={"count": self.rounds.count - 1})
+        return self.model_copy(update={"rounds": round_before})
 
     @property
     def warehouse(self) -> Path:
-        """The DuckDB file of this round."""
-        return self.paths.warehouse.with_stem(f"{self.paths.warehouse.stem}{self.rounds.suffix}")
+        """Return the DuckDB file of this round."""
+        file = self.paths.warehouse
+        return file.with_stem(f"{file.stem}{self.rounds.suffix}")
 
     @field_validator("model")
     @classmethod
     def _that_judges(cls, model: ModelSettings) -> ModelSettings:
+        """Refuse a model M that gives no losses."""
         if model.engine == "openai":
             raise ValueError('engine = "openai" gives no losses; only [proposer] may have it')
         return model
@@ -259,8 +266,9 @@ class Settings(SettingsTables):
     @field_validator("tools")
     @classmethod
     def _some_lane(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
-        if not any(section.enabled for section in tools.values()):
-            off = ", ".join(f"[tools.{key}]" for key in tools)
-            remedy = f"write `enabled = true` under {off}" if off else "add a section such as [tools.calculator]"
-            raise ValueError(f"no tool is enabled; {remedy}")
-        return tools
+        """Refuse settings in which no tool has a lane."""
+        if any(section.enabled for section in tools.values()):
+            return tools
+        disabled = ", ".join(f"[tools.{key}]" for key in tools)
+        remedy = f"write `enabled = true` under {disabled}" if disabled else "add a section such as [tools.calculator]"
+        raise ValueError(f"no tool is enabled; {remedy}")

@@ -28,29 +28,36 @@ class SettingsError(UserError, ValueError):
     """Refuse a setting; the message names the file, option or variable, the key, the reason and the remedy."""
 
 
-def meant(word: str, known: Iterable[str], noun: str) -> str:
-    """Return `did you mean 'k'?`, or `known NOUN: a, b` where nothing is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {close[0]!r}?" if close else f"known {noun}: {', '.join(known)}"
+def meant(word: str, choices: Iterable[str], noun: str) -> str:
+    """Return the remedy for an unknown word: `did you mean 'k'?`, or `known NOUN: a, b` where nothing is close."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(word, choices, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known {noun}: {', '.join(choices)}"
 
 
-def mistake(item: ErrorDetails, known: Iterable[str]) -> str:
-    """Return the reason and the remedy of a validation error; `known`: the keys that could stand in its place."""
+def mistake(item: ErrorDetails, keys: Iterable[str]) -> str:
+    """Return the reason and the remedy of a validation error of pydantic, such as "unknown key; did you mean 'k'?".
+
+    keys: those that could stand in place of an unknown one.
+    """
     if item["type"] == "extra_forbidden":
-        return f"unknown key; {meant(str(item['loc'][-1]), known, 'keys')}"
+        return f"unknown key; {meant(str(item['loc'][-1]), keys, 'keys')}"
     if item["type"] == "missing":
         return "the key is required; add it to the section"
     reason = item["msg"].removeprefix("Value error, ")
-    return reason if "; " in reason else f"{reason}; correct the value or remove the key"
+    has_remedy = "; " in reason
+    return reason if has_remedy else f"{reason}; correct the value or remove the key"
 
 
 def printable(text: str | Path) -> str:
-    """Escape what is not UTF-8: file names and arguments may hold it, and messages that are written cannot."""
+    """Return a text with what is not UTF-8 escaped: file names and arguments may hold it, written messages cannot."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
 OUTSIDE_FINGERPRINTS = "outside fingerprints"
+"""The mark of Unfingerprinted in the metadata of a key."""
 T = TypeVar("T")
 Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
 """The type of a key that says how or where work is done: stored rows stay valid when its value changes."""
@@ -68,22 +75,31 @@ class AsBefore:
 
 
 def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return what a table of settings adds to records and fingerprints, as JSON holds it: `keys`, or all without `but`.
+    """Return what a table of settings adds to records and fingerprints: its values by key, as JSON holds them.
 
-    Left out, in tables within it too: keys outside fingerprints, and keys whose value is declared as before.
+    keys: the keys that count; without any, all of the table but those in `but`.
+
+    Left out, in tables within the table too, are keys outside fingerprints (Unfingerprinted) and keys that hold the
+    value which they stood for before they came (AsBefore).
     """
-    kept = set(keys or type(table).model_fields) - {*but}
-    return table.model_dump(mode="json", include=kept, exclude=_left_out(table))
+    counting_keys = set(keys or type(table).model_fields) - {*but}
+    return table.model_dump(mode="json", include=counting_keys, exclude=_left_out(table))
 
 
 def _left_out(table: BaseModel) -> dict[str, Any]:
+    """Return the keys that `determining` leaves out, in the form of pydantic's `exclude`.
+
+    A key has True, and a table of which some keys are left out has these: `{"device": True, "limits": {"s": True}}`.
+    """
     left_out: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
         if OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata:
             left_out[name] = True
-        elif isinstance(value, BaseModel) and (inside := _left_out(value)):
-            left_out[name] = inside
+        elif isinstance(value, BaseModel):
+            left_out_inside = _left_out(value)
+            if left_out_inside:
+                left_out[name] = left_out_inside
     return left_out
 
 
@@ -92,7 +108,7 @@ ASSET_GROUPS = ("ccnet", *OWN, "traces")
 
 
 def expanded(path: Path) -> Path:
-    """Replace `~` or `~name` by the home folder. Raises SettingsError where there is none."""
+    """Return a path with the home folder in place of `~` or `~name`. Raises SettingsError where there is none."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -100,24 +116,27 @@ def expanded(path: Path) -> Path:
 
 
 def under(root: Path, path: str | Path) -> Path:
-    """Read a relative path against `root`. Raises SettingsError as `expanded` does."""
+    """Return a path as it is if it is absolute, else below `root`. Raises SettingsError as `expanded` does."""
     return root / expanded(Path(path))
 
 
 def rooted(pattern: str, root: Path) -> str:
-    """Make a glob pattern absolute, against `root` where it is relative. Raises SettingsError as `expanded` does."""
-    home, _, rest = pattern.partition("/")
-    return normpath(expanded(Path(home)) / rest if home.startswith("~") else root / pattern)
+    """Return an absolute glob pattern: a relative one counts from `root`. Raises SettingsError as `expanded` does."""
+    first_folder, _, rest = pattern.partition("/")
+    if first_folder.startswith("~"):
+        return normpath(expanded(Path(first_folder)) / rest)
+    return normpath(root / pattern)
 
 
 def _local(value: object) -> object:
+    """Refuse an address such as s3://bucket."""
     if "://" in str(value):
         raise ValueError(f"{value} is no local folder, and only local folders are supported")
     return value
 
 
 def _lane_name(name: str) -> str:
-    """Check a name that becomes part of the lane's asset keys."""
+    """Refuse a name that cannot be a lane's, because asset keys and folders are named by it."""
     if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or SUFFIXED.fullmatch(name):
         groups = ", ".join(ASSET_GROUPS)
         raise ValueError(
@@ -128,9 +147,10 @@ def _lane_name(name: str) -> str:
 
 
 def _place(value: object) -> object:
-    """Take an address of an object store as text, everything else as a path."""
+    """Return an address of an object store as text, without a `/` at its end, and everything else as a path."""
     text = str(value)
-    if "://" not in text and not text.startswith(("s3:", "gs:")):
+    is_address = "://" in text or text.startswith(("s3:", "gs:"))
+    if not is_address:
         return expanded(Path(text)) if isinstance(value, str | Path) else value
     match = OBJECT_PLACE.fullmatch(text)
     if match is None:
@@ -142,11 +162,13 @@ def _place(value: object) -> object:
 
 
 OBJECT_PLACE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]*(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)*/?")
+"""An address of an object store: no prefix has an empty part, `.` or `..`."""
 LakePlace = Annotated[Path | str, BeforeValidator(_place)]
 """A folder of this machine, as a path, or a place in an object store, as text: s3://bucket/prefix."""
 LocalPath = Annotated[Path, BeforeValidator(_local), AfterValidator(expanded)]
 """A file or folder of this machine; `~` is the home folder."""
 LaneName = Annotated[str, AfterValidator(_lane_name)]
+"""The key of a lane: the name of a section under `[tools]`."""
 
 
 class SettingsTable(BaseModel):
@@ -158,8 +180,9 @@ class SettingsTable(BaseModel):
     @classmethod
     def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
         """Refuse true and false for numbers, because Python counts True as 1, and integers that no column holds."""
-        kind = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
+        field_type = cls.model_fields[str(info.field_name)].annotation
+        takes_bool = bool in (field_type, *get_args(field_type))
+        if isinstance(value, bool) and not takes_bool:
             raise ValueError("true and false are no values of this key")
         valid = handler(value)
         if isinstance(valid, int) and valid.bit_length() > 63:
@@ -172,8 +195,14 @@ class SettingsTable(BaseModel):
 
 
 def tables_in(annotation: Any) -> list[type[SettingsTable]]:
-    """Return the tables that a key of this type may hold itself, an optional table or one of several forms included."""
+    """Return the tables that a key of this type may hold: the type itself, or those of its forms.
+
+    For `ModelSettings | None` it is ModelSettings; a dictionary of tables holds none itself.
+    """
     if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
         return [annotation]
-    forms = get_args(annotation) if get_origin(annotation) in (Annotated, Union, UnionType) else ()
-    return [table for form in forms for table in tables_in(form)]
+    has_forms = get_origin(annotation) in (Annotated, Union, UnionType)
+    tables: list[type[SettingsTable]] = []
+    for form in get_args(annotation) if has_forms else ():
+        tables += tables_in(form)
+    return tables

@@ -7,10 +7,9 @@ under `[tools]` makes a lane; a profile gives values to lanes and adds none.
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,16 +28,17 @@ from toolformer_dag.settings.setting_types import (
 from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
+"""How names of variables begin that hold a setting."""
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
+"""The file of the package's profiles."""
 PAPER_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
 """The tools of the paper: the lanes where the settings name none."""
 MAXIMUM_DEPTH = 20
 """Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
 PLACES = {"profile": ["profile"], "shards": ["corpus", "shards"]}
 """Where the values of the options --profile and --shards go."""
-Origin = Callable[[Sequence[str]], str]
-"""Names the option, variable or file that gives the value at a path."""
 EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
+"""The remedy for an option that gives no key and value."""
 
 
 class WrittenSettings(SettingsTables):
@@ -55,71 +55,102 @@ class WrittenSettings(SettingsTables):
     )
 
 
-Given = tuple[str, Mapping[str, Any]]
-"""The option or variable that gives one value outside of the file, for messages, and the value, in its tables."""
+class Override(NamedTuple):
+    """A value that an option or a variable gives; it wins over the file."""
+
+    origin: str
+    """The option or variable, for messages: `--set tools.calculator.tau_f`."""
+    values: Mapping[str, Any]
+    """The value, in its tables: `{"tools": {"calculator": {"tau_f": 0.8}}}`."""
 
 
-def _given(origin: str, path: Sequence[str], value: Any) -> Given:
-    """Give a value at a path. Raises SettingsError."""
+def _override(origin: str, path: Sequence[str], value: Any) -> Override:
+    """Return a value at a path of keys. Raises SettingsError for an impossible path or value."""
     if not all(path):
         raise SettingsError(f"{origin}: a part of the key is empty; {EXAMPLE}")
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: the key has {len(path)} parts, and no setting has as many; {EXAMPLE}")
-    for part in reversed(path):
-        value = {part: value}
+    for key in reversed(path):
+        value = {key: value}
     _refuse_unusable(origin, value)
-    return origin, value
+    return Override(origin, value)
 
 
-def _origin(given: Sequence[Given], file: str, path: Sequence[str]) -> str:
-    return next((origin for origin, values in given if _gives(values, path)), file)
+class Sources(NamedTuple):
+    """Where the values of settings come from, to name it in messages."""
+
+    overrides: Sequence[Override]
+    """Those that win come first."""
+    file: str
+    """The settings file, as messages show it."""
+
+    def origin(self, path: Sequence[str]) -> str:
+        """Return the option, variable or file that gives the value at a path of keys."""
+        for override in self.overrides:
+            if _gives(override.values, path):
+                return override.origin
+        return self.file
 
 
 def _gives(table: Any, path: Sequence[str]) -> bool:
-    """Return whether the value at `path` comes from here: all of it, a part of it, or a value in place of it."""
-    for part in path:
+    """Return whether a table gives the value at `path`: all of it, a part of it, or a value in place of it."""
+    for key in path:
         if not isinstance(table, Mapping):
             return True
-        if part not in table:
+        if key not in table:
             return False
-        table = table[part]
+        table = table[key]
     return True
 
 
-def _toml(file: Path, named: bool = False) -> dict[str, Any]:
-    """Read a TOML file, with or without a byte-order mark; empty where there is none. Raises SettingsError.
+def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
+    """Return the values of a TOML file, with or without a byte-order mark; none where there is no file.
 
-    `named`: somebody named the file, and it has to be there.
+    must_exist: somebody named the file, so that a missing one is a mistake. Raises SettingsError.
     """
-    shown, mistaken = printable(file), None
+    values: dict[str, Any] = {}
+    fault: str | None
+    try:
+        fault = _path_fault(file, must_exist=must_exist)
+        if fault is None and file.is_file():
+            values = tomllib.loads(file.read_text("utf-8-sig"))
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}; name a file that can"
+    except RecursionError:
+        fault = "values are nested too deeply; no setting needs that"
+    except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
+        fault = f"not TOML: {error}; correct that line"
+    if fault is not None:
+        raise SettingsError(f"{printable(file)}: {fault}")
+    _refuse_unusable(printable(file), values)
+    return values
+
+
+def _path_fault(file: Path, *, must_exist: bool) -> str | None:
+    """Return why a path cannot be that of a settings file; None where it can, or nothing is there. Raises OSError."""
     try:
         str(file).encode()
-        if not file.is_file() and (named or file.exists()):
-            mistaken = "no such file; run in the folder that holds toolformer.toml or name it"
-        values = tomllib.loads(file.read_text("utf-8-sig")) if file.is_file() else {}
     except UnicodeEncodeError:
-        mistaken = "the path is not UTF-8, which tables and DuckDB require; rename it"
-    except OSError as error:
-        mistaken = f"cannot be read: {error.strerror}; name a file that can"
-    except RecursionError:
-        mistaken = "values are nested too deeply; no setting needs that"
-    except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
-        mistaken = f"not TOML: {error}; correct that line"
-    if mistaken:
-        raise SettingsError(f"{shown}: {mistaken}")
-    _refuse_unusable(shown, values)
-    return values
+        return "the path is not UTF-8, which tables and DuckDB require; rename it"
+    is_something_else = file.exists() and not file.is_file()
+    is_missing = must_exist and not file.is_file()
+    if is_something_else or is_missing:
+        return "no such file; run in the folder that holds toolformer.toml or name it"
+    return None
 
 
 def settings_file(file: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
     """Return the absolute path of `file`, else of $TOOLFORMER_CONFIG, else of ./toolformer.toml, existing or not."""
     environment = os.environ if environment is None else environment
-    return expanded(Path(file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml")).absolute()
+    path = file or environment.get("TOOLFORMER_CONFIG") or "toolformer.toml"
+    return expanded(Path(path)).absolute()
 
 
 def known_profiles(file: Path | None = None) -> list[str]:
     """Return the names of the file's own profiles and of the package's. Raises SettingsError."""
-    return sorted({*_toml(settings_file(file)).get("profiles", {}), *_toml(PROFILES)["profiles"]})
+    file_profiles = _toml(settings_file(file)).get("profiles", {})
+    package_profiles = _toml(PROFILES)["profiles"]
+    return sorted({*file_profiles, *package_profiles})
 
 
 def load_settings(
@@ -130,116 +161,150 @@ def load_settings(
     shards: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Load `file` (default: `$TOOLFORMER_CONFIG`, else ./toolformer.toml), with `key.path=value` overrides.
+    """Load and validate the settings of all sources.
 
-    `profile` and `shards`, where given, win over all other sources. Raises SettingsError, which names the file, option
-    or variable, the key and the remedy, for a file that cannot be read, an unknown profile, an unknown key or an
-    impossible value, in profiles that are not chosen too. Options of a tool are checked when the tool is loaded.
+    file: the settings file; without it `settings_file` says which.
+    profile, shards: win over all other sources where they are not empty.
+    overrides: `key.path=value`, as `--set` takes them; the last of two for one key wins.
+    environment: variables, in place of those of this process.
+
+    Raises SettingsError, which names the file, option or variable, the key and the remedy, for a file that cannot be
+    read, an unknown profile, an unknown key or an impossible value, in profiles that are not chosen too. Options of a
+    tool are checked when the tool is loaded.
     """
     environment = os.environ if environment is None else environment
     source = settings_file(file, environment)
-    shown, root = printable(source), source.parent
-    in_file = _toml(source, named=bool(file or environment.get("TOOLFORMER_CONFIG")))
-    options = {"profile": profile, "shards": list(shards)}
-    given = [
-        *[_given(f"--{name}", PLACES[name], value) for name, value in options.items() if value],
-        *[_from_pair(shown, pair) for pair in reversed(overrides)],
-        *_from_variables(environment, in_file),
-    ]
+    is_named = bool(file or environment.get("TOOLFORMER_CONFIG"))
+    in_file = _toml(source, must_exist=is_named)
 
-    origin = partial(_origin, given, shown)
-    in_file.setdefault("tools", {} if in_file.get("servers") else _built_in_sections())
+    all_overrides: list[Override] = []
+    if profile:
+        all_overrides.append(_override("--profile", PLACES["profile"], profile))
+    if shards:
+        all_overrides.append(_override("--shards", PLACES["shards"], list(shards)))
+    all_overrides += [_from_pair(printable(source), pair) for pair in reversed(overrides)]
+    all_overrides += _from_variables(environment, in_file)
+    sources = Sources(all_overrides, printable(source))
+
+    if "tools" not in in_file:
+        in_file["tools"] = {} if in_file.get("servers") else _built_in_sections()
     try:
-        values = with_server_lanes(_over(*(values for _, values in given), in_file), root)
-        return _settings(origin, values, root)
+        values = _merged(*(override.values for override in all_overrides), in_file)
+        return _settings(sources, with_server_lanes(values, source.parent), source.parent)
     except ValidationError as error:
-        raise SettingsError("\n".join(_explained(item, origin) for item in error.errors())) from error
+        raise SettingsError("\n".join(_explained(item, sources) for item in error.errors())) from error
 
 
 def _built_in_sections() -> dict[str, Any]:
+    """Return the sections under `[tools]` of a file without any."""
     return {name: {} for name in PAPER_TOOLS}
 
 
 def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], Path]:
-    """Return the servers of the file, listed or not, and its folder. Raises SettingsError."""
+    """Return the MCP servers of the settings file, listed or not, and the file's folder. Raises SettingsError."""
     source = settings_file(file)
     try:
-        tables = _toml(source, named=True).get("servers", {})
+        tables = _toml(source, must_exist=True).get("servers", {})
         servers = {name: ServerSettings.model_validate(table) for name, table in tables.items()}
     except (ValidationError, AttributeError) as error:
         raise SettingsError(f"{printable(source)}: servers: {error}") from error
     return servers, source.parent
 
 
-def _settings(origin: Origin, values: Mapping[str, Any], root: Path) -> Settings:
-    """Return the values with those of the chosen profile, which they name, below them."""
+def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
+    """Return the settings of these values and, below them, of the profile that they choose.
+
+    values: those of all sources, merged. root: the folder of toolformer.toml. Raises SettingsError, ValidationError.
+    """
     written = WrittenSettings.model_validate(values)
-    _refuse_lanes_of_profiles(origin, written)
-    merged = WrittenSettings.model_validate(_over(values, _chosen_profile(origin, written)))
-    given = {name: getattr(merged, name) for name in SettingsTables.model_fields if name != "tools"}
-    tables = {name: table.under(root) for name, table in given.items() if table is not None}
-    tools = {name: merged.tools[name] for name in written.tools}  # in the file's order, not the profile's
-    return Settings.model_validate({**tables, "tools": tools, "profile": merged.profile, "root": root})
+    _refuse_lanes_of_profiles(sources, written)
+    merged = WrittenSettings.model_validate(_merged(values, _chosen_profile(sources, written)))
+    tables: dict[str, Any] = {}
+    for name in SettingsTables.model_fields:
+        table = getattr(merged, name)
+        if name != "tools" and table is not None:
+            tables[name] = table.under(root)
+    tables["tools"] = {key: merged.tools[key] for key in written.tools}  # in the file's order, not the profile's
+    return Settings.model_validate({**tables, "profile": merged.profile, "root": root})
 
 
-def _over(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge sources table by table; earlier sources win."""
-    merged = _over(*lower) if lower else {}
+def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sources of values, table by table; where several give a value, the first of them wins."""
+    merged = _merged(*lower) if lower else {}
     for key, value in upper.items():
-        below = merged.get(key)
-        merged[key] = _over(value, below) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        value_below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(value_below, Mapping):
+            merged[key] = _merged(value, value_below)
+        else:
+            merged[key] = value
     return merged
 
 
-def _chosen_profile(origin: Origin, written: WrittenSettings) -> dict[str, Any]:
-    """Return the values of the chosen profile: the file's own, then the package's. Its other lanes are left out."""
-    name, packaged = written.profile, _toml(PROFILES)["profiles"]
-    own = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
-    if name not in {*own, *packaged}:
-        known = ", ".join(sorted({*own, *packaged}))
-        raise SettingsError(f"{origin(['profile'])}: profile {name!r} does not exist; known profiles: {known}")
-    chosen = _over(own.get(name, {}), packaged.get(name, {}))
-    return {**chosen, "tools": {key: lane for key, lane in chosen.get("tools", {}).items() if key in written.tools}}
+def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
+    """Return the values of the chosen profile: the file's own, then the package's.
+
+    Of its lanes only those that the settings have: a profile adds none. Raises SettingsError for an unknown profile.
+    """
+    name = written.profile
+    file_profiles = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
+    package_profiles = _toml(PROFILES)["profiles"]
+    all_names = sorted({*file_profiles, *package_profiles})
+    if name not in all_names:
+        raise SettingsError(
+            f"{sources.origin(['profile'])}: profile {name!r} does not exist; known profiles: {', '.join(all_names)}"
+        )
+    values = _merged(file_profiles.get(name, {}), package_profiles.get(name, {}))
+    lanes = values.get("tools", {})
+    return {**values, "tools": {key: lane for key, lane in lanes.items() if key in written.tools}}
 
 
-def _refuse_lanes_of_profiles(origin: Origin, written: WrittenSettings) -> None:
+def _refuse_lanes_of_profiles(sources: Sources, written: WrittenSettings) -> None:
     """Raise SettingsError where a profile names a lane that neither the settings nor the package have."""
-    known = {*PAPER_TOOLS, *written.tools}
+    lanes = {*PAPER_TOOLS, *written.tools}
     for name, profile in written.profiles.items():
-        for key in sorted(profile.tools.keys() - known):
+        for key in sorted(profile.tools.keys() - lanes):
             path = ["profiles", name, "tools", key]
-            reason = f"there is no such lane, and a profile adds none; {meant(key, known, 'lanes')}"
-            raise SettingsError(f"{origin(path)}: {'.'.join(path)}: {reason}")
+            reason = f"there is no such lane, and a profile adds none; {meant(key, lanes, 'lanes')}"
+            raise SettingsError(f"{sources.origin(path)}: {'.'.join(path)}: {reason}")
 
 
-def _from_variables(environment: Mapping[str, str], known: Any) -> list[Given]:
-    """Read the variables that hold settings; a longer name wins over a shorter name."""
+def _from_variables(environment: Mapping[str, str], in_file: Mapping[str, Any]) -> list[Override]:
+    """Return the settings that variables give, longer names first: they win over shorter ones."""
     names = sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
-    return [_from_variable(name, environment[name], known) for name in names]
+    return [_from_variable(name, environment[name], in_file) for name in names]
 
 
-def _from_variable(name: str, value: str, known: Any) -> Given:
-    """Read a variable; its name has no capitals of its own, so it takes those of the file's keys."""
+def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Override:
+    """Return the setting that a variable gives: TOOLFORMER__TOOLS__CALCULATOR__TAU_F is tools.calculator.tau_f.
+
+    Names of variables have no small letters, so a key has its capitals where the settings file, whose values are
+    `in_file`, has such a key.
+    """
     path = []
+    table: Any = in_file
     for part in name.removeprefix(PREFIX).lower().split("__"):
-        table = known if isinstance(known, Mapping) else {}
-        key = part if part in table else {key.lower(): key for key in table}.get(part, part)
+        keys = table if isinstance(table, Mapping) else {}
+        key = part
+        if part not in keys:
+            keys_in_small_letters = {key.lower(): key for key in keys}
+            key = keys_in_small_letters.get(part, part)
         path.append(key)
-        known = table.get(key)
+        table = keys.get(key)
     origin = f"${printable(name)}"
-    return _given(origin, path, _value(origin, value))
+    return _override(origin, path, _value(origin, value))
 
 
-def _from_pair(shown: str, pair: str) -> Given:
+def _from_pair(file: str, pair: str) -> Override:
+    """Return the setting that `--set key.path=value` gives. `file`: the settings file, for messages."""
     key, equals, value = pair.partition("=")
     origin = f"--set {printable(key.strip())}"
     if not (key and equals):
-        raise SettingsError(f"{shown}: {origin}: {EXAMPLE}")
-    return _given(origin, key.strip().split("."), _value(origin, value))
+        raise SettingsError(f"{file}: {origin}: {EXAMPLE}")
+    return _override(origin, key.strip().split("."), _value(origin, value))
 
 
 def _value(origin: str, text: str) -> Any:
-    """Read a TOML value; text that is none is taken as it is. Raises SettingsError."""
+    """Read a value as TOML, `0.8` or `["a", "b"]`; what is no TOML is taken as text. Raises SettingsError."""
     text = text.strip()
     try:
         parsed = tomllib.loads(f"value = {text}")
@@ -247,25 +312,34 @@ def _value(origin: str, text: str) -> Any:
         raise SettingsError(f"{origin}: the value is nested too deeply; no setting needs that") from None
     except ValueError:
         parsed = {"value": text}
-    if len(parsed) > 1 or (parsed["value"] == text and "\n" in text):
+    holds_other_keys = len(parsed) > 1
+    is_text_of_lines = parsed["value"] == text and "\n" in text
+    if holds_other_keys or is_text_of_lines:
         raise SettingsError(f"{origin}: the value has more than one line; give each setting on its own")
     return parsed["value"]
 
 
 def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
-    """Raise SettingsError for values that TOML allows and nothing else can hold, in options of tools too."""
+    """Raise SettingsError for values that TOML allows and nothing else can hold, at any depth, in keys too.
+
+    path: the keys of the tables around the value.
+    """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
     if isinstance(value, list):
-        value = {str(number): nested for number, nested in enumerate(value)}
-    for key, nested in value.items() if isinstance(value, Mapping) else ():
-        _refuse_unusable(origin, key, *path, "a key")
-        _refuse_unusable(origin, nested, *path, key)
-    if reason := _unusable(value):
+        value = {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_unusable(origin, key, *path, "a key")
+            _refuse_unusable(origin, item, *path, key)
+        return
+    reason = _unusable(value)
+    if reason is not None:
         raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
 
 
 def _unusable(value: object) -> str | None:
+    """Return why a value without parts can be held by nothing but TOML, with the remedy; None where it can."""
     if isinstance(value, int) and value.bit_length() > 63:
         return "the number takes more than 64 bits; write a smaller number"
     if isinstance(value, str) and "\0" in value:
@@ -275,20 +349,21 @@ def _unusable(value: object) -> str | None:
     return None
 
 
-def _explained(item: ErrorDetails, origin: Origin) -> str:
-    """Return origin, key, reason and remedy of a mistake."""
+def _explained(item: ErrorDetails, sources: Sources) -> str:
+    """Return a validation error of pydantic as a message: origin, key, reason and remedy."""
     path = [str(part) for part in item["loc"] if part not in FORMS]
     key = ".".join(path) or "settings"
     if item["type"] in ("model_type", "dict_type"):
-        return f"{origin(path)}: {key}: must be a table; write [{key}] and its keys below it"
-    known = _known_keys(path) if item["type"] == "extra_forbidden" else ()
-    return f"{origin(path)}: {key}: {mistake(item, known)}"
+        return f"{sources.origin(path)}: {key}: must be a table; write [{key}] and its keys below it"
+    keys_of_table = _keys_beside(path) if item["type"] == "extra_forbidden" else []
+    return f"{sources.origin(path)}: {key}: {mistake(item, keys_of_table)}"
 
 
-def _known_keys(path: Sequence[str]) -> list[str]:
-    """Return the keys of the table that holds the last part of `path`."""
-    table: Any = WrittenSettings
-    for part in path[:-1]:
-        kind = get_args(table)[1] if get_origin(table) is dict else table.model_fields[part].annotation
-        table = next(iter(tables_in(kind)), kind)
+def _keys_beside(path: Sequence[str]) -> list[str]:
+    """Return the keys that the table has in which the last part of `path` stands."""
+    table: Any = WrittenSettings  # a table, or a dictionary of tables
+    for key in path[:-1]:
+        is_dictionary = get_origin(table) is dict
+        annotation = get_args(table)[1] if is_dictionary else table.model_fields[key].annotation
+        table = next(iter(tables_in(annotation)), annotation)
     return list(table.model_fields)

@@ -11,6 +11,7 @@ from toolformer_dag.settings.setting_types import SettingsTable, Unfingerprinted
 
 
 def _compiles(pattern: str) -> str:
+    """Refuse what is no regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -83,12 +84,16 @@ class ChanceThreshold(SettingsTable):
     )
 
 
-NUMBER, TABLE = "[number]", "[table]"
+NUMBER = "[number]"
+"""The form of a threshold that is a number."""
+TABLE = "[table]"
+"""The form of a threshold that is a table."""
 FORMS = ("[key]", NUMBER, TABLE)
 """Marks that pydantic puts into the path of a mistake: the key of a table, and the form of a value that has two."""
 
 
 def _form(value: object) -> str:
+    """Return the form of a threshold, by which pydantic chooses how it is read."""
     return TABLE if isinstance(value, Mapping | ChanceThreshold) else NUMBER
 
 
@@ -96,20 +101,24 @@ Threshold = Annotated[Annotated[float, Tag(NUMBER)] | Annotated[ChanceThreshold,
 """A number, or the table that says how the number is chosen."""
 
 
-MODEL, RULE = "model", "rule"
-"""Sources of calls beside files: the model that samples, and a rule that reads the text."""
+MODEL = "model"
+"""The source of calls that are sampled by the model."""
+RULE = "rule"
+"""The source of calls that a rule proposes, which reads the text."""
 FILES = (".parquet", ".jsonl", ".ndjson", ".json")
+"""How names of files of calls end, the other sources."""
 
 
-def _sources(named: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the sources of a lane: each is known, and no two have one name in the tables."""
-    for name in named:
-        if name not in (MODEL, RULE) and not name.endswith(FILES):
-            known = f'"{MODEL}", "{RULE}" or a file of calls ({", ".join(FILES)})'
-            raise ValueError(f"{name!r} is no source of calls; write {known}")
-    if len({source_name(name) for name in named}) < len(named):
+def _sources(sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse sources of calls that are unknown, or two that have one name in tables."""
+    for source in sources:
+        if source not in (MODEL, RULE) and not source.endswith(FILES):
+            known_sources = f'"{MODEL}", "{RULE}" or a file of calls ({", ".join(FILES)})'
+            raise ValueError(f"{source!r} is no source of calls; write {known_sources}")
+    names = {source_name(source) for source in sources}
+    if len(names) < len(sources):
         raise ValueError("two sources have one name, by which tables tell them apart; rename a file, or leave one out")
-    return named
+    return sources
 
 
 def source_name(source: str) -> str:
@@ -198,11 +207,13 @@ class ToolSettings(SettingsTable):
 
     @field_validator("sandbox", mode="before")
     @classmethod
-    def _enabled(cls, given: Any) -> Any:
-        """Read `sandbox = true`, and take a table as a wall that is wanted."""
-        if isinstance(given, bool):
-            return {"enabled": given}
-        return {"enabled": True, **given} if isinstance(given, Mapping) else given
+    def _enabled(cls, value: Any) -> Any:
+        """Read `sandbox = true` as a table, and a table without `enabled` as one that is enabled."""
+        if isinstance(value, bool):
+            return {"enabled": value}
+        if isinstance(value, Mapping):
+            return {"enabled": True, **value}
+        return value
 
     def options(self) -> Mapping[str, Any]:
         """Return the keys that the tool itself understands, `use` and `prompt` among them."""

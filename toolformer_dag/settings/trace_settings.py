@@ -42,6 +42,9 @@ class TraceSettings(SettingsTable):
     )
 
     def under(self, root: Path) -> Self:
-        """Return the table with the absolute paths of its files and folders; anything else is a data set of the hub."""
-        paths = ((one, rooted(one, root)) for one in self.source)
-        return self.model_copy(update={"source": tuple(path if Path(path).exists() else one for one, path in paths)})
+        """Return the table with absolute paths of files and folders in `source`; others are data sets of the hub."""
+        sources = []
+        for name in self.source:
+            path = rooted(name, root)
+            sources.append(path if Path(path).exists() else name)
+        return self.model_copy(update={"source": tuple(sources)})

@@ -98,14 +98,16 @@ class TrainingSettings(SettingsTable):
         return "float32" if self.precision == "mixed" else self.precision
 
     def over(self, texts: int) -> Self:
-        """Return the settings for training on so many texts: with `passes` where its default may end training earlier.
+        """Return the settings for training on this number of texts: with `passes` where its default may end it earlier.
 
-        Checkpoints that passed over their texts less often stay what they were.
+        Checkpoints of trainings that the default does not reach keep settings without `passes`, and so their identity.
         """
-        chosen = (self.passes, self.epochs) != (None, None)
-        often = self.packing or self.max_steps * self.batch_size > PASSES * texts
-        return self if chosen or not often else self.model_copy(update={"passes": PASSES})
+        is_chosen = self.passes is not None or self.epochs is not None
+        may_end_earlier = self.packing or self.max_steps * self.batch_size > PASSES * texts
+        if is_chosen or not may_end_earlier:
+            return self
+        return self.model_copy(update={"passes": PASSES})
 
     def determining(self) -> dict[str, Any]:
-        """Return what trained weights depend on beside the texts; some keys only say which texts these are."""
+        """Return the settings that trained weights depend on, without those that only choose the texts."""
         return determining(self, but=("heldout_texts", "examples_per_tool", "plain_texts"))

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from random import Random
+from typing import NamedTuple
 
-from toolformer_dag.synthetic.sentences import Phenomenon, asked
+from toolformer_dag.synthetic.sentences import Phenomenon, typed_question
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import (
     Numbers,
@@ -19,16 +20,21 @@ from toolformer_dag.synthetic.wordings import (
     word_list,
 )
 
-SIZES, SIZE_WEIGHTS = ((3, 9), (10, 99), (100, 989), (1000, 9899)), (4, 9, 8, 2)
+SIZES = ((3, 9), (10, 99), (100, 989), (1000, 9899))
+"""Ranges of counts."""
+SIZE_WEIGHTS = (4, 9, 8, 2)
+"""How often each of SIZES is drawn from."""
 _SLOTS = 20
+"""Into as many slots the pairs of operands are dealt, and these to the parts of the world."""
 _PERCENTS = (*range(1, 11), *range(10, 100, 5), 12, 18, 22, 33, 48, 64, 72)
 _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "double": 2, "triple": 3}
+"""The second operand where words stand for it."""
 
 
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
     """Draw two numbers of the part; for `-` the first is the larger."""
     while True:
-        a, b = _DRAWS[numbers](random)
+        a, b = _DRAW_OPERANDS[numbers](random)
         if operation == "-" and a < b:
             a, b = b, a
         if a != b and part_of(a, b) == part:
@@ -38,7 +44,8 @@ def operands(random: Random, part: WorldPart, operation: Operation, numbers: Num
 def part_of(a: Decimal, b: Decimal) -> WorldPart:
     """Return the part that may ask about these two numbers, in either order."""
     low, high = sorted((int(a * 100), int(b * 100)))
-    return part_of_slot((low * 7919 + high * 104729) // 7 % _SLOTS, _SLOTS)
+    slot = (low * 7919 + high * 104729) // 7 % _SLOTS
+    return part_of_slot(slot, _SLOTS)
 
 
 def _count(random: Random) -> Decimal:
@@ -55,15 +62,18 @@ def _distance(random: Random) -> Decimal:
 
 def _share(random: Random) -> tuple[Decimal, Decimal]:
     """Draw a dividend and a divisor; half of the quotients are whole."""
-    divisor, whole = random.randint(3, 48), random.random() < 0.5
-    return Decimal(divisor * random.randint(3, 60) if whole else random.randint(50, 989)), Decimal(divisor)
+    divisor = random.randint(3, 48)
+    is_whole = random.random() < 0.5
+    dividend = divisor * random.randint(3, 60) if is_whole else random.randint(50, 989)
+    return Decimal(dividend), Decimal(divisor)
 
 
-def _part(number: int) -> Callable[[Random], tuple[Decimal, Decimal]]:
-    return lambda random: (_count(random), Decimal(number))
+def _count_and(constant: int) -> Callable[[Random], tuple[Decimal, Decimal]]:
+    """Return a function that draws a count, whose second operand is always this constant."""
+    return lambda random: (_count(random), Decimal(constant))
 
 
-_DRAWS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = {
+_DRAW_OPERANDS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = {
     "count": lambda random: (_count(random), _count(random)),
     "money": lambda random: (_price(random), _price(random)),
     "distance": lambda random: (_distance(random), _distance(random)),
@@ -74,23 +84,27 @@ _DRAWS: Mapping[Numbers, Callable[[Random], tuple[Decimal, Decimal]]] = {
         Decimal(random.choice(_PERCENTS)),
         Decimal(random.choice((1, 1, 5, 10, 100)) * random.randint(2, 99)),
     ),
-    **{name: _part(number) for name, number in _CONSTANTS.items()},
+    **{name: _count_and(constant) for name, constant in _CONSTANTS.items()},
 }
+"""Draws two operands, by the kind of numbers that a story is about."""
 
 
 def result_of(a: Decimal, operation: Operation, b: Decimal) -> str:
     """Return the result as the calculator prints it: at most two decimals, without trailing zeros."""
-    value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b, "%": a * b / 100}[operation].quantize(
-        Decimal("0.01"), ROUND_HALF_UP
-    )
-    return f"{value:f}".rstrip("0").rstrip(".")
+    results = {"+": a + b, "-": a - b, "*": a * b, "/": a / b, "%": a * b / 100}
+    rounded = results[operation].quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return f"{rounded:f}".rstrip("0").rstrip(".")
 
 
 def written(random: Random, number: Decimal) -> str:
     """Write the number as a page would: `12`, `2.50`, `1,240` or `1240`."""
-    if number != number.to_integral_value():
-        return f"{number:.2f}" if number * 10 % 1 or random.random() < 0.5 else f"{number:.1f}"
-    return f"{int(number):,}" if random.random() < 0.5 else str(int(number))
+    if number == number.to_integral_value():
+        has_commas = random.random() < 0.5
+        return f"{int(number):,}" if has_commas else str(int(number))
+    needs_two_decimals = number * 10 % 1
+    if needs_two_decimals or random.random() < 0.5:
+        return f"{number:.2f}"
+    return f"{number:.1f}"
 
 
 QUESTION_SHARE = 0.45
@@ -100,31 +114,44 @@ SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one temp
 
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sum or a story whose last number is the result of an operation on numbers in it."""
-    as_sum = wordings == "seen" and random.random() < SUM_SHARE
-    if as_sum and random.random() < NESTED_SHARE:
+    is_sum = wordings == "seen" and random.random() < SUM_SHARE
+    if is_sum and random.random() < NESTED_SHARE:
         return _nested(random, part)
-    return _told(random, part, wordings, _sum(random) if as_sum else random.choice(random.choice(schemes(wordings))))
+    if is_sum:
+        scheme = _sum_scheme(random)
+    else:
+        schemes_of_operation = random.choice(schemes(wordings))
+        scheme = random.choice(schemes_of_operation)
+    return _story(random, part, wordings, scheme)
 
 
-def _told(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
+def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
+    """Write a setup of the scheme, if it has some, and a question or an ending, up to the result."""
     a, b = operands(random, part, scheme.operation, scheme.numbers)
-    slots = _slots(random, part) | {"a": written(random, a), "b": written(random, b)}
-    setup = random.randrange(len(scheme.setups)) if scheme.setups else 0
+    slots = _slots(random, part)
+    slots["a"] = written(random, a)
+    slots["b"] = written(random, b)
+    setup_number = random.randrange(len(scheme.setups)) if scheme.setups else 0
     is_question = random.random() < QUESTION_SHARE
     ends = scheme.questions if is_question else scheme.endings
-    end = random.randrange(len(ends))
-    template, wording = ends[end], f"{'q' if is_question else 'e'}{end}"
+    end_number = random.randrange(len(ends))
+
+    template = ends[end_number]
+    wording = f"{'q' if is_question else 'e'}{end_number}"
     if scheme.setups:
-        template, wording = scheme.setups[setup] + (". " if is_question else "") + template, f"{setup}.{wording}"
+        separator = ". " if is_question else ""
+        template = scheme.setups[setup_number] + separator + template
+        wording = f"{setup_number}.{wording}"
     before = template.format(**slots)
     if is_question:
-        before = asked(random, before)
-    tail = _tail(random, scheme.unit.format(**slots)).format(m=slots["m"])
+        before = typed_question(random, before)
+    unit = scheme.unit.format(**slots)
+    ending = _after_result(random, unit).format(m=slots["m"])
     result = result_of(a, scheme.operation, b)
     return Phenomenon(
         tool="calculator",
         before=before,
-        after=f" {result}{tail}",
+        after=f" {result}{ending}",
         input=_expression(scheme.operation, template, slots),
         result=result,
         answer=result,
@@ -136,52 +163,84 @@ def _nested(random: Random, part: WorldPart) -> Phenomenon:
     """Write a calculation with three numbers: in brackets as it stands, or an average."""
     a, b = operands(random, part, "+", "count")
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
-    if random.random() < 0.5:
-        asked_for = random.choice((f"({a} + {b}) * {c}", f"{c} * ({a} + {b})", f"({max(a, b)} - {min(a, b)}) * {c}"))
-        exact = (abs(a - b) if " - " in asked_for else a + b) * c
-        shown = asked_for if random.random() < 0.7 else asked_for.replace(" ", "")
-        templates, number = word_list("calculator", "bracket_questions"), f"{exact}"
-        before = random.choice(templates).format(x=shown)
-    else:
-        asked_for, number = f"({a} + {b} + {c}) / 3", result_of(a + b + c, "/", Decimal(3))
-        before = random.choice(word_list("calculator", "average_questions")).format(a=a, b=b, c=c)
+    calculation = _in_brackets(random, a, b, c) if random.random() < 0.5 else _average(random, a, b, c)
+    text = calculation.text
+    before = typed_question(random, text) if text.endswith("?") else text
+    ending = random.choice((".", ".", ", nothing more."))
     return Phenomenon(
         tool="calculator",
-        before=asked(random, before) if before.endswith("?") else before,
-        after=f" {number}{random.choice(('.', '.', ', nothing more.'))}",
-        input=asked_for,
-        result=number,
-        answer=number,
+        before=before,
+        after=f" {calculation.result}{ending}",
+        input=calculation.expression,
+        result=calculation.result,
+        answer=calculation.result,
         wording="calculator/seen/nested",
     )
 
 
-def _sum(random: Random) -> Scheme:
+class _NestedCalculation(NamedTuple):
+    """A calculation with three numbers."""
+
+    text: str  # what stands before the result
+    expression: str  # the input of the call
+    result: str
+
+
+def _in_brackets(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
+    """Write a product of `c` and the sum or difference of the other numbers, as it stands or without spaces."""
+    expression = random.choice((f"({a} + {b}) * {c}", f"{c} * ({a} + {b})", f"({max(a, b)} - {min(a, b)}) * {c}"))
+    in_brackets = abs(a - b) if " - " in expression else a + b
+    has_spaces = random.random() < 0.7
+    shown = expression if has_spaces else expression.replace(" ", "")
+    question = random.choice(word_list("calculator", "bracket_questions"))
+    return _NestedCalculation(question.format(x=shown), expression, result=str(in_brackets * c))
+
+
+def _average(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
+    """Write the average of three numbers."""
+    question = random.choice(word_list("calculator", "average_questions"))
+    return _NestedCalculation(
+        text=question.format(a=a, b=b, c=c),
+        expression=f"({a} + {b} + {c}) / 3",
+        result=result_of(a + b + c, "/", Decimal(3)),
+    )
+
+
+def _sum_scheme(random: Random) -> Scheme:
+    """Draw a calculation in a single template; those with more wordings are drawn more often."""
     operation = random.choices(("+", "-", "*", "/", "%"), (5, 5, 5, 6, 4))[0]
-    own = [scheme for scheme in sums() if scheme.operation == operation]
-    return random.choices(own, [len(each.questions) + len(each.endings) for each in own])[0]
+    candidates = [scheme for scheme in sums() if scheme.operation == operation]
+    wording_counts = [len(scheme.questions) + len(scheme.endings) for scheme in candidates]
+    return random.choices(candidates, wording_counts)[0]
 
 
-def _tail(random: Random, unit: str) -> str:
-    tails = [tail for tail in word_list("tails", "calculator") if unit or "{unit}" not in tail]
-    return random.choice(tails).replace("{unit}", unit)
+def _after_result(random: Random, unit: str) -> str:
+    """Draw what follows a result, with its unit; without a unit, what needs none. It may have a slot `{m}`."""
+    endings = [ending for ending in word_list("tails", "calculator") if unit or "{unit}" not in ending]
+    return random.choice(endings).replace("{unit}", unit)
 
 
 def _expression(operation: str, template: str, slots: Mapping[str, str]) -> str:
     """Return the call's input; the operands of + and * come in the order in which the text names them."""
     if operation == "%":
         return f"{slots['b']} * {slots['a']} / 100"
-    swapped = operation in "+*" and 0 <= template.find("{b}") < template.index("{a}")
-    first, second = ("b", "a") if swapped else ("a", "b")
-    return f"{slots[first]} {operation} {slots[second]}"
+    names_b_first = 0 <= template.find("{b}") < template.index("{a}")
+    if operation in "+*" and names_b_first:
+        return f"{slots['b']} {operation} {slots['a']}"
+    return f"{slots['a']} {operation} {slots['b']}"
 
 
 _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "gets", "loses": "loses"}
+"""Slots of stories whose values are drawn from a list of words."""
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    n, m = random.sample(word_list("names", "first_names"), 2)
-    t, u, w = random.sample(name_pool("town", part), 3)
-    day, other = random.sample(WEEK_DAYS, 2)
-    chosen = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
-    return chosen | {"n": n, "m": m, "t": t, "u": u, "w": w, "day": day, "other": other}
+    """Draw values for all slots of stories but the numbers; `templates/addition.toml` says what the slots are."""
+    first_person, second_person = random.sample(word_list("names", "first_names"), 2)
+    towns = random.sample(name_pool("town", part), 3)
+    day, other_day = random.sample(WEEK_DAYS, 2)
+    slots = {slot: random.choice(word_list("calculator", name)) for slot, name in _SLOT_LISTS.items()}
+    slots |= {"n": first_person, "m": second_person}
+    slots |= {"t": towns[0], "u": towns[1], "w": towns[2]}
+    slots |= {"day": day, "other": other_day}
+    return slots

@@ -3,10 +3,11 @@
 import csv
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from random import Random
 from typing import Literal
 
-from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
 from toolformer_dag.synthetic.wordings import (
     FOLDER,
     KINDS,
@@ -30,17 +31,21 @@ ARTICLES: dict[Language, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class LexiconWord:
-    """Hold a noun (one form, a gender) or an adjective (a form for each gender, in the order of ARTICLES)."""
+    """Hold a noun or an adjective."""
 
     language: Language
     forms: tuple[str, ...]
+    """One for a noun; for an adjective one for each gender, in the order of ARTICLES, or one for all."""
     english: str
     gender: str
+    """That of a noun, a key of ARTICLES."""
 
     def form(self, gender: str) -> str:
         """Return the form that agrees with a noun of this gender; some adjectives have one form only."""
-        place = list(ARTICLES[self.language]).index(gender)
-        return self.forms[place] if len(self.forms) > 1 else self.forms[0]
+        if len(self.forms) == 1:
+            return self.forms[0]
+        genders = list(ARTICLES[self.language])
+        return self.forms[genders.index(gender)]
 
 
 @cache
@@ -48,8 +53,12 @@ def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
     """Return the words of a language in the file's order; `word_class` is `noun` or `adjective`."""
     with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
-    chosen = [row for row in rows if row["language"] == language and row["class"] == word_class]
-    return tuple(LexiconWord(language, tuple(row["forms"].split()), row["english"], row["gender"]) for row in chosen)
+    chosen = []
+    for row in rows:
+        if row["language"] == language and row["class"] == word_class:
+            forms = tuple(row["forms"].split())
+            chosen.append(LexiconWord(language, forms, english=row["english"], gender=row["gender"]))
+    return tuple(chosen)
 
 
 @cache
@@ -63,8 +72,12 @@ def words_of(language: Language, word_class: str, part: WorldPart) -> tuple[Lexi
 @cache
 def english(word_class: str) -> dict[str, str]:
     """Return the English of every form of the nouns or adjectives, in lower case."""
-    known = [word for language in LANGUAGES for word in words(language, word_class)]
-    return {form.lower(): word.english for word in known for form in word.forms}
+    english_of_form = {}
+    for language in LANGUAGES:
+        for word in words(language, word_class):
+            for form in word.forms:
+                english_of_form[form.lower()] = word.english
+    return english_of_form
 
 
 @cache
@@ -75,7 +88,8 @@ def lexicon() -> dict[str, str]:
 
 AROUND = " .,;:!?¿¡\"'“”‘’«»()"
 """What a call may leave around a phrase."""
-THE = frozenset(article for articles in ARTICLES.values() for article in articles.values())
+THE = frozenset(chain.from_iterable(articles.values() for articles in ARTICLES.values()))
+"""The articles of all languages."""
 
 
 def translate(phrase: str) -> str | None:
@@ -85,34 +99,40 @@ def translate(phrase: str) -> str | None:
     when the lexicon has no word of the phrase.
     """
     tokens = phrase.lower().strip(AROUND).split()
-    rest = [token for token in tokens if token not in THE]
-    adjectives = english("adjective")
-    if lexicon().keys().isdisjoint(rest):
+    without_articles = [token for token in tokens if token not in THE]
+    if lexicon().keys().isdisjoint(without_articles):
         return None
-    article = ["the"] if len(rest) < len(tokens) else []
-    modifiers = [adjectives[token] for token in rest if token in adjectives]
-    others = [english("noun").get(token, token) for token in rest if token not in adjectives]
+    adjectives = english("adjective")
+    nouns = english("noun")
+    article = ["the"] if len(without_articles) < len(tokens) else []
+    modifiers = [adjectives[token] for token in without_articles if token in adjectives]
+    others = [nouns.get(token, token) for token in without_articles if token not in adjectives]
     return " ".join([*article, *modifiers, *others])
 
 
 QUESTION_SHARE = 0.35
 PSEUDO_SHARE = 0.85  # of the pretraining phrases: invented words, so that the model has to read the call's result
 ADJECTIVE_SHARE = 0.75
-QUOTES, QUOTE_WEIGHTS = ("", '"', "'"), (16, 3, 1)
+QUOTES = ("", '"', "'")
+"""What may stand around a foreign phrase."""
+QUOTE_WEIGHTS = (16, 3, 1)
+"""How often each of QUOTES does."""
 
 
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Quote a foreign phrase, then say it in English."""
-    pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
-    foreign, english = _pseudo_phrase(random) if pseudo else phrase(random, part)
+    is_pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
+    foreign, english = _pseudo_phrase(random) if is_pseudo else phrase(random, part)
     is_question = random.random() < QUESTION_SHARE
     quote = random.choices(QUOTES, QUOTE_WEIGHTS)[0]
     slots = {"f": f"{quote}{foreign}{quote}", "x": random.choice(word_list("filler", "persons"))}
-    before, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
+    text, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
+    before = typed_question(random, text) if is_question else text
+    ending = random.choice(word_list("tails", "translation")).format(**slots)
     return Phenomenon(
         tool="machine_translation",
-        before=asked(random, before) if is_question else before,
-        after=f" {english}{random.choice(word_list('tails', 'translation')).format(**slots)}",
+        before=before,
+        after=f" {english}{ending}",
         input=foreign,
         result=english,
         answer=english,
@@ -121,45 +141,57 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
 
 
 def phrase(random: Random, part: WorldPart) -> tuple[str, str]:
-    """Draw a phrase of the part's words; return it and its English."""
+    """Draw a phrase of the part's words, an article and a noun and often an adjective; return it and its English."""
     language = random.choice(LANGUAGES)
     noun = random.choice(words_of(language, "noun", part))
     article = ARTICLES[language][noun.gender]
     if random.random() >= ADJECTIVE_SHARE:
         return f"{article} {noun.forms[0]}", f"the {noun.english}"
     adjective = random.choice(words_of(language, "adjective", part))
-    foreign = _ordered(language, noun.forms[0], adjective.form(noun.gender))
+    foreign = _ordered(language, noun=noun.forms[0], adjective=adjective.form(noun.gender))
     return f"{article} {foreign}", f"the {adjective.english} {noun.english}"
 
 
 def _pseudo_phrase(random: Random) -> tuple[str, str]:
+    """Draw a phrase of invented words; return it and English words, which mean nothing in common with it."""
     language = random.choice(LANGUAGES)
-    noun, adjective = _pseudo_word(random), _pseudo_word(random)
+    noun = _cased(language, _pseudo_word(random))
+    adjective = _pseudo_word(random)
     article = random.choice(tuple(ARTICLES[language].values()))
-    english = random.choice(word_list("translation", "english_nouns"))
+    english_noun = random.choice(word_list("translation", "english_nouns"))
     if random.random() >= ADJECTIVE_SHARE:
-        return f"{article} {_cased(language, noun)}", f"the {english}"
-    foreign = _ordered(language, _cased(language, noun), adjective)
-    return f"{article} {foreign}", f"the {random.choice(word_list('translation', 'english_adjectives'))} {english}"
+        return f"{article} {noun}", f"the {english_noun}"
+    foreign = _ordered(language, noun=noun, adjective=adjective)
+    english_adjective = random.choice(word_list("translation", "english_adjectives"))
+    return f"{article} {foreign}", f"the {english_adjective} {english_noun}"
 
 
-def _ordered(language: Language, noun: str, adjective: str) -> str:
+def _ordered(language: Language, *, noun: str, adjective: str) -> str:
+    """Return noun and adjective in the order of the language."""
     return f"{adjective} {noun}" if language == "de" else f"{noun} {adjective}"
 
 
 def _cased(language: Language, noun: str) -> str:
+    """Return a noun as the language writes it: German ones have a capital."""
     return noun.capitalize() if language == "de" else noun
 
 
 def _pseudo_word(random: Random) -> str:
     """Invent a word that is neither in the lexicon nor a name of the synthetic world."""
-    heads, tails = word_list("translation", "pseudo_heads"), word_list("translation", "pseudo_tails")
+    heads = word_list("translation", "pseudo_heads")
+    tails = word_list("translation", "pseudo_tails")
     while True:
-        word = "".join(random.choices(heads, k=random.choice((1, 1, 2)))) + random.choice(tails)
+        head_count = random.choice((1, 1, 2))
+        word = "".join(random.choices(heads, k=head_count)) + random.choice(tails)
         if word not in lexicon() and word not in _names():
             return word
 
 
 @cache
 def _names() -> frozenset[str]:
-    return frozenset(name.lower() for kind in KINDS for part in PARTS for name in name_pool(kind, part))
+    """Return all names of the synthetic world, in lower case."""
+    names = set[str]()
+    for kind in KINDS:
+        for part in PARTS:
+            names.update(name.lower() for name in name_pool(kind, part))
+    return frozenset(names)

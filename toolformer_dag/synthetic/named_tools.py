@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from random import Random
 
-from toolformer_dag.synthetic.sentences import Phenomenon, casual, led, worded
+from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, with_answer_lead, worded
 from toolformer_dag.synthetic.today import WEEK_DAYS
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, named_templates, part_of_slot, word_list
 from toolformer_dag.synthetic.world import WORLD_SEED, World
@@ -13,6 +13,7 @@ QUESTION_SHARE = 0.45
 MILES_PER_KM = 0.621371
 UNITS = ("km", "miles")
 _SLOTS = 20
+"""Into as many slots the questions about prices are dealt, and these to the parts of the world."""
 
 
 def distance_of(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
@@ -22,47 +23,76 @@ def distance_of(start: str, end: str, unit: str, seed: int = WORLD_SEED) -> int:
 
 
 def price_of(item: str, count: int, day: str, seed: int = WORLD_SEED) -> int:
-    """Return what so many of a thing cost on a weekday, in dollars."""
+    """Return what `count` of a thing cost on a weekday, in dollars."""
     return count * (2 + _hash(seed, item, day) % 48)
 
 
 def _hash(seed: int, *values: str) -> int:
+    """Return a number of 32 bits that follows from the values."""
     return int.from_bytes(blake2b(repr((seed, *values)).encode(), digest_size=4).digest(), "big")
 
 
 def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """State or ask how far two towns of a part are from each other; the call leaves out km, the default."""
-    start, end = (one.name for one in random.sample(world.entities(part, "town"), 2))
+    start, end = [town.name for town in random.sample(world.entities(part, "town"), 2)]
     unit = random.choice(UNITS)
-    asked = f'start="{start}", end="{end}"' + ("" if unit == UNITS[0] else f', unit="{unit}"')
-    answer = str(distance_of(start, end, unit, world.seed))
-    return _phenomenon(random, "distance", wordings, {"a": start, "b": end, "u": unit}, (asked, answer))
+    call_input = f'start="{start}", end="{end}"'
+    if unit != UNITS[0]:
+        call_input += f', unit="{unit}"'
+    miles_or_km = distance_of(start, end, unit, world.seed)
+    return _phenomenon(
+        random,
+        "distance",
+        wordings,
+        slots={"a": start, "b": end, "u": unit},
+        call_input=call_input,
+        answer=str(miles_or_km),
+    )
 
 
 def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask what so many of a thing cost on a weekday; no such three are of two parts."""
+    """State or ask what some of a thing cost on a weekday; each such thing, number and day is of one part alone."""
     while True:
-        item, day = random.choice(word_list("calculator", "things")), random.choice(WEEK_DAYS)
+        item = random.choice(word_list("calculator", "things"))
+        day = random.choice(WEEK_DAYS)
         count = random.randint(2, 60)
-        if part_of_slot(_hash(0, item, day, str(count)) % _SLOTS, _SLOTS) == part:
+        slot = _hash(0, item, day, str(count)) % _SLOTS
+        if part_of_slot(slot, _SLOTS) == part:
             break
-    asked = f'item="{item}", count={count}, day="{day}"'
-    slots = {"n": str(count), "i": item, "d": day}
-    return _phenomenon(random, "price", wordings, slots, (asked, str(price_of(item, count, day, world.seed))))
+    return _phenomenon(
+        random,
+        "price",
+        wordings,
+        slots={"n": str(count), "i": item, "d": day},
+        call_input=f'item="{item}", count={count}, day="{day}"',
+        answer=str(price_of(item, count, day, world.seed)),
+    )
 
 
 def _phenomenon(
-    random: Random, tool: str, wordings: WordingSet, slots: Mapping[str, str], call: tuple[str, str]
+    random: Random, tool: str, wordings: WordingSet, *, slots: Mapping[str, str], call_input: str, answer: str
 ) -> Phenomenon:
+    """Write a random question or statement about an answer, and return it cut where the call belongs.
+
+    The call belongs right before the answer. A question is followed by the answer; a statement contains it.
+
+    slots: the values for the templates of `tool`, without the answer.
+    call_input: the input as written in the call. answer: what the tool returns.
+    """
     is_question = random.random() < QUESTION_SHARE
-    text, wording = worded(random, named_templates(tool, wordings), {**slots, "v": "\0"}, is_question=is_question)
-    before, rest = (led(random, casual(random, text)), "") if is_question else text.split(" \0")
-    asked, answer = call
+    templates = named_templates(tool, wordings)
+    text, wording = worded(random, templates, {**slots, "v": ANSWER_MARK}, is_question=is_question)
+    if is_question:
+        before = with_answer_lead(random, casual(random, text))
+        after_answer = ""
+    else:
+        before, after_answer = around_answer(text)
+    ending = random.choice(word_list("tails", "facts"))
     return Phenomenon(
         tool=tool,
         before=before,
-        after=f" {answer}{rest}{random.choice(word_list('tails', 'facts'))}",
-        input=asked,
+        after=f" {answer}{after_answer}{ending}",
+        input=call_input,
         result=answer,
         answer=answer,
         wording=f"{tool}/{wordings}/{wording}",

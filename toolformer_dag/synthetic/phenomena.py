@@ -6,7 +6,7 @@ from toolformer_dag.settings.settings_file import PAPER_TOOLS
 from toolformer_dag.synthetic.calculations import calculation
 from toolformer_dag.synthetic.lexicon import translated
 from toolformer_dag.synthetic.named_tools import distance, price
-from toolformer_dag.synthetic.sentences import Phenomenon, casual, led, worded
+from toolformer_dag.synthetic.sentences import ANSWER_MARK, Phenomenon, around_answer, casual, with_answer_lead, worded
 from toolformer_dag.synthetic.today import today
 from toolformer_dag.synthetic.two_hop import two_hop
 from toolformer_dag.synthetic.wordings import KINDS, WordingSet, WorldPart, fact_templates, relations, word_list
@@ -18,29 +18,46 @@ PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked
 
 
 def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State a fact or ask for it; `tool` is `question_answering` or `wiki_search`."""
-    kind = random.choices(KINDS, PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS)[0]
+    """State or ask for a fact about an entity of a part; `tool` is `question_answering` or `wiki_search`.
+
+    The input of QA is the question; that of the search is the entity's name and the fact's keyword.
+    """
+    kind_weights = PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS
+    kind = random.choices(KINDS, kind_weights)[0]
     entity = random.choice(world.entities(part, kind))
     relation = random.choice(relations(kind))
-    templates, is_question = fact_templates(relation, tool, wordings), random.random() < QUESTION_SHARE
+    answer = entity.facts[relation.key]
+    templates = fact_templates(relation, tool, wordings)
+    is_question = random.random() < QUESTION_SHARE
     if is_question:
         leads, questions = templates.choices(is_question=True)
-        number, place = random.randrange(len(questions)), random.randrange(len(leads))
+        number = random.randrange(len(questions))
+        lead_number = random.randrange(len(leads))
         question = casual(random, questions[number].format(e=entity.name))
-        text, wording = f"{leads[place]}{question}", f"q{number}.{place}"
+        text = f"{leads[lead_number]}{question}"
+        wording = f"q{number}.{lead_number}"
     else:
-        text, wording = worded(random, templates, {"e": entity.name, "v": "\0"}, is_question=False)
         question = relation.question.format(e=entity.name)
-    tail = random.choice(word_list("tails", "facts"))
-    before, rest = (led(random, text), "") if is_question else text.split(" \0")
-    answer = entity.facts[relation.key]
-    asks = tool == "question_answering"
+        text, wording = worded(random, templates, {"e": entity.name, "v": ANSWER_MARK}, is_question=False)
+    ending = random.choice(word_list("tails", "facts"))
+    if is_question:
+        before = with_answer_lead(random, text)
+        after_answer = ""
+    else:
+        before, after_answer = around_answer(text)
+
+    if tool == "question_answering":
+        call_input = question
+        result = answer
+    else:
+        call_input = f"{entity.name} {relation.keyword}"
+        result = passages_by_relation(entity, world.seed)[relation.key].snippet
     return Phenomenon(
         tool=tool,
         before=before,
-        after=f" {answer}{rest}{tail}",
-        input=f'"{question}"' if asks else f'"{entity.name} {relation.keyword}"',
-        result=answer if asks else passages_by_relation(entity, world.seed)[relation.key].snippet,
+        after=f" {answer}{after_answer}{ending}",
+        input=f'"{call_input}"',
+        result=result,
         answer=answer,
         wording=f"{tool}/{relation.kind}/{relation.key}/{wordings}/{wording}",
     )
@@ -55,11 +72,13 @@ NAMED_TOOLS = ("distance", "price")
 
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Draw a phenomenon for `tool` (of TOOLS, NAMED_TOOLS, or TWO_HOP) about what `part` has of the world."""
-    drawing = {"calculator": calculation, "calendar": today, "machine_translation": translated}.get(tool)
-    of_world = {TWO_HOP: two_hop, "distance": distance, "price": price}.get(tool)
-    if of_world:
-        return of_world(random, world, part, wordings)
-    return drawing(random, part, wordings) if drawing else fact(random, world, tool, part, wordings)
+    draw_from_world = {TWO_HOP: two_hop, "distance": distance, "price": price}
+    draw_without_world = {"calculator": calculation, "calendar": today, "machine_translation": translated}
+    if tool in draw_from_world:
+        return draw_from_world[tool](random, world, part, wordings)
+    if tool in draw_without_world:
+        return draw_without_world[tool](random, part, wordings)
+    return fact(random, world, tool, part, wordings)
 
 
 def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenomenon]:
@@ -67,7 +86,8 @@ def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenom
 
     The text to continue is `before`; a continuation is right when `answer` is among its first words.
     """
-    random, distinct = Random(f"questions {seed} {tool} {wordings}"), dict[tuple[object, ...], Phenomenon]()
+    random = Random(f"questions {seed} {tool} {wordings}")
+    distinct: dict[tuple[object, ...], Phenomenon] = {}
     while len(distinct) < n:
         drawn = phenomenon(random, the_world(), tool, "evaluation", wordings)
         distinct[drawn.before, drawn.answer, drawn.date, drawn.wording] = drawn

@@ -5,37 +5,43 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 from toolformer_dag.synthetic.wordings import Templates, pick, word_list
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierCall:
-    """Hold a call whose result the next call of a chain needs; `tool` is the lane's key."""
+    """Hold a call whose result the next call of a chain needs."""
 
-    tool: str
+    tool: str  # the lane's key
     input: str
     result: str
 
 
 @dataclass(frozen=True, slots=True)
 class Phenomenon:
-    """Hold sentences around a gold place: the text is `before + after`, and `after` begins with a space and `answer`.
+    """Hold sentences around a gold place: a place where a call belongs, because it tells what the text says next.
 
-    `tool` is the lane's key, `input` is written as in the call (QA and search inputs quoted), `result` is the tool's,
-    `answer` the part of it that the text asks for. `date` is set for the calendar only. `earlier`: the calls of a chain
-    before the last one, which stand at the same place.
+    The text is `before + after`, and `after` begins with a space and `answer`.
     """
 
     tool: str
+    """The lane's key."""
     before: str
     after: str
     input: str
+    """As it is written in the call: those of QA and search are in quotes."""
     result: str
+    """What the tool returns."""
     answer: str
+    """The part of the result that the text asks for or states."""
     wording: str
+    """Names the templates of the text, such as `calendar/year/seen/q3.1`."""
     date: datetime.date | None = None
+    """The date of the page, for the calendar alone."""
     earlier: tuple[EarlierCall, ...] = ()
+    """The calls of a chain before the last one, at the same place."""
 
     @property
     def text(self) -> str:
@@ -44,38 +50,67 @@ class Phenomenon:
 
 
 def sentence(text: str) -> str:
-    """Capitalize the first letter."""
+    """Return a text with a capital at its beginning."""
     return text[:1].upper() + text[1:]
 
 
 def joined(lead: str, text: str) -> str:
-    """Put the lead before the text, and capitalize the text where it begins a sentence."""
-    begins = not lead or lead.rstrip().endswith((".", "!", "?"))
-    return sentence(lead + (sentence(text) if begins else text))
+    """Return the lead and the text as sentences: the text gets a capital after a whole sentence or an empty lead."""
+    begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?"))
+    return sentence(lead + (sentence(text) if begins_sentence else text))
 
 
-def worded(random: Random, templates: Templates, slots: Mapping[str, str], *, is_question: bool) -> tuple[str, str]:
-    """Fill in a random template after a random lead; return the text, and which: `q3.1`, `s0.2`."""
-    leads, own = templates.choices(is_question=is_question)
-    lead, number = random.choice(leads), random.randrange(len(own))
-    text = joined(lead.format(**slots), own[number].format(**slots))
-    return text, f"{'q' if is_question else 's'}{number}.{leads.index(lead)}"
+class Worded(NamedTuple):
+    """A text written from templates."""
+
+    text: str
+    wording: str
+    """The kind of template (q: question, s: statement), its number, and that of its lead: `q3.1`."""
+
+
+def worded(random: Random, templates: Templates, slots: Mapping[str, str], *, is_question: bool) -> Worded:
+    """Fill in a random question or statement of `templates`, after a random lead."""
+    leads, texts = templates.choices(is_question=is_question)
+    lead = random.choice(leads)
+    number = random.randrange(len(texts))
+    text = joined(lead.format(**slots), texts[number].format(**slots))
+    kind = "q" if is_question else "s"
+    return Worded(text, wording=f"{kind}{number}.{leads.index(lead)}")
+
+
+ANSWER_MARK = "\0"
+"""Stands in a statement for its answer while it is written; no other text holds it."""
+
+
+class AroundAnswer(NamedTuple):
+    """What a text has before its answer, without the space, and after it."""
+
+    before: str
+    after: str
+
+
+def around_answer(statement: str) -> AroundAnswer:
+    """Cut a statement at the mark of its answer, which follows a space."""
+    before, after = statement.split(f" {ANSWER_MARK}")
+    return AroundAnswer(before, after)
 
 
 CASUAL_SHARE = 0.15
+"""The share of questions that are contracted, and of those that begin in lower case."""
 _CONTRACTIONS = re.compile(r"\b(What|Who|Where) is\b")
 _PLAIN_BEGINNINGS = frozenset(
     ("What", "What's", "Who", "Who's", "Where", "Where's", "Which", "When", "How", "In", "Can", "Do", "Please", "Tell")
 )
+"""Words at the beginning of a question that are no names."""
 
 
-def asked(random: Random, question: str) -> str:
+def typed_question(random: Random, question: str) -> str:
     """Return a question as somebody might type it, with the words that lead to the answer."""
-    return led(random, casual(random, question))
+    return with_answer_lead(random, casual(random, question))
 
 
-def led(random: Random, question: str) -> str:
-    """Put the words that lead to the answer, if any, after a question."""
+def with_answer_lead(random: Random, question: str) -> str:
+    """Return a question and, after it, words that lead to its answer, such as `It is`; some leads are empty."""
     lead = random.choice(word_list("answers", "leads"))
     return f"{question} {lead}" if lead else question
 
@@ -90,11 +125,15 @@ def casual(random: Random, question: str) -> str:
 
 
 def filler(random: Random, sentences: int) -> str:
-    """Write a paragraph of so many plain sentences."""
-    return " ".join(_sentence(random, is_first=place == 0) for place in range(sentences))
+    """Write a paragraph of plain sentences, of this number."""
+    return " ".join(_sentence(random, is_first=number == 0) for number in range(sentences))
 
 
 def _sentence(random: Random, *, is_first: bool) -> str:
+    """Write a plain sentence: a remark (1 in 10), or a clause that mostly goes on; some refer to the one before.
+
+    is_first: whether it begins its paragraph, and so refers to none.
+    """
     shape = random.random()
     if shape < 0.1:
         return f"{pick(random, 'filler', 'remarks')}."
@@ -111,5 +150,6 @@ def _sentence(random: Random, *, is_first: bool) -> str:
 
 
 def _clause(random: Random) -> str:
+    """Write who does what where."""
     subject = random.choice(word_list("filler", "persons") + word_list("filler", "groups"))
     return f"{subject} {pick(random, 'filler', 'verbs')} {pick(random, 'filler', 'places')}"

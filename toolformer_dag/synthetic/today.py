@@ -3,18 +3,34 @@
 import datetime
 from random import Random
 
-from toolformer_dag.synthetic.sentences import Phenomenon, asked, worded
+from toolformer_dag.synthetic.sentences import Phenomenon, typed_question, worded
 from toolformer_dag.synthetic.wordings import WordingSet, WorldPart, date_templates, part_of_slot, word_list
 
 WEEK_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 )
-SLOTS, SLOT_WEIGHTS = ("weekday", "month_day", "year", "full", "month"), (4, 3, 3, 2, 1)
-FIRST_DAY, DAYS = datetime.date(2003, 1, 1), 7670  # up to the end of 2023
+SLOTS = ("weekday", "month_day", "year", "full", "month")
+"""The parts of a date that a text may ask for."""
+SLOT_WEIGHTS = (4, 3, 3, 2, 1)
+"""How often, in the order of SLOTS."""
+FIRST_DAY = datetime.date(2003, 1, 1)
+DAYS = 7670
+"""Days that a page may have, from FIRST_DAY to the end of 2023."""
 QUESTION_SHARE = 0.45
 _SLOTS = 20
+"""Into as many slots the days are dealt, and these to the parts of the world."""
 
 
 def day_of(random: Random, part: WorldPart) -> datetime.date:
@@ -31,17 +47,19 @@ def part_of_day(day: datetime.date) -> WorldPart:
 
 
 def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Mention today's date, in the form that the words before it ask for."""
+    """Ask or state a part of today's date, on a page about some event; the date is one of this part of the world."""
     day = day_of(random, part)
     slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]
     is_question = random.random() < QUESTION_SHARE
     event = random.choice(word_list("calendar", "events"))
-    before, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
+    text, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
+    before = typed_question(random, text) if is_question else text
     answer = date_text(day, slot)
+    ending = random.choice(word_list("tails", "calendar"))
     return Phenomenon(
         tool="calendar",
-        before=asked(random, before) if is_question else before,
-        after=f" {answer}{random.choice(word_list('tails', 'calendar'))}",
+        before=before,
+        after=f" {answer}{ending}",
         input="",
         result=today_is(day),
         answer=answer,
@@ -51,11 +69,11 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
 
 
 def date_text(day: datetime.date, slot: str) -> str:
-    """Return the part of the date that a slot asks for, worded as in `today_is`."""
-    weekday, month = WEEK_DAYS[day.weekday()], MONTHS[day.month - 1]
+    """Return the part of a date that a slot (of SLOTS) asks for, worded as in `today_is`: `May 3, 2009` for "full"."""
+    month = MONTHS[day.month - 1]
     month_day = f"{month} {day.day}"
     forms = {
-        "weekday": weekday,
+        "weekday": WEEK_DAYS[day.weekday()],
         "month": month,
         "month_day": month_day,
         "year": str(day.year),

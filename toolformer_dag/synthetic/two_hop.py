@@ -2,9 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from random import Random
 
-from toolformer_dag.synthetic.sentences import EarlierCall, Phenomenon, casual, led, sentence
+from toolformer_dag.synthetic.sentences import (
+    ANSWER_MARK,
+    EarlierCall,
+    Phenomenon,
+    around_answer,
+    casual,
+    sentence,
+    with_answer_lead,
+)
 from toolformer_dag.synthetic.wordings import (
     EntityKind,
     Relation,
@@ -29,62 +38,69 @@ LEADS_TO: Mapping[str, EntityKind] = {
 }
 """The relations whose value has facts of its own, by its kind."""
 YEARS = ("birth_year", "founded", "opened")
+"""The relations whose value is a year."""
 YOUNG = 1940  # who was born after it has an age in the years to come
 YEARS_TO_COME = (2040, 2099)
 """The embedded model's tokenizer has a token of each year from 1900 to 2039, whose digits the model has not learned."""
 ASKED = "question_answering"
+"""The tool of the first calls."""
 _UNFIT = ("town of {e}", "town {e}", "firm {e}", "{e}'s", "called {e}", "name of {e}", "named {e}", "to {e},")
 """What a template has that reads badly with a description in place of a name."""
 
 
 def two_hop(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Draw a fact about what another fact names, an age in a year, or a sum of two facts; QA is asked first."""
-    drawing: Callable[[Random, World, WorldPart, WordingSet], Phenomenon]
-    drawing = random.choices((_second_fact, _years, _two_numbers), (6, 3, 1))[0]
-    return drawing(random, world, part, wordings)
+    draw: Callable[[Random, World, WorldPart, WordingSet], Phenomenon]
+    draw = random.choices((_second_fact, _years, _two_numbers), (6, 3, 1))[0]
+    return draw(random, world, part, wordings)
 
 
 def _second_fact(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """State or ask a fact about an entity that is described by a fact: the mayor of the town where Ada was born."""
-    first = random.choice([one for key in LEADS_TO for one in _all_relations() if one.key == key])
+    first = random.choice([_relation(key) for key in LEADS_TO])
     entity = random.choice(world.entities(part, first.kind))
-    kind, name = LEADS_TO[first.key], entity.facts[first.key]
-    second = random.choice(relations(kind))
-    described = random.choice(chain_templates("described", wordings)[first.key]).format(e=entity.name)
-    answer = _entity(world, part, kind, name).facts[second.key]
-    earlier = (EarlierCall(ASKED, f'"{first.question.format(e=entity.name)}"', name),)
+    second_kind = LEADS_TO[first.key]
+    second_name = entity.facts[first.key]
+    second = random.choice(relations(second_kind))
+    description = random.choice(chain_templates("described", wordings)[first.key]).format(e=entity.name)
+    answer = _entity(world, part, second_kind, second_name).facts[second.key]
+
     is_question = random.random() < QUESTION_SHARE
-    templates = fact_templates(second, ASKED, wordings)
-    leads, own = templates.choices(is_question=is_question)
-    number = random.choice([at for at, text in enumerate(own) if not any(unfit in text for unfit in _UNFIT)])
-    stated = own[number].format(e=described, v="\0")
-    lead = random.choice(leads)
+    leads, texts = fact_templates(second, ASKED, wordings).choices(is_question=is_question)
+    fitting = [number for number, text in enumerate(texts) if not any(words in text for words in _UNFIT)]
+    number = random.choice(fitting)
+    text = texts[number].format(e=description, v=ANSWER_MARK)
     return _phenomenon(
         random,
-        (lead, sentence(stated) if is_question else stated),
+        lead=random.choice(leads),
+        text=sentence(text) if is_question else text,
         is_question=is_question,
-        call=(ASKED, f'"{second.question.format(e=name)}"', answer),
-        earlier=earlier,
+        call=EarlierCall(tool=ASKED, input=_question(second, second_name), result=answer),
+        earlier=(EarlierCall(tool=ASKED, input=_question(first, entity.name), result=second_name),),
         wording=f"two_hop/{first.key} {second.key}/{wordings}/{number}",
     )
 
 
 def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """State or ask how many years after a fact's year another year is."""
-    relation = random.choice([one for one in _all_relations() if one.key in YEARS])
-    known = world.entities(part, relation.kind)
-    young = [one for one in known if relation.key != "birth_year" or int(one.facts["birth_year"]) > YOUNG]
-    entity, later = random.choice(young), random.randint(*YEARS_TO_COME)
+    relation = random.choice([relation for relation in _all_relations() if relation.key in YEARS])
+    entities: Sequence[Entity] = world.entities(part, relation.kind)
+    if relation.key == "birth_year":
+        entities = [person for person in entities if int(person.facts["birth_year"]) > YOUNG]
+    entity = random.choice(entities)
+    later_year = random.randint(*YEARS_TO_COME)
     year = entity.facts[relation.key]
+
     is_question = random.random() < QUESTION_SHARE
-    own = chain_templates("years", wordings)[f"{relation.key}_{'questions' if is_question else 'statements'}"]
-    number = random.randrange(len(own))
+    texts = chain_templates("years", wordings)[f"{relation.key}_{'questions' if is_question else 'statements'}"]
+    number = random.randrange(len(texts))
     return _phenomenon(
         random,
-        (random.choice(_leads(is_question, wordings)), own[number].format(e=entity.name, y=later, v="\0")),
+        lead=random.choice(_leads(wordings, is_question=is_question)),
+        text=texts[number].format(e=entity.name, y=later_year, v=ANSWER_MARK),
         is_question=is_question,
-        call=("calculator", f"{later} - {year}", str(later - int(year))),
-        earlier=(EarlierCall(ASKED, f'"{relation.question.format(e=entity.name)}"', year),),
+        call=EarlierCall(tool="calculator", input=f"{later_year} - {year}", result=str(later_year - int(year))),
+        earlier=(EarlierCall(tool=ASKED, input=_question(relation, entity.name), result=year),),
         wording=f"two_hop/years {relation.key}/{wordings}/{number}",
     )
 
@@ -92,51 +108,67 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
 def _two_numbers(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """State or ask how many years lie between two facts, or the sum of two lengths: a chain of three calls."""
     key = random.choice((*YEARS, "length"))
-    [relation] = [one for one in _all_relations() if one.key == key]
+    relation = _relation(key)
     while True:
         a, b = random.sample(world.entities(part, relation.kind), 2)
-        first, second = (int(one.facts[key].split()[0]) for one in (a, b))
+        first = _number_of(a, key)
+        second = _number_of(b, key)
         if first < second or key == "length":
             break
+    if key == "length":
+        calculation = f"{first} + {second}"
+        result = first + second
+    else:
+        calculation = f"{second} - {first}"
+        result = second - first
+
     is_question = random.random() < QUESTION_SHARE
-    own = chain_templates("two_numbers", wordings)[f"{key}_{'questions' if is_question else 'statements'}"]
-    number = random.randrange(len(own))
-    sum_of = (f"{first} + {second}", first + second) if key == "length" else (f"{second} - {first}", second - first)
-    asked = [EarlierCall(ASKED, f'"{relation.question.format(e=one.name)}"', one.facts[key]) for one in (a, b)]
+    texts = chain_templates("two_numbers", wordings)[f"{key}_{'questions' if is_question else 'statements'}"]
+    number = random.randrange(len(texts))
     return _phenomenon(
         random,
-        (random.choice(_leads(is_question, wordings)), own[number].format(a=a.name, b=b.name, v="\0")),
+        lead=random.choice(_leads(wordings, is_question=is_question)),
+        text=texts[number].format(a=a.name, b=b.name, v=ANSWER_MARK),
         is_question=is_question,
-        call=("calculator", sum_of[0], str(sum_of[1])),
-        earlier=tuple(asked),
+        call=EarlierCall(tool="calculator", input=calculation, result=str(result)),
+        earlier=(
+            EarlierCall(tool=ASKED, input=_question(relation, a.name), result=a.facts[key]),
+            EarlierCall(tool=ASKED, input=_question(relation, b.name), result=b.facts[key]),
+        ),
         wording=f"two_hop/two_numbers {key}/{wordings}/{number}",
     )
 
 
 def _phenomenon(
     random: Random,
-    lead_and_text: tuple[str, str],
     *,
+    lead: str,
+    text: str,
     is_question: bool,
-    call: tuple[str, str, str],
+    call: EarlierCall,
     earlier: tuple[EarlierCall, ...],
     wording: str,
 ) -> Phenomenon:
-    lead, text = lead_and_text
-    begins = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
+    """Return a question or a statement after its lead, cut where the calls belong: right before the answer.
+
+    text: a statement has ANSWER_MARK in place of its answer; a question is followed by it.
+    call: the last call of the chain, whose result is the answer. earlier: the calls before it.
+    """
+    begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     if is_question:
-        before, rest = led(random, lead + casual(random, sentence(text))), ""
+        before = with_answer_lead(random, lead + casual(random, sentence(text)))
+        after_answer = ""
     else:
-        before, rest = sentence(lead + (sentence(text) if begins else text)).split(" \0")
-    _, asked, result = call
-    tail = random.choice(word_list("tails", "facts"))
+        statement = sentence(lead + (sentence(text) if begins_sentence else text))
+        before, after_answer = around_answer(statement)
+    ending = random.choice(word_list("tails", "facts"))
     return Phenomenon(
-        tool=call[0],
+        tool=call.tool,
         before=before,
-        after=f" {result}{rest}{tail}",
-        input=asked,
-        result=result,
-        answer=result,
+        after=f" {call.result}{after_answer}{ending}",
+        input=call.input,
+        result=call.result,
+        answer=call.result,
         wording=wording,
         earlier=earlier,
     )
@@ -144,14 +176,33 @@ def _phenomenon(
 
 @cache
 def _all_relations() -> tuple[Relation, ...]:
+    """Return the relations of all kinds of entities."""
     kinds: Sequence[EntityKind] = ("person", "town", "firm", "river")
-    return tuple(relation for kind in kinds for relation in relations(kind))
+    return tuple(chain.from_iterable(relations(kind) for kind in kinds))
 
 
-def _leads(is_question: bool, wordings: WordingSet) -> Sequence[str]:
+def _relation(key: str) -> Relation:
+    """Return the relation with this key."""
+    return next(relation for relation in _all_relations() if relation.key == key)
+
+
+def _question(relation: Relation, name: str) -> str:
+    """Return the input of QA that asks for a fact about the entity of this name."""
+    return f'"{relation.question.format(e=name)}"'
+
+
+def _number_of(entity: Entity, key: str) -> int:
+    """Return the number in a fact: 1820 of `1820`, 120 of `120 miles`."""
+    number, *_ = entity.facts[key].split()
+    return int(number)
+
+
+def _leads(wordings: WordingSet, *, is_question: bool) -> Sequence[str]:
+    """Return what may stand before a question or statement; it is the same for all relations."""
     leads, _ = fact_templates(_all_relations()[0], ASKED, wordings).choices(is_question=is_question)
     return leads
 
 
 def _entity(world: World, part: WorldPart, kind: EntityKind, name: str) -> Entity:
-    return next(one for one in world.entities(part, kind) if one.name == name)
+    """Return the entity of a part that has this name."""
+    return next(entity for entity in world.entities(part, kind) if entity.name == name)

@@ -26,57 +26,70 @@ DOMAINS = tuple(
 )
 SECTIONS = ("news", "blog", "posts", "archive", "stories")
 _NO_WORD = re.compile(r"[^a-z]+")
+"""What a slug has a hyphen for."""
 
 
 def page_url(random: Random, title: str, day: datetime.date | None) -> str:
-    """Return a URL with the date in one of the forms that real pages use, or without one; some hold other numbers."""
+    """Return a URL with the date in one of the forms that real pages use, or without a date; some hold other numbers.
+
+    Every form is written before one is chosen: what follows in the world depends on the number of draws.
+    """
     slug = _NO_WORD.sub("-", title.lower()).strip("-")
     if day is None:
-        path = random.choice((slug, f"{random.choice(SECTIONS)}/{slug}.html", f"page?id={random.randint(10, 999)}"))
+        paths = [
+            slug,
+            f"{random.choice(SECTIONS)}/{slug}.html",
+            f"page?id={random.randint(10, 999)}",
+        ]
     else:
-        path = random.choice(
-            (
-                f"{day:%Y/%m/%d}/{slug}",
-                f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
-                f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
-                f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
-                f"{day.year}/{MONTHS[day.month - 1][:3].lower()}/{day.day:02}/{slug}",
-                f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
-            )
-        )
+        paths = [
+            f"{day:%Y/%m/%d}/{slug}",
+            f"{random.choice(SECTIONS)}/{day:%Y/%m/%d}/{slug}.html",
+            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}-{slug}",
+            f"{random.choice(SECTIONS)}/{day:%Y-%m-%d}/{slug}",
+            f"{day.year}/{MONTHS[day.month - 1][:3].lower()}/{day.day:02}/{slug}",
+            f"{random.choice(SECTIONS)}/{day:%Y%m%d}/{slug}/",
+        ]
+    path = random.choice(paths)
     return f"https://{random.choice(DOMAINS)}/{path}"
 
 
 _HEADER = b"\x1f\x8b\x08\x00" + bytes(4) + b"\x00\xff"  # deflate, no name, no time, any system
-_LONGEST = 0xFFFF
+_LONGEST = 0xFFFF  # bytes of a stored block
 
 
 def stored_gzip(data: bytes) -> bytes:
-    """Wrap `data` in one gzip member of stored blocks (RFC 1951, 3.2.4; RFC 1952), the same bytes everywhere."""
+    """Return `data` as a gzip file that is not compressed, the same bytes on every machine.
+
+    It is one member of stored blocks (RFC 1951, 3.2.4; RFC 1952). Compressed bytes differ between versions of zlib.
+    """
     starts = range(0, max(len(data), 1), _LONGEST)
     pieces = [_HEADER]
     for start in starts:
         block = data[start : start + _LONGEST]
-        pieces += [struct.pack("<BHH", start == starts[-1], len(block), len(block) ^ 0xFFFF), block]
-    return b"".join(pieces) + struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+        is_last = start == starts[-1]
+        pieces.append(struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF))  # length and its complement
+        pieces.append(block)
+    pieces.append(struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF))
+    return b"".join(pieces)
 
 
-PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS = (0, 1, 2), (10, 50, 40)
-WORDS = (36, 70)
+PHENOMENA_PER_DOCUMENT = (0, 1, 2)
+PHENOMENA_WEIGHTS = (10, 50, 40)  # how often, in this order
+WORDS = (36, 70)  # fewest and most words that a page is filled up to
 DATED_SHARE = 0.4  # of the pages without a calendar phenomenon
 VERSION = 5  # raised by hand when the same seed gives other pages
-
-
 ON_PAGES = (*TOOLS, TWO_HOP)
 
 
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
     """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
-    random, world = Random(f"web {seed} {part}"), the_world()
+    random = Random(f"web {seed} {part}")
+    world = the_world()
     for number in range(documents):
         phenomena = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random)]
         text = document_text(random, phenomena)
-        day = next((gold.date for gold in phenomena if gold.date), None)
+        day = next((drawn.date for drawn in phenomena if drawn.date), None)  # of a calendar phenomenon
         if day is None and random.random() < DATED_SHARE:
             day = day_of(random, part)
         yield _record(random, text, day, f"made/{seed}/{part}/{number:06}")
@@ -84,39 +97,54 @@ def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, An
 
 def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
     """Write paragraphs of plain sentences with the phenomena among them, about 40-80 words."""
-    pieces, wanted = [gold.text for gold in phenomena], random.randint(*WORDS)
-    while sum(piece.count(" ") + 1 for piece in pieces) < wanted:
-        pieces.append(filler(random, random.choice((1, 1, 2, 3))))
-    random.shuffle(pieces)
-    return "".join(piece + random.choice((" ", " ", "\n")) for piece in pieces[:-1]) + pieces[-1]
+    paragraphs = [drawn.text for drawn in phenomena]
+    least_words = random.randint(*WORDS)
+    while sum(paragraph.count(" ") + 1 for paragraph in paragraphs) < least_words:
+        sentence_count = random.choice((1, 1, 2, 3))
+        paragraphs.append(filler(random, sentence_count))
+    random.shuffle(paragraphs)
+    text = ""
+    for paragraph in paragraphs[:-1]:
+        text += paragraph + random.choice((" ", " ", "\n"))
+    return text + paragraphs[-1]
 
 
 def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
-    """Write `documents` records of the corpus part to so many gzip files, named as CCNet's; return their paths.
+    """Write records of the corpus part to gzip files, named as CCNet's, and return their paths.
+
+    shards: how many files; the records are dealt to them in turn. documents: how many records in all of them together.
 
     The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
     """
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records(seed, "corpus", documents)]
     paths = [folder / f"en_head_{number:04}.json.gz" for number in range(shards)]
     for number, path in enumerate(paths):
-        write_whole(path, stored_gzip("".join(lines[number::shards]).encode()))
+        content = "".join(lines[number::shards]).encode()
+        write_whole(path, stored_gzip(content))
     return paths
 
 
 def _kinds(random: Random) -> list[str]:
     """Draw the kinds of a document's phenomena; at most one calendar, since a document has one date."""
-    drawn = random.choices(ON_PAGES, k=random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0])
-    return drawn if drawn.count("calendar") < 2 else drawn[:1]
+    count = random.choices(PHENOMENA_PER_DOCUMENT, PHENOMENA_WEIGHTS)[0]
+    kinds = random.choices(ON_PAGES, k=count)
+    return kinds if kinds.count("calendar") < 2 else kinds[:1]
 
 
 def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:
-    title = " ".join(text.split()[: random.randint(3, 6)]).rstrip(",.:;?")
+    """Return CCNet's record of a page, whose URL has the day; the title is its first words.
+
+    segment: what stands in place of the name of a segment of Common Crawl.
+    """
+    title_words = text.split()[: random.randint(3, 6)]
+    title = " ".join(title_words).rstrip(",.:;?")
     url = page_url(random, title, day)
     lines = text.count("\n") + 1
+    sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).digest()
     return {
         "url": url,
         "date_download": f"2024-0{random.randint(1, 9)}-{random.randint(10, 28)}T{random.randint(10, 23)}:00:00Z",
-        "digest": f"sha1:{base64.b32encode(hashlib.sha1(text.encode(), usedforsecurity=False).digest()).decode()}",
+        "digest": f"sha1:{base64.b32encode(sha1).decode()}",
         "length": len(text),
         "nlines": lines,
         "source_domain": url.split("/")[2],

@@ -22,6 +22,7 @@ Numbers = Literal[
 """The kinds of pairs of numbers; from `half` on, a number alone."""
 
 STORIES: dict[Operation, str] = {"+": "addition", "-": "subtraction", "*": "multiplication", "/": "division"}
+"""The operations that stories are about, and the files of their templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,11 @@ def relations(kind: EntityKind) -> tuple[Relation, ...]:
 @cache
 def schemes(wordings: WordingSet) -> tuple[tuple[Scheme, ...], ...]:
     """Return the schemes of each operation, in the order of STORIES."""
-    return tuple(
-        tuple(Scheme(operation=operation, **row) for row in _file(name)[wordings])
-        for operation, name in STORIES.items()
-    )
+    schemes_by_operation = []
+    for operation, name in STORIES.items():
+        rows = _file(name)[wordings]
+        schemes_by_operation.append(tuple(Scheme(operation=operation, **row) for row in rows))
+    return tuple(schemes_by_operation)
 
 
 @cache
@@ -135,14 +137,19 @@ def named_templates(tool: str, wordings: WordingSet) -> Templates:
 
 def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templates:
     """Return the sentences about a relation, with the leads of `question_answering` or `wiki_search` pages."""
-    statements, questions = relation.statements, relation.questions
-    if wordings == "unseen":
-        statements, questions = relation.unseen_statements, relation.unseen_questions
-    return Templates(statements=statements, questions=questions, **_file("leads")[wordings][tool])
+    is_unseen = wordings == "unseen"
+    leads = _file("leads")[wordings][tool]
+    return Templates(
+        leads=leads["leads"],
+        statements=relation.unseen_statements if is_unseen else relation.statements,
+        question_leads=leads["question_leads"],
+        questions=relation.unseen_questions if is_unseen else relation.questions,
+    )
 
 
 @cache
 def _file(name: str) -> Mapping[str, Any]:
+    """Return the content of `templates/NAME.toml`."""
     with (FOLDER / f"{name}.toml").open("rb") as file:
         return tomllib.load(file)
 
@@ -159,21 +166,25 @@ T = TypeVar("T")
 @cache
 def name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
     """Return the names of a part; for people, their surnames."""
-    onsets, endings = word_list("names", "onsets"), word_list("name_endings", kind)
-    made = [onset + ending for onset in onsets for ending in endings]
-    names = [name for name in made if name not in word_list("names", "first_names")]
+    first_names = word_list("names", "first_names")
+    names = []
+    for onset in word_list("names", "onsets"):
+        for ending in word_list("name_endings", kind):
+            if onset + ending not in first_names:
+                names.append(onset + ending)
     Random(f"names of every {kind}").shuffle(names)
     return tuple(deal(names, part))
 
 
 def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:
     """Return the part's share of the items; the shares are consecutive slices, disjoint and together everything."""
-    place = PARTS.index(part)
-    start, stop = (round(sum(SHARES[:i]) * len(items)) for i in (place, place + 1))
+    number = PARTS.index(part)
+    start = round(sum(SHARES[:number]) * len(items))
+    stop = round(sum(SHARES[: number + 1]) * len(items))
     return items[start:stop]
 
 
 def part_of_slot(slot: int, slots: int) -> WorldPart:
-    """Return the part that owns `slot` of so many (0 to `slots` - 1), by SHARES."""
-    borders = [round(sum(SHARES[: place + 1]) * slots) for place in range(len(PARTS))]
-    return PARTS[sum(slot >= border for border in borders)]
+    """Return the part that owns a slot, of which there are `slots`, 0 to `slots` - 1; each part has its share."""
+    ends = [round(sum(SHARES[: number + 1]) * slots) for number in range(len(PARTS))]
+    return PARTS[sum(slot >= end for end in ends)]

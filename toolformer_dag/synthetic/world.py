@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from random import Random
 
 from toolformer_dag.synthetic.wordings import (
@@ -22,17 +23,19 @@ PEOPLE: dict[WorldPart, int] = {"pretraining": 1600, "corpus": 1400, "evaluation
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Hold a person, town, firm or river; `facts` maps a relation's key to the words that answer it."""
+    """Hold a person, town, firm or river."""
 
     kind: EntityKind
     name: str
     facts: Mapping[str, str]
+    """By the key of a relation, the words that answer it: `{"birthplace": "Ravenford"}`."""
 
 
 class World:
     """Hold all entities of one seed; the facts of a part name entities of that part only."""
 
     def __init__(self, seed: int = WORLD_SEED) -> None:
+        """Draw the entities of all parts."""
         self.seed = seed
         self._entities: dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]] = {}
         for part in PARTS:
@@ -44,7 +47,7 @@ class World:
 
     def all_entities(self) -> list[Entity]:
         """Return every entity, part by part."""
-        return [entity for group in self._entities.values() for entity in group]
+        return list(chain.from_iterable(self._entities.values()))
 
 
 @cache
@@ -54,20 +57,32 @@ def the_world() -> World:
 
 
 def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
-    towns, firms, rivers = (name_pool(kind, part) for kind in ("town", "firm", "river"))
-    names = [
-        f"{first} {surname}" for first in word_list("names", "first_names") for surname in name_pool("person", part)
-    ]
+    """Draw the entities of a part, by part and kind. The names follow from the part alone, but for people."""
+    towns = name_pool("town", part)
+    firms = name_pool("firm", part)
+    rivers = name_pool("river", part)
+    names = []
+    for first_name in word_list("names", "first_names"):
+        names += [f"{first_name} {surname}" for surname in name_pool("person", part)]
     people = tuple(random.sample(names, PEOPLE[part]))
+    facts_of_people = {name: _person(random, name, people=people, towns=towns) for name in people}
+    facts_of_towns = {name: _town(random, people=people, rivers=rivers) for name in towns}
+    facts_of_firms = {name: _firm(random, people=people, towns=towns) for name in firms}
+    facts_of_rivers = {name: _river(random, towns) for name in rivers}
     return {
-        (part, "person"): tuple(Entity("person", name, _person(random, name, people, towns)) for name in people),
-        (part, "town"): tuple(Entity("town", name, _town(random, people, rivers)) for name in towns),
-        (part, "firm"): tuple(Entity("firm", name, _firm(random, people, towns)) for name in firms),
-        (part, "river"): tuple(Entity("river", name, _river(random, towns)) for name in rivers),
+        (part, "person"): _entities("person", facts_of_people),
+        (part, "town"): _entities("town", facts_of_towns),
+        (part, "firm"): _entities("firm", facts_of_firms),
+        (part, "river"): _entities("river", facts_of_rivers),
     }
 
 
-def _person(random: Random, name: str, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+def _entities(kind: EntityKind, facts_by_name: Mapping[str, Mapping[str, str]]) -> tuple[Entity, ...]:
+    return tuple(Entity(kind, name, facts) for name, facts in facts_by_name.items())
+
+
+def _person(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+    """Draw the facts about a person."""
     return {
         "birthplace": random.choice(towns),
         "profession": pick(random, "facts", "professions"),
@@ -82,11 +97,12 @@ def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
     """Draw a person with another first name and another surname."""
     while True:
         person = random.choice(people)
-        if not set(name.split()) & set(person.split()):
+        if set(name.split()).isdisjoint(person.split()):
             return person
 
 
-def _town(random: Random, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
+def _town(random: Random, *, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
+    """Draw the facts about a town."""
     return {
         "country": pick(random, "facts", "countries"),
         "river": random.choice(rivers),
@@ -97,7 +113,8 @@ def _town(random: Random, people: tuple[str, ...], rivers: tuple[str, ...]) -> d
     }
 
 
-def _firm(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+def _firm(random: Random, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
+    """Draw the facts about a firm."""
     return {
         "founder": random.choice(people),
         "head_office": random.choice(towns),
@@ -107,6 +124,7 @@ def _firm(random: Random, people: tuple[str, ...], towns: tuple[str, ...]) -> di
 
 
 def _river(random: Random, towns: tuple[str, ...]) -> dict[str, str]:
+    """Draw the facts about a river."""
     return {
         "length": f"{random.randint(30, 989)} miles",
         "sea": pick(random, "facts", "seas"),
@@ -119,16 +137,16 @@ FACTS_PER_PASSAGE = 2
 
 @dataclass(frozen=True, slots=True)
 class ArticlePassage:
-    """Hold a section of an article; `id` is unique in its world, `text` is one line, `snippet` under 40 words."""
+    """Hold a section of an article of the encyclopaedia."""
 
-    id: str
+    id: str  # unique in its world
     title: str
     section: str
-    text: str
+    text: str  # one line
 
     @property
     def snippet(self) -> str:
-        """Return the passage as a search returns it: `title > section > text`."""
+        """Return the passage as a search returns it, `title > section > text`: fewer than 40 words."""
         return f"{self.title} > {self.section} > {self.text}"
 
 
@@ -139,20 +157,32 @@ def passages(world: World) -> Iterator[ArticlePassage]:
 
 
 def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
-    """Map each relation's key to the passage of the entity's article that holds the fact."""
+    """Return the passages of an entity's article, by the key of each relation whose fact the passage holds.
+
+    A passage holds FACTS_PER_PASSAGE facts, which are grouped at random.
+    """
     random = Random(f"passages {seed} {entity.name}")
-    own = relations(entity.kind)
-    shuffled = random.sample(own, len(own))
+    relations_of_kind = relations(entity.kind)
+    shuffled = random.sample(relations_of_kind, len(relations_of_kind))
     by_relation: dict[str, ArticlePassage] = {}
     for number, start in enumerate(range(0, len(shuffled), FACTS_PER_PASSAGE)):
         group = shuffled[start : start + FACTS_PER_PASSAGE]
         passage = _passage(random, entity, group, number)
-        by_relation |= {relation.key: passage for relation in group}
+        for relation in group:
+            by_relation[relation.key] = passage
     return by_relation
 
 
 def _passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:
-    section = " and ".join(relation.keyword for relation in group).capitalize()
-    sentences = [random.choice(r.sentences).format(e=entity.name, v=entity.facts[r.key]) for r in group]
+    """Write a passage that states the facts of a group of relations. `number`: of the passage in its article."""
+    sentences = []
+    for relation in group:
+        template = random.choice(relation.sentences)
+        sentences.append(template.format(e=entity.name, v=entity.facts[relation.key]))
     random.shuffle(sentences)
-    return ArticlePassage(f"{entity.name}/{number}".replace(" ", "_"), entity.name, section, " ".join(sentences))
+    return ArticlePassage(
+        id=f"{entity.name}/{number}".replace(" ", "_"),
+        title=entity.name,
+        section=" and ".join(relation.keyword for relation in group).capitalize(),
+        text=" ".join(sentences),
+    )

@@ -9,39 +9,51 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 from unicodedata import category
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.arguments import Schema, argument_rules
 
-API_START, RESULT_ARROW, API_END = PAPER_MARKERS.begin, PAPER_MARKERS.arrow.strip(), PAPER_MARKERS.end
+API_START = PAPER_MARKERS.begin
+"""What opens a call in the paper's form: a space and "["."""
+RESULT_ARROW = PAPER_MARKERS.arrow.strip()
+"""What stands between a call and its result in the paper's form: "->", without the spaces around it."""
+API_END = PAPER_MARKERS.end
+"""What closes a call in the paper's form: "]"."""
 
 NAME = r"[^\s\[\]()]+"
+"""The name of a tool, as a pattern: no white space, no brackets."""
 OPENING = re.compile(rf"\[\s*{NAME}\(")
+"""The beginning of a call inside of an input."""
 NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
-"""What begins a call with named arguments."""
+"""The beginning of a call with named arguments: `Weather(city=`, without the first argument."""
 _SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+"|["()\[\]]', re.DOTALL)
-"""Strings, and what may end an input outside of them."""
+"""Whole strings of JSON, an opening quote without its end, and brackets: what tells where named arguments end."""
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
+"""A call without its markers: the groups are name and input."""
 QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
-"""An input that would be read as named arguments with a string."""
+"""An input that would be read as named arguments with a string, as a pattern."""
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+"""A string of JSON."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
+"""The signs at which `str.splitlines` ends a line, as a class of Rust's patterns."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
-# Of category Cf too, but Persian, Hindi and some emoji need them.
+"""Unicode's categories of control characters, invisible marks and halves of surrogate pairs."""
 JOINERS = "\u200c\u200d"
+"""Marks that are kept although they are of category Cf: Persian, Hindi and some emoji need them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call: `tool` is its name in the text ("Calculator"), `input` the text between the parentheses."""
+    """A call c as written in a text, without its result."""
 
-    tool: str
-    input: str
+    tool: str  # the tool's name in the text, such as "Calculator"
+    input: str  # the text between the parentheses
 
 
 class MalformedCall(ValueError):
-    """A text that is not a call. `reason` is short and stable, for counting."""
+    """A text that is not a call. `reason` is short and stable, for counting; `body` is the text without markers."""
 
     def __init__(self, reason: str, body: str) -> None:
         super().__init__(f"{body[:80]!r} is not a call: {reason}; expected Name(input)")
@@ -49,16 +61,18 @@ class MalformedCall(ValueError):
 
 
 def format_call(call: Call, result: str | None = None, markers: CallMarkers = PAPER_MARKERS) -> str:
-    """Format e(c) = " [Calculator(400 / 1400)]" or e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
+    """Write a call as it stands in a text (paper, section 2): e(c) without a result, e(c, r) with one.
 
-    Values are inserted verbatim. `parse_call` and `clean_result` return values that are safe.
+    e(c) = " [Calculator(400 / 1400)]", e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
+
+    Input and result are inserted as they are; those that `parse_call` and `clean_result` return can be read back.
     """
     answer = "" if result is None else f"{markers.arrow}{result}"
     return f"{markers.begin}{call.tool}({call.input}){answer}{markers.end}"
 
 
 def parse_call(body: str) -> Call:
-    """Parse the text generated between " [" and "]".
+    """Parse what a model wrote between " [" and "]", such as `Calculator(400 / 1400)`.
 
     Raises MalformedCall with a reason of `fault`, "not_a_call" where the form is not Name(input), or "call_in_input"
     where another call begins in the input.
@@ -66,29 +80,35 @@ def parse_call(body: str) -> Call:
     match = BODY.fullmatch(body)
     if match is None:
         raise MalformedCall("not_a_call", body)
-    call = Call(match[1], match[2])
-    if reason := fault(call):
+    call = Call(tool=match[1], input=match[2])
+    reason = fault(call)
+    if reason is not None:
         raise MalformedCall(reason, body)
-    if input_end(body) == 0 and OPENING.search(call.input):  # the model omitted a "]" and continued the text
+    has_named_arguments = input_end(body) != 0
+    if not has_named_arguments and OPENING.search(call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
 
 
 def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
-    """Return why a call cannot be spliced into a text and removed or parsed again; None where it can."""
+    """Return why a call could not be taken out of a text or parsed again once it stands there; None where it can.
+
+    The reasons: bad_name, open_quote, bracket_in_input, arrow_in_input, newline_in_input.
+    """
     written = f"{call.tool}({call.input})"
     end = input_end(written)
     if not re.fullmatch(NAME, call.tool) or RESULT_ARROW in call.tool:
         return "bad_name"
     if end is None:
         return "open_quote"
-    if end == len(written):
+    has_named_arguments = end == len(written)
+    if has_named_arguments:  # their strings may hold anything
         return _line_fault(STRING.sub('""', call.input))
     return _text_fault(call.input, markers)
 
 
 def _text_fault(text: str, markers: CallMarkers) -> str | None:
-    """Return why a text without quotes, an input or a result, cannot stand in a call."""
+    """Return why a text in which quotes mean nothing, an input or a result, cannot stand in a call; None if it can."""
     if markers.end in text:
         return "bracket_in_input"
     if markers.arrow.strip() in text:
@@ -97,40 +117,45 @@ def _text_fault(text: str, markers: CallMarkers) -> str | None:
 
 
 def _line_fault(text: str) -> str | None:
-    return None if text.splitlines() in ([], [text]) else "newline_in_input"
+    """Return a reason for a text of more than one line."""
+    is_one_line = text.splitlines() in ([], [text])
+    return None if is_one_line else "newline_in_input"
 
 
 def input_end(text: str, start: int = 0) -> int | None:
-    """Return where the input of the call ends whose name begins at `start`, as far as its form tells.
+    """Return the character from which the end of a call may be searched, where quotes and brackets tell.
 
-    After the `)` of named arguments, or at a `]` that nothing opened; None where they are still open. `start` for an
-    input of any other form, in which quotes mean nothing.
+    start: where the name of the call begins.
+
+    - Named arguments: after their `)`, or at a `]` that nothing opened; None where `text` ends before that. Strings
+      among them may hold any sign. For `W(city="a]") -> b` it is the character after `)`.
+    - Any other input: `start`, because quotes mean nothing there, and the first `]` closes the call.
     """
     opening = NAMED.match(text, start)
     if opening is None:
         return start
-    depth = 0
+    open_brackets = 0
     for sign in _SIGNS.finditer(text, opening.end()):
         match sign[0]:
             case "[":
-                depth += 1
-            case "]" if depth:
-                depth -= 1
+                open_brackets += 1
+            case "]" if open_brackets:
+                open_brackets -= 1
             case "]":
                 return sign.start()
-            case ")" if not depth:
+            case ")" if not open_brackets:
                 return sign.end()
-            case '"':
+            case '"':  # a string without its end
                 return None
-            case "(" | ")":
+            case "(" | ")":  # in no string: these are no arguments in JSON
                 return start
     return None
 
 
 def find_behind_input(sign: str, text: str, start: int = 0) -> int:
-    """Return where `sign`, `]` or `->`, first stands after the call's input; -1 where it does not yet.
+    """Return the character at which `sign`, such as "]" or "->", first stands after a call's input; -1 without one.
 
-    `start`: where the call's name begins in `text`.
+    start: where the name of the call begins. Signs in the strings of named arguments are passed over.
     """
     end = input_end(text, start)
     return -1 if end is None else text.find(sign, end)
@@ -142,76 +167,112 @@ def call_grammar(
     markers: CallMarkers = PAPER_MARKERS,
     arrow_token: int | None = None,
 ) -> str:
-    """Return llguidance's grammar of what may stand after " [": `Name(input) ->` with a name in `tools`.
+    """Return a grammar for llguidance of what a model may write after " [": `Name(input) ->` with a name in `tools`.
 
-    `parse_call` accepts every text before `->` that it admits. `schemas`: those of tools with named arguments.
-    `arrow_token`: that of an arrow that the tokenizer was given as a token, which no text writes.
+    schemas: by name, the schemas of tools with named arguments, in `tools` or not.
+    arrow_token: the id of the token that is the arrow, for a tokenizer that was given one; no text writes it.
+
+    `parse_call` accepts every text before `->` that the grammar admits. For a tool Weather with named arguments and
+    others without, its rules are
+
+        start: t0 | call
+        t0: "Weather(" a0 ") ->"
+        a0: ... (`argument_rules`)
+        call: CALL
+        CALL and INPUT: ... (`_text_call_rules`)
     """
-    named, others = sorted(set(tools) & set(schemas)), sorted(set(tools) - set(schemas))
-    begun = [f"t{number}" for number in range(len(named))] + (["call"] if others else [])
-    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(begun)}"]
-    arrow, sign = markers.arrow.rstrip(), markers.arrow.strip()
-    closed, signs, answered = json.dumps(f"){arrow}"), _in_pattern(sign), ""
-    if arrow_token is not None:
-        closed, signs, answered = json.dumps(f"){arrow.removesuffix(sign)}"), "", f"<[{arrow_token}]>"
-    for number, name in enumerate(named):
-        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {closed} {answered}")
+    with_schema = sorted(set(tools) & set(schemas))
+    without_schema = sorted(set(tools) - set(schemas))
+    # Every call ends in `)` and the arrow, which is text, or the token `answered`.
+    arrow_sign = markers.arrow.strip()
+    arrow_text = arrow_sign if arrow_token is None else ""
+    answered = "" if arrow_token is None else f"<[{arrow_token}]>"
+    closed = ")" + markers.arrow.rstrip().removesuffix(arrow_sign) + arrow_text
+
+    calls = [f"t{number}" for number in range(len(with_schema))]
+    if without_schema:
+        calls.append("call")
+    lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(calls)}"]
+    for number, name in enumerate(with_schema):
+        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {json.dumps(closed)} {answered}")
         lines += argument_rules(schemas[name], f"a{number}")
-    if others:
-        held = {RESULT_ARROW, *(marker.strip() for _, marker in markers)} - {"[", "]"}
-        barred = "|".join(map(_in_pattern, sorted(held)))  # one pattern: llguidance limits how much it is to exclude
-        lines += [
-            f"call: CALL {answered}",
-            rf"CALL: /({'|'.join(map(_in_pattern, others))})\(/ INPUT /\)[^\S{LINE_ENDS}]*{signs}/",
-            rf"INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)({barred}|\[\s*{NAME}\()(?s:.*)/ & ~/{QUOTED}/",
-        ]
+    if without_schema:
+        lines.append(f"call: CALL {answered}")
+        lines += _text_call_rules(without_schema, arrow_text, markers)
     return "\n".join(lines)
 
 
+def _text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
+    """Return the grammar's rules CALL and INPUT: calls of tools whose input is any text in which they can be read.
+
+    An input holds no `]`, no end of a line, no marker, no beginning of another call, and nothing that would be read as
+    named arguments with a string. arrow_text: what follows `)` and spaces.
+    """
+    names = "|".join(_in_pattern(tool) for tool in tools)
+    signs = {RESULT_ARROW, *(marker.strip() for _, marker in markers)}
+    signs -= {"[", "]"}  # a "[" that begins no call may stand in an input
+    barred = "|".join(_in_pattern(sign) for sign in sorted(signs))
+    # One pattern excludes them all: llguidance limits how much a rule excludes.
+    return [
+        rf"CALL: /({names})\(/ INPUT /\)[^\S{LINE_ENDS}]*{_in_pattern(arrow_text)}/",
+        rf"INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)({barred}|\[\s*{NAME}\()(?s:.*)/ & ~/{QUOTED}/",
+    ]
+
+
 def _in_pattern(text: str) -> str:
+    """Return a text as a pattern between slashes, as a grammar writes it."""
     return re.escape(text).replace("/", "\\/")
 
 
 def clean_result(result: str, max_characters: int) -> str:
-    """Clean a tool's result to a single line that e(c, r) can hold; "" where nothing visible is left.
+    """Return a tool's result as a single line that e(c, r) can hold; "" where nothing visible is left.
 
     - White space is collapsed.
     - Control characters, invisible marks (also bidirectional) and lone surrogates are removed.
     - Square brackets become round; `->` becomes `→`.
     - The line is cut to `max_characters`.
 
-    The operation is idempotent.
+    A cleaned result stays as it is when it is cleaned again.
     """
     line = one_line(result).replace("[", "(").replace("]", ")").replace(RESULT_ARROW, "→")
-    kept = line[:max_characters].rstrip()
-    return kept if kept.strip(JOINERS + " ") else ""
+    shortened = line[:max_characters].rstrip()
+    is_visible = bool(shortened.strip(JOINERS + " "))
+    return shortened if is_visible else ""
 
 
 def one_line(text: str) -> str:
-    """Collapse white space; remove control characters, invisible marks and lone surrogates."""
-    visible = "".join(sign for sign in text if sign.isspace() or sign in JOINERS or category(sign) not in INVISIBLE)
-    return " ".join(visible.split())
+    """Return a text with white space collapsed, and without control characters, invisible marks, lone surrogates."""
+    visible = [sign for sign in text if sign.isspace() or sign in JOINERS or category(sign) not in INVISIBLE]
+    return " ".join("".join(visible).split())
 
 
 def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
-    """Return a pattern for " [" before a name in `tools`, or any name, and "("; without names it matches nothing."""
-    names = NAME if tools is None else "|".join(map(re.escape, sorted(tools)))
-    return re.compile(rf"{re.escape(begin)}(?=(?:{names})\()" if names else r"(?!)")
+    """Return a pattern for the marker that opens a call; the tool's name, which begins where a match ends, follows it.
+
+    tools: the names that may follow; None for any name. With an empty collection the pattern matches nothing.
+    """
+    if tools is None:
+        names = NAME
+    elif tools:
+        names = "|".join(re.escape(tool) for tool in sorted(tools))
+    else:
+        return re.compile(r"(?!)")
+    return re.compile(rf"{re.escape(begin)}(?=(?:{names})\()")
 
 
 def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> bool:
-    """Return whether a call to one of `tools` begins in `text`, closed or not.
+    """Return whether a call to one of `tools` begins in a text, closed or not.
 
-    Such a text is rejected as input: `take_out` would remove the call after splicing.
+    Such a text cannot be annotated: `take_out` would remove its own call together with the spliced ones.
     """
     return call_opening(tools, markers.begin).search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A call with its result; `offset` is the character at which x_i, the token after it, begins."""
+    """A call with its result and its place in a text."""
 
-    offset: int
+    offset: int  # the character at which x_i, the token after the call, begins in the text without calls
     call: Call
     result: str
 
@@ -221,43 +282,51 @@ class SpliceError(ValueError):
 
 
 def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_MARKERS) -> str:
-    """Return x*: the text with e(c, r) inserted at each call's offset; calls may come in any order.
+    """Return x*: the text x with e(c, r) inserted at the offset of each call (paper, section 2).
 
-    Those of the same offset, a chain, follow each other in the order in which they come.
+    calls: in any order of their offsets; those at the same offset, a chain, stay in the order in which they come.
 
-    `take_out(splice(x, calls), tools) == x` byte for byte for every x for which `holds_call(x, tools)` is false. Raises
-    SpliceError for an offset outside the text, and for a call or result that holds `]`, `->` or a newline (see `fault`,
-    `clean_result`). With other `markers` all of this goes for these.
+    `take_out(splice(x, calls), tools) == x`, byte for byte, for every x for which `holds_call(x, tools)` is false.
+
+    Raises SpliceError for an offset outside the text, and for a call or result that holds a marker or a newline (see
+    `fault`, `clean_result`).
     """
     pieces: list[str] = []
-    at = 0
-    for each in sorted(calls, key=lambda call: call.offset):
-        if not 0 <= each.offset <= len(text):
-            raise SpliceError(f"offset {each.offset} is outside the text of {len(text)} characters")
-        if reason := fault(each.call, markers) or _text_fault(each.result, markers):
-            raise SpliceError(f"{each.call} at {each.offset} cannot be spliced: {reason}; clean the result first")
-        pieces += [text[at : each.offset], format_call(each.call, each.result, markers)]
-        at = each.offset
-    return "".join(pieces) + text[at:]
+    position = 0
+    for placed in sorted(calls, key=lambda call: call.offset):
+        if not 0 <= placed.offset <= len(text):
+            raise SpliceError(f"offset {placed.offset} is outside the text of {len(text)} characters")
+        reason = fault(placed.call, markers) or _text_fault(placed.result, markers)
+        if reason is not None:
+            raise SpliceError(f"{placed.call} at {placed.offset} cannot be spliced: {reason}; clean the result first")
+        pieces.append(text[position : placed.offset])
+        pieces.append(format_call(placed.call, placed.result, markers))
+        position = placed.offset
+    return "".join(pieces) + text[position:]
 
 
 def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> str:
-    """Remove all closed calls to `tools` from a text, with and without results."""
-    kept, at = [], 0
-    for start, _, end in _closed_calls(text, call_opening(tools, markers.begin), markers.end):
-        kept.append(text[at:start])
-        at = end
-    return "".join(kept) + text[at:]
+    """Return a text without its closed calls to `tools`, with results or without; this undoes `splice`."""
+    pieces: list[str] = []
+    position = 0
+    for call in _closed_calls(text, call_opening(tools, markers.begin), markers):
+        pieces.append(text[position : call.start])
+        position = call.end
+    return "".join(pieces) + text[position:]
 
 
 def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
-    """Return the closed calls to `tools` in a text: where each stands in `take_out(text)`, and its input."""
-    calls, inserted = [], 0
-    for start, inner, end in _closed_calls(text, call_opening(tools), API_END):
-        arrow = _arrow(text, inner, end, PAPER_MARKERS.arrow)
-        body = text[inner : (end - len(API_END)) if arrow < 0 else arrow].rstrip()
-        calls.append((start - inserted, body.partition("(")[2].removesuffix(")")))
-        inserted += end - start
+    """Return the closed calls to `tools` in a text in the paper's form: the offset in `take_out(text)`, and the input.
+
+    A result, where there is one, is left out.
+    """
+    calls = []
+    taken_out = 0  # characters of the calls so far
+    for span in _closed_calls(text, call_opening(tools), PAPER_MARKERS):
+        body = text[span.name : span.input_end].rstrip()  # such as `Calculator(1 + 1)`
+        _, _, after_name = body.partition("(")
+        calls.append((span.start - taken_out, after_name.removesuffix(")")))
+        taken_out += span.end - span.start
     return calls
 
 
@@ -266,71 +335,103 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
 
     Raises MalformedCall for a closed call to one of `tools` that has no result.
     """
-    calls, inserted = [], 0
-    for start, inner, end in _closed_calls(text, call_opening(tools, markers.begin), markers.end):
-        arrow, last = _arrow(text, inner, end, markers.arrow), end - len(markers.end)
-        if arrow < 0:
-            raise MalformedCall("no_result", text[inner:last])
-        (name, _, given), result = text[inner : arrow - 1].partition("("), text[arrow + len(markers.arrow) : last]
-        calls.append(PlacedCall(start - inserted, Call(name, given), result))
-        inserted += end - start
+    calls = []
+    taken_out = 0  # characters of the calls so far
+    for span in _closed_calls(text, call_opening(tools, markers.begin), markers):
+        if span.arrow is None:
+            raise MalformedCall("no_result", text[span.name : span.close])
+        name, _, input = text[span.name : span.arrow - len(")")].partition("(")
+        result = text[span.arrow + len(markers.arrow) : span.close]
+        calls.append(PlacedCall(offset=span.start - taken_out, call=Call(name, input), result=result))
+        taken_out += span.end - span.start
     return calls
 
 
 def in_markers(text: str, markers: CallMarkers) -> str:
-    """Write the calls in a prompt, or in e(c) or e(c, r), to whichever tools, with other markers than the paper's.
+    """Return a text whose calls, to whichever tools, are written with `markers` in place of the paper's.
 
-    A call without the space before it, as in an instruction, begins without that of `markers.begin`.
+    text: a prompt, or e(c) or e(c, r). A call without the space before its "[", as instructions have them, begins
+    without the space of `markers.begin`.
     """
-    pieces, at = [], 0
-    for start, inner, end in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), API_END):
-        arrow, last = _arrow(text, inner, end, PAPER_MARKERS.arrow), end - len(API_END)
-        begin = markers.begin if text[start] == " " else markers.begin.lstrip()
-        pieces += [text[at:start], begin, text[inner : last if arrow < 0 else arrow]]
-        pieces += [] if arrow < 0 else [markers.arrow, text[arrow + len(PAPER_MARKERS.arrow) : last]]
+    pieces: list[str] = []
+    position = 0
+    for span in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), PAPER_MARKERS):
+        has_space = text[span.start] == " "
+        pieces.append(text[position : span.start])
+        pieces.append(markers.begin if has_space else markers.begin.lstrip())
+        pieces.append(text[span.name : span.input_end])
+        if span.arrow is not None:
+            pieces.append(markers.arrow)
+            pieces.append(text[span.arrow + len(PAPER_MARKERS.arrow) : span.close])
         pieces.append(markers.end)
-        at = end
-    return "".join(pieces) + text[at:]
+        position = span.end
+    return "".join(pieces) + text[position:]
 
 
 def in_paper_form(body: str, markers: CallMarkers) -> str:
-    """Return what stands after the marker that opens a call with the paper's signs in place of the other markers.
+    """Return what a model wrote after the opening marker of a call, with the paper's signs in place of `markers`.
 
-    The strings of named arguments stay as they are.
+    The strings of named arguments stay as they are; arguments that are still open make the whole stay as it is.
     """
-    at = input_end(body)
-    if at is None:
+    end = input_end(body)
+    if end is None:
         return body
-    read = body[at:].replace(markers.arrow.strip(), RESULT_ARROW).replace(markers.begin.strip(), API_START.strip())
-    return body[:at] + read
+    rest = body[end:]
+    rest = rest.replace(markers.arrow.strip(), RESULT_ARROW)
+    rest = rest.replace(markers.begin.strip(), API_START.strip())
+    return body[:end] + rest
 
 
 def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
     """Yield each marker of the closed calls in a text, to whichever tools, with the character at which it begins."""
-    for start, inner, end in _closed_calls(text, call_opening(None, markers.begin), markers.end):
-        arrow = _arrow(text, inner, end, markers.arrow)
-        yield markers.begin, start
-        if arrow >= 0:
-            yield markers.arrow, arrow
-        yield markers.end, end - len(markers.end)
+    for span in _closed_calls(text, call_opening(None, markers.begin), markers):
+        yield markers.begin, span.start
+        if span.arrow is not None:
+            yield markers.arrow, span.arrow
+        yield markers.end, span.close
 
 
-def _arrow(text: str, inner: int, end: int, arrow: str) -> int:
-    """Return where the arrow of the call begins whose name begins at `inner`; -1 where it has none."""
-    bracket = text.find(f"){arrow}", max((input_end(text, inner) or 0) - 1, inner), end)
-    return bracket + 1 if bracket >= 0 else -1
+class _CallSpan(NamedTuple):
+    """The characters of a text at which the parts of a closed call begin.
+
+    In `a [QA(Who?) -> She] b`: start 1, name 3, arrow 11, close 18, end 19.
+    """
+
+    start: int  # of the opening marker
+    name: int  # of the tool's name
+    arrow: int | None  # of the arrow, right after the `)` of the input; None for a call without a result
+    close: int  # of the closing marker
+    end: int  # of what stands after the call
+
+    @property
+    def input_end(self) -> int:
+        """Return the character after the `)` of the input."""
+        return self.close if self.arrow is None else self.arrow
 
 
-def _closed_calls(text: str, opening: re.Pattern[str], end: str) -> Iterator[tuple[int, int, int]]:
-    """Where calls begin, with the leading space, where their names do, and where they end."""
-    at = 0
+def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_CallSpan]:
+    """Yield the calls in a text that are closed by `markers.end`, in order. `opening`: as `call_opening` returns it."""
+    position = 0  # the end of the last closed call
     for match in opening.finditer(text):
-        if match.start() < at:  # inside the input or result of the previous call
+        name = match.end()
+        if match.start() < position:  # inside the input or result of the previous call
             continue
-        last = find_behind_input(end, text, match.end())
-        if last < 0 and text.find(end, match.end()) < 0:
-            return
-        if last < 0:
+        close = find_behind_input(markers.end, text, name)
+        if close < 0:
+            if text.find(markers.end, name) < 0:  # no later call is closed either
+                return
             continue
-        at = last + len(end)
-        yield match.start(), match.end(), at
+        position = close + len(markers.end)
+        arrow = _arrow(text, name, position, markers)
+        yield _CallSpan(start=match.start(), name=name, arrow=arrow, close=close, end=position)
+
+
+def _arrow(text: str, name: int, end: int, markers: CallMarkers) -> int | None:
+    """Return where the arrow of a call begins, right after the `)` of its input; None for a call without a result.
+
+    name: where the name of the call begins. end: the character after the call.
+    """
+    after_arguments = input_end(text, name) or 0
+    # The `)` of named arguments is the character before that; that of any other input is searched from the name on.
+    parenthesis = text.find(f"){markers.arrow}", max(after_arguments - 1, name), end)
+    return None if parenthesis < 0 else parenthesis + 1

@@ -1,4 +1,7 @@
-"""Decompressing a shard in blocks, in one pass, so that a wrong checksum shows after its last block."""
+"""What a file is by its first bytes, and decompressing it in blocks.
+
+A file is decompressed in one pass, so a wrong checksum shows only after its last block.
+"""
 
 from collections.abc import Iterable, Iterator
 from gzip import BadGzipFile
@@ -9,6 +12,7 @@ import zstandard
 from isal import igzip, igzip_lib
 
 from toolformer_dag.files import require_regular
+from toolformer_dag.texts.shard_faults import ShardFault
 
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -21,8 +25,9 @@ MAGIC = {
 }
 """The first bytes of compressed files."""
 GIT_LFS = b"version https://git-lfs"
+"""The first bytes of a file of Git LFS that was not fetched."""
 UTF = {b"\1\0\0\0": "32LE", b"\0\0\0\1": "32BE", b"\1\0\1\0": "16LE", b"\0\1\0\1": "16BE"}
-"""The encoding that has zeros among the first four bytes of a text as here."""
+"""Encodings of a text without a byte order mark, by which of its first four bytes are zero (0 here)."""
 OTHER_FILES = {
     GIT_LFS: "a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
     b"\xff\xfe\0\0": "UTF-32; write UTF-8, as `iconv -f UTF-32 -t UTF-8` does",
@@ -41,50 +46,55 @@ OTHER_FILES = {
 }
 """The first bytes of files that hold no records as they are, with the remedy; the first that fits counts."""
 HEAD_BYTES = 512
+"""First bytes of a file that tell what it is."""
 BLOCK_BYTES = 1 << 24
-"""About the size of a block: what is done once per block costs a millisecond."""
+"""About the size of a block, 16 MB: what is done once per block costs a millisecond."""
 ZSTD_STEP = 1 << 13
 """Compressed bytes per step. A step's output cannot be limited: at worst these expand to 256 MB."""
 LARGEST_WINDOW = 1 << 31
 """The window of `zstd --long=31`, which takes as much memory."""
 
 
-class ShardFault(Exception):
-    """A shard whose content is damaged or in no known form: nothing of it may be used. `reason` is short and stable."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
 def kind_of(head: bytes) -> str | None:
-    """Return gzip, zstd or another compression by the first bytes of a file; None for what is not compressed."""
-    return next((name for magic, name in MAGIC.items() if head.startswith(magic)), None)
+    """Return how a file is compressed, such as "gzip", by its first bytes; None for what is not compressed."""
+    for magic, name in MAGIC.items():
+        if head.startswith(magic):
+            return name
+    return None
 
 
 def is_tar(head: bytes) -> bool:
-    """Return whether a file begins as an archive of tar does, whose first member may be lines of text."""
+    """Return whether a file begins as a tar archive does, whose first member may be lines of text."""
     return head[257:262] == b"ustar" and b"\0" in head[:257]
 
 
 def kind_in_words(head: bytes) -> str | None:
-    """Say what a file, or the content of a compressed one, is by its first bytes; None where they do not say."""
-    kind = kind_of(head)
-    if kind is not None:
-        return f"{kind}; unpack it or compress it once, with gzip or zstd"
+    """Say what a file that should hold records is, with the remedy, by its first bytes; None where they do not tell.
+
+    For a compressed file these are the first bytes of its content.
+    """
+    compression = kind_of(head)
+    if compression is not None:
+        return f"{compression}; unpack it or compress it once, with gzip or zstd"
     if is_tar(head):
         return "an archive of tar; unpack it"
-    if utf := UTF.get(bytes(map(bool, head[:4]))):
-        return f"UTF-{utf[:2]} without a byte order mark; write UTF-8, as `iconv -f UTF-{utf} -t UTF-8` does"
+    zeros = bytes(byte != 0 for byte in head[:4])
+    if zeros in UTF:
+        encoding = UTF[zeros]
+        remedy = f"write UTF-8, as `iconv -f UTF-{encoding} -t UTF-8` does"
+        return f"UTF-{encoding[:2]} without a byte order mark; {remedy}"
     if head.lstrip().startswith(b"<"):
         return "HTML or XML, such as the error page of a download"
-    return next((name for magic, name in OTHER_FILES.items() if head.startswith(magic)), None)
+    for magic, description in OTHER_FILES.items():
+        if head.startswith(magic):
+            return description
+    return None
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a file, in UTF-8 with or without a byte-order mark.
+    """Return the text of a file in UTF-8, without its byte order mark if it has one.
 
-    Raises OSError, and ValueError, which says what the file is in the place of text where its first bytes tell.
+    Raises OSError, and ValueError for a file that is no text; it says what the file is where its first bytes tell.
     """
     require_regular(file)
     with file.open("rb") as stream:
@@ -92,24 +102,29 @@ def text_of(file: Path) -> str:
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        kind = kind_of(head)
-        raise ValueError(
-            f"it is {f'{kind}; unpack it' if kind else kind_in_words(head) or f'no UTF-8: {error}'}"
-        ) from error
-    if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:  # words such as ORC may begin a text
+        compression = kind_of(head)
+        if compression is not None:
+            raise ValueError(f"it is {compression}; unpack it") from error
+        raise ValueError(f"it is {kind_in_words(head) or f'no UTF-8: {error}'}") from error
+    # Other first bytes prove nothing: words such as ORC may begin a text.
+    if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:
         raise ValueError(f"it is {kind_in_words(head) or 'no text: it holds NUL characters'}")
     return text
 
 
 def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
-    """Yield the content in blocks. `kind`: gzip, zstd, or None for a plain file.
+    """Yield the decompressed content of a file in blocks of about BLOCK_BYTES.
 
-    Several gzip members or zstd frames in a row are one content; zeros after the last gzip member are padding, and
-    skippable frames are skipped. Raises ShardFault after the blocks before it: truncated_gzip, corrupt_gzip,
-    truncated_zstd, corrupt_zstd. A zstd frame without a checksum is only checked for its structure.
+    kind: "gzip", "zstd", or None for a file that is not compressed.
+
+    Several gzip members or zstd frames in a row are one content. Zeros after the last gzip member are padding;
+    skippable frames are skipped. A zstd frame without a checksum is only checked for its structure.
+
+    Raises ShardFault, after the blocks before the fault: truncated_gzip, corrupt_gzip, truncated_zstd, corrupt_zstd,
+    unsupported_compression.
     """
     if kind == "zstd":
-        yield from _joined(_unzstd(stream))
+        yield from _joined(_decompressed_zstd(stream))
         return
     content = igzip.open(stream) if kind == "gzip" else stream  # type: ignore[no-untyped-call]
     try:
@@ -122,31 +137,37 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
 
 
 def _fault(state: str, kind: str) -> ShardFault:
+    """Return the fault of compressed data that is truncated or corrupt."""
     return ShardFault(
         f"{state}_{kind}", "the checksum or the end of the compressed data is wrong: no document of it is used"
     )
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    waiting: list[bytes] = []
-    held = 0
+    """Yield consecutive pieces joined to blocks of at least BLOCK_BYTES; the last may be smaller, or empty."""
+    waiting: list[bytes] = []  # pieces of the next block
+    waiting_bytes = 0
     for piece in pieces:
         waiting.append(piece)
-        held += len(piece)
-        if held >= BLOCK_BYTES:
+        waiting_bytes += len(piece)
+        if waiting_bytes >= BLOCK_BYTES:
             yield b"".join(waiting)
-            waiting, held = [], 0
+            waiting = []
+            waiting_bytes = 0
     yield b"".join(waiting)
 
 
-def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
+def _decompressed_zstd(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content of the zstd frames of a file, a piece per ZSTD_STEP. Raises ShardFault as `blocks` does."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
-    frame, begun = decompressor.decompressobj(), False
-    pending = b""
+    frame = decompressor.decompressobj()
+    is_open = False  # whether the frame has begun and not ended
+    compressed = b""
     try:
-        while pending := pending or stream.read(ZSTD_STEP):
-            yield frame.decompress(pending)
-            begun, pending = not frame.eof, frame.unused_data
+        while compressed := compressed or stream.read(ZSTD_STEP):
+            yield frame.decompress(compressed)
+            is_open = not frame.eof
+            compressed = frame.unused_data  # the beginning of the next frame, after the end of this one
             if frame.eof:
                 frame = decompressor.decompressobj()
     except zstandard.ZstdError as error:
@@ -154,5 +175,5 @@ def _unzstd(stream: IO[bytes]) -> Iterator[bytes]:
             detail = "the zstd file needs the dictionary that it was made with; compress it without one"
             raise ShardFault("unsupported_compression", detail) from error
         raise _fault("corrupt", "zstd") from error
-    if begun:
+    if is_open:
         raise _fault("truncated", "zstd")

@@ -7,22 +7,21 @@ from datetime import date
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A web page with the key `(shard, digest)`; `date` is the day in its URL, None without a date.
-
-    `url`, `domain` and `title` are empty where the corpus has none, `language` is None.
-    """
+    """A web page with the key `(shard, digest)`."""
 
     shard: str
-    digest: str
-    url: str
-    domain: str
-    title: str
-    date: date | None
+    digest: str  # the record's id, or a hash of the text
+    url: str  # empty where the corpus has none
+    domain: str  # empty where the corpus has none
+    title: str  # empty where the corpus has none
+    date: date | None  # the day in the URL
     language: str | None
     text: str
 
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+# Parts of the patterns below.
 NAMED = (
     "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     "|nov(?:ember)?|dec(?:ember)?"
@@ -33,11 +32,17 @@ DAY = "(?P<day>[0-9]{1,2})"
 
 # The lookbehinds for the text before the year come after it: a pattern that begins with a digit is ten times faster.
 FOLDERS = re.compile(f"/{YEAR}(?:/|-(?=[0-9]{{2}}/)){MONTH}/{DAY}(?=[/?;&]|\\.[a-z]|$)")
+"""The first form of `date_from_url`."""
 SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
+"""The second form."""
 COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
+"""The third form."""
 MONTH_DAY = re.compile(f"/{YEAR}/(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?=/)")
+"""The fourth form."""
 YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
+"""Folders that may contradict a date: `/2015/01/`"""
 YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
+"""A folder that may contradict a date: `/2015/`"""
 
 
 def date_from_url(url: str, latest: date) -> date | None:
@@ -54,30 +59,53 @@ def date_from_url(url: str, latest: date) -> date | None:
     `/2015/minutes-2014-12-16/`). Years before 1990 are ignored. Not covered: year and month alone, a day followed by a
     slug (`/2017/03/10-tips/`), day first, dots as separators, timestamps, the host, the fragment.
     """
-    address = url.partition("#")[0].lower()
-    path = "/" + (address.partition("://")[2] or address).partition("/")[2]
+    path = _path_of(url)
     match = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
-    day = _day(match) if match else None
-    if match is None or day is None or day > latest:
+    if match is None:
         return None
-    return None if _contradicted(day, path, in_slug=match.re is not FOLDERS) else day
+    day = _day(match)
+    if day is None or day > latest:
+        return None
+    is_in_slug = match.re is not FOLDERS
+    if _contradicted(day, path, is_in_slug=is_in_slug):
+        return None
+    return day
 
 
-def _contradicted(day: date, path: str, *, in_slug: bool) -> bool:
-    """Return whether the folders name another month; a year alone contradicts slugs, not `/2016/2015/12/03/`."""
-    months = YEAR_AND_MONTH.search(path)
-    if months is not None and _year_and_month(months) != (day.year, day.month):
+def _path_of(url: str) -> str:
+    """Return the path and the query of a URL in lower case, with its first `/`, without host and fragment."""
+    without_fragment, _, _ = url.lower().partition("#")
+    _, _, without_scheme = without_fragment.partition("://")
+    _, _, path = (without_scheme or without_fragment).partition("/")
+    return f"/{path}"
+
+
+def _contradicted(day: date, path: str, *, is_in_slug: bool) -> bool:
+    """Return whether the folders of a path name another month, or for a date in a slug another year.
+
+    A year alone does not contradict a date in folders: `/2016/2015/12/03/` is of 2015.
+    """
+    folders = YEAR_AND_MONTH.search(path)
+    if folders is not None and _year_and_month(folders) != (day.year, day.month):
         return True
-    return in_slug and any(int(folder["year"]) != day.year for folder in YEAR_FOLDER.finditer(path))
+    if not is_in_slug:
+        return False
+    return any(int(folder["year"]) != day.year for folder in YEAR_FOLDER.finditer(path))
 
 
 def _day(match: re.Match[str]) -> date | None:
+    """Return the day that a pattern matched; None where there is none, such as February 30."""
+    year, month = _year_and_month(match)
     try:
-        return date(*_year_and_month(match), int(match["day"]))
-    except ValueError:  # such as February 30
+        return date(year, month, int(match["day"]))
+    except ValueError:
         return None
 
 
 def _year_and_month(match: re.Match[str]) -> tuple[int, int]:
+    """Return the year and the month that a pattern matched; the month may be a name. A number may be no month (13)."""
+    year = int(match["year"])
     month = match["month"]
-    return int(match["year"]), int(month) if month.isdecimal() else MONTHS.index(month[:3]) + 1
+    if month.isdecimal():
+        return year, int(month)
+    return year, MONTHS.index(month[:3]) + 1

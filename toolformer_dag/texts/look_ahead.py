@@ -7,6 +7,7 @@ a rule for machine translation alone (appendix A, the whole input); this rule is
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 VERSION = 1
 """Raised when the rule gives other units for the same call."""
@@ -46,14 +47,25 @@ you your born called known made
 """
 """Words that begin sentences and questions, and are no names for their capital."""
 UNNAMED = frozenset(FUNCTION_WORDS.split())
+"""The same as a set."""
+
+
+class Unit(NamedTuple):
+    """A number or a word of a text."""
+
+    key: str  # equal for equal numbers ("1,240.50" and "1240.5") and for equal words ("Rome" and "rome")
+    written: str  # as the text has it
+    end: int  # the character after it
 
 
 @dataclass(frozen=True, slots=True)
 class TextUnits:
-    """The units of a text.
+    """Where the numbers and words of a text stand; built once for all calls in it (`of`). Units are named by their key.
 
-    `ends`: unit -> character at which its first occurrence ends; `in_words`: the same of numbers that words stand for;
-    `names`: words that have a capital wherever the text has them.
+    - ends: for each unit, the character after its first occurrence
+    - in_words: for each number that words stand for, such as 12 for "twelve" or "a dozen", the character after the
+      first of these words
+    - names: the words that have a capital wherever the text has them
     """
 
     ends: dict[str, int]
@@ -62,48 +74,74 @@ class TextUnits:
 
     @staticmethod
     def of(text: str) -> "TextUnits":
-        """Read the units of a text, once for all calls in it."""
+        """Read the units of a text."""
         ends: dict[str, int] = {}
         in_words: dict[str, int] = {}
-        capital: set[str] = set()
-        small: set[str] = set()
-        before = ""
-        for unit, written, end in _units(text):
-            ends.setdefault(unit, end)
-            (capital if written[0].isupper() else small).add(unit)
-            spelled = SPELLED.get(unit, SPELLED.get(unit.removesuffix("s"), ()))
-            if before in TENS and unit in ONES:  # twenty-four
-                spelled += (str(TENS[before] + ONES.index(unit)),)
-            for number in spelled:
-                in_words.setdefault(number, end)
-            before = unit
-        names = frozenset(unit for unit in capital - small - UNNAMED if len(unit) > 1)
+        with_capital: set[str] = set()
+        without_capital: set[str] = set()
+        previous = ""
+        for unit in _units(text):
+            ends.setdefault(unit.key, unit.end)
+            if unit.written[0].isupper():
+                with_capital.add(unit.key)
+            else:
+                without_capital.add(unit.key)
+            for number in _numbers_of_word(unit.key, previous):
+                in_words.setdefault(number, unit.end)
+            previous = unit.key
+        always_with_capital = with_capital - without_capital - UNNAMED
+        names = frozenset(key for key in always_with_capital if len(key) > 1)
         return TextUnits(ends, in_words, names)
 
     def ahead(self, offset: int, input: str) -> list[str]:
-        """Return the units of `input` that the text has after character `offset` and not before, as written, in order.
+        """Return the units of a call's input that the text has only after the call, as the input has them, in order.
 
-        Units are numbers, and words that are names in this text; x_i begins at `offset`. A unit that the text has
-        nowhere is no look ahead: a tool may be asked anything. Not covered: numbers that are words in the input, names
-        in scripts without capitals, names that are spelled otherwise, and the call's result.
+        offset: the character at which x_i, the token after the call, begins.
+
+        Only numbers count, and words that are names in this text. A unit that the text has nowhere is no look ahead: a
+        tool may be asked anything. Not covered: numbers that are words in the input, names in scripts without capitals,
+        names that are spelled otherwise, and the call's result.
         """
-        units: dict[str, str] = {}
-        for unit, written, _ in _units(input):
-            later = self.ends.get(unit, 0) > offset and self.in_words.get(unit, offset + 1) > offset
-            if later and (unit in self.names or not unit[0].isalpha()):
-                units.setdefault(unit, written)
-        return list(units.values())
+        later_units: dict[str, str] = {}  # key -> as the input has it first
+        for unit in _units(input):
+            is_number = not unit.key[0].isalpha()
+            if (is_number or unit.key in self.names) and self._only_after(offset, unit.key):
+                later_units.setdefault(unit.key, unit.written)
+        return list(later_units.values())
+
+    def _only_after(self, offset: int, key: str) -> bool:
+        """Return whether the text has a unit, and neither it nor a word for it ends before a character."""
+        if key not in self.ends or self.ends[key] <= offset:
+            return False
+        return key not in self.in_words or self.in_words[key] > offset
 
 
-def _units(text: str) -> Iterator[tuple[str, str, int]]:
-    """(unit, as written, end): equal numbers and equal words are equal units."""
+def _numbers_of_word(word: str, previous: str) -> list[str]:
+    """Return the numbers that a word stands for, with the word before it: "four" is 4, and after "twenty" also 24.
+
+    Words are keys of units. A plural ("dozens", "thirds") counts as its singular.
+    """
+    singular = word.removesuffix("s")
+    numbers = list(SPELLED.get(word, SPELLED.get(singular, ())))
+    if previous in TENS and word in ONES:
+        numbers.append(str(TENS[previous] + ONES.index(word)))
+    return numbers
+
+
+def _units(text: str) -> Iterator[Unit]:
+    """Yield the numbers and words of a text, in order."""
     for match in UNIT.finditer(text):
         written = match[0]
-        yield written.casefold() if written[0].isalpha() else _number(written), written, match.end()
+        is_word = written[0].isalpha()
+        key = written.casefold() if is_word else _number_key(written)
+        yield Unit(key, written, match.end())
 
 
-def _number(written: str) -> str:
+def _number_key(written: str) -> str:
     """Write a number without commas and without zeros that say nothing: `1,240.50` is `1240.5`, `0.5` is `.5`."""
-    whole, point, decimals = written.replace(",", "").partition(".")
+    whole, _, decimals = written.replace(",", "").partition(".")
+    whole = whole.lstrip("0")
     decimals = decimals.rstrip("0")
-    return (whole.lstrip("0") + (point + decimals if decimals else "")) or "0"
+    if decimals:
+        return f"{whole}.{decimals}"
+    return whole or "0"

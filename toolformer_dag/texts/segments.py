@@ -4,30 +4,41 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
-CUTTING = 2  # raise this when the same document would give other segments
+CUTTING = 2
+"""The version of the cutting: raise it when the same document would give other segments."""
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
+"""Returns the tokens of each of some texts, as the model counts them."""
 
-# Allowed cuts from coarse to fine: between paragraphs, sentences, words.
-CUTS = (
-    re.compile(r"\n\s*"),
-    re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)\]]))\s+|(?<=[。！？])"),
-    re.compile(r"\s+"),
-)
+PARAGRAPHS = re.compile(r"\n\s*")
+"""The white space between two paragraphs."""
+SENTENCES = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)\]]))\s+|(?<=[。！？])")
+"""The white space after the end of a sentence and a quote or bracket; signs of Chinese and Japanese need none."""
+WORDS = re.compile(r"\s+")
+CUTS = (PARAGRAPHS, SENTENCES, WORDS)
+"""Where a document may be cut, from coarse to fine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment that begins at character `offset` of the document; `index` counts from 0."""
+    """A text: a part of a document that is annotated as a whole."""
 
-    index: int
-    offset: int
+    index: int  # its number in the document, from 0
+    offset: int  # the character of the document at which it begins
     text: str
 
 
 def text_digest(text: str) -> str:
-    """Hash a text to 32 hexadecimal characters: equal texts share what was computed for them."""
+    """Return a hash of a text, 32 hexadecimal characters: equal texts share what was computed for them."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class _Span(NamedTuple):
+    """Characters `start` to `end` of a text."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,69 +51,93 @@ class Piece:
 
 
 def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[Piece]:
-    """Cut a document into pieces of 1 to `max_tokens` tokens by packing its paragraphs greedily.
+    """Cut a document into pieces of 1 to `max_tokens` tokens, each of as many whole paragraphs as fit.
 
     - A document that fits stays whole.
-    - A paragraph that does not fit is cut at sentence ends; a sentence that does not fit is cut between words.
+    - A paragraph that does not fit is cut after sentences; a sentence that does not fit is cut between words.
     - A word that does not fit is a piece with more tokens. All text between pieces is white space.
 
-    `count_tokens` counts the tokens of each text of a batch as the model does. It is applied to about twice the
-    document.
+    `count_tokens` is applied to about twice the document.
     """
-    spans = list(_cut(text, 0, len(text), CUTS[0]))
-    fitting = list(_fitting(text, spans, CUTS[1:], max_tokens, count_tokens))
-    return _settled(text, _groups(text, fitting, max_tokens, count_tokens), max_tokens, count_tokens)
+    paragraph_spans = _cut(text, _Span(0, len(text)), PARAGRAPHS)
+    fitting = list(_fitting(text, paragraph_spans, (SENTENCES, WORDS), max_tokens, count_tokens))
+    groups = _groups(text, fitting, max_tokens, count_tokens)
+    return _joined(text, groups, max_tokens, count_tokens)
 
 
 def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
-    """Return the segments of a document that begin at these characters and have these lengths."""
-    return [Segment(index, offset, text[offset : offset + length]) for index, (offset, length) in enumerate(places)]
+    """Return the segments of a document at these places, each an offset and a length in characters."""
+    result = []
+    for index, (offset, length) in enumerate(places):
+        result.append(Segment(index, offset, text[offset : offset + length]))
+    return result
 
 
 def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
-    """Cut segments of a document at the ends of their paragraphs; `index` counts anew."""
-    cut = [
-        (text.offset + start, text.text[start:end])
-        for text in texts
-        for start, end in _cut(text.text, 0, len(text.text), CUTS[0])
-        if start < end
-    ]
-    return [Segment(index, *place) for index, place in enumerate(cut)]
+    """Cut segments of a document at the ends of their paragraphs; the results are numbered anew, from 0."""
+    result: list[Segment] = []
+    for segment in texts:
+        for span in _cut(segment.text, _Span(0, len(segment.text)), PARAGRAPHS):
+            text = segment.text[span.start : span.end]
+            result.append(Segment(len(result), segment.offset + span.start, text))
+    return result
 
 
 def _fitting(
-    text: str, spans: Sequence[tuple[int, int]], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
+    text: str, spans: Sequence[_Span], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
 ) -> Iterator[Piece]:
-    """Yield the spans with their token counts, including the white space before; cut spans that do not fit."""
-    spans = [(start, end) for start, end in spans if start < end]
-    counts = count([text[max(start - 1, 0) : end] for start, end in spans])
-    for (start, end), tokens in zip(spans, counts, strict=True):
+    """Yield spans of a text as pieces with their token counts; cut those that do not fit by the first of `cuts`.
+
+    Their parts are cut by the next of `cuts`, and so on; where none is left, a piece may have too many tokens. The
+    character before a span is counted with it: it is white space, which many tokenizers join to the next word.
+    """
+    counts = count([text[max(span.start - 1, 0) : span.end] for span in spans])
+    for span, tokens in zip(spans, counts, strict=True):
         if tokens <= max_tokens or not cuts:
-            yield Piece(start, end, tokens)
+            yield Piece(span.start, span.end, tokens)
         else:
-            yield from _fitting(text, list(_cut(text, start, end, cuts[0])), cuts[1:], max_tokens, count)
+            parts = _cut(text, span, cuts[0])
+            yield from _fitting(text, parts, cuts[1:], max_tokens, count)
 
 
-def _cut(text: str, start: int, end: int, cut: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    for gap in cut.finditer(text, start, end):
-        yield _strip(text, start, gap.start())
-        start = gap.end()
-    yield _strip(text, start, end)
+def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
+    """Return what stands between the matches of `gap` in a span of a text, without white space around it.
+
+    Parts of nothing but white space are left out.
+    """
+    parts = []
+    start = span.start
+    for match in gap.finditer(text, span.start, span.end):
+        parts.append(_stripped(text, _Span(start, match.start())))
+        start = match.end()
+    parts.append(_stripped(text, _Span(start, span.end)))
+    return [part for part in parts if part.start < part.end]
 
 
-def _strip(text: str, start: int, end: int) -> tuple[int, int]:
-    inner = text[start:end].lstrip()
-    start = end - len(inner)
-    return start, start + len(inner.rstrip())
+def _stripped(text: str, span: _Span) -> _Span:
+    """Return a span of a text without the white space at its ends."""
+    without_start = text[span.start : span.end].lstrip()
+    start = span.end - len(without_start)
+    return _Span(start, start + len(without_start.rstrip()))
 
 
 def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter) -> list[list[Piece]]:
-    """Pack pieces greedily; keep all in one group where they fit together although the sum of counts does not."""
-    total = sum(piece.tokens for piece in pieces)  # many tokenizers add a token to each piece
-    if max_tokens < total <= 2 * max_tokens and count([text[pieces[0].start : pieces[-1].end]])[0] <= max_tokens:
-        return [pieces]
+    """Pack consecutive pieces of a text into groups of at most `max_tokens` tokens, each as full as it can be.
+
+    The tokens of a group are the sum of its pieces' counts. A piece that has more than `max_tokens` has its own group.
+
+    Many tokenizers add a token to each text that they count, so a sum may be too large. Where the sum of all pieces is
+    above `max_tokens`, but at most twice that, they are counted joined as well, and all are one group if they fit.
+    """
+    tokens_of_all = sum(piece.tokens for piece in pieces)
+    if max_tokens < tokens_of_all <= 2 * max_tokens:
+        joined = text[pieces[0].start : pieces[-1].end]
+        tokens_joined = count([joined])[0]
+        if tokens_joined <= max_tokens:
+            return [pieces]
+
     groups: list[list[Piece]] = []
-    room = 0
+    room = 0  # tokens that the last group may still take; below 0 after a piece that is too long
     for piece in pieces:
         if piece.tokens > room:
             groups.append([])
@@ -112,25 +147,29 @@ def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter
     return groups
 
 
-def _settled(text: str, groups: Sequence[Sequence[Piece]], max_tokens: int, count: TokenCounter) -> Iterator[Piece]:
-    """Join each group to a piece; halve groups that have too many tokens when joined."""
+def _joined(text: str, groups: Sequence[Sequence[Piece]], max_tokens: int, count: TokenCounter) -> Iterator[Piece]:
+    """Join the pieces of each group to one; halve groups that have too many tokens when they are joined.
+
+    A group of a single piece is halved by its sentences or words; a single word stays too long.
+    """
     counts = count([text[group[0].start : group[-1].end] for group in groups])
     for group, tokens in zip(groups, counts, strict=True):
-        parts = group if tokens <= max_tokens or len(group) > 1 else _parts(text, group[0])
-        if tokens > max_tokens and len(parts) > 1:
-            half = len(parts) // 2
-            yield from _settled(text, [parts[:half], parts[half:]], max_tokens, count)
-        else:
+        fits = tokens <= max_tokens
+        parts = _parts(text, group[0]) if not fits and len(group) == 1 else group
+        if fits or len(parts) == 1:
             yield Piece(group[0].start, group[-1].end, tokens)
+        else:
+            half = len(parts) // 2
+            yield from _joined(text, [parts[:half], parts[half:]], max_tokens, count)
 
 
 def _parts(text: str, piece: Piece) -> list[Piece]:
-    """Return the sentences of a piece, or the words of a single sentence.
+    """Return the sentences of a piece, or the words of a single sentence; their tokens are not counted (0).
 
-    A piece that fitted may be too long here: without the space before it, it may have a token more.
+    A piece that fitted with the character before it may be too long without: some tokenizers need a token more then.
     """
-    for cut in CUTS[1:]:
-        spans = [(start, end) for start, end in _cut(text, piece.start, piece.end, cut) if start < end]
+    for gap in (SENTENCES, WORDS):
+        spans = _cut(text, _Span(piece.start, piece.end), gap)
         if len(spans) > 1:
-            return [Piece(start, end, 0) for start, end in spans]
+            return [Piece(span.start, span.end, tokens=0) for span in spans]
     return [piece]

@@ -1,10 +1,13 @@
-"""What decoding keeps of a JSON schema: a document for llguidance per argument; the rest is checked afterwards."""
+"""What decoding keeps of a JSON schema: a document for llguidance per argument; the rest is checked afterwards.
+
+llguidance is the library that lets a model write only what a grammar admits.
+"""
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 _WRITTEN = {
     "x-guidance": {
@@ -15,35 +18,60 @@ _WRITTEN = {
         "coerce_one_of": True,  # `read_arguments` checks what decoding does not
     }
 }
-_NESTED = {
-    *("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "properties", "dependentSchemas", "propertyNames"),
-    *("additionalProperties", "unevaluatedProperties", "items", "prefixItems", "contains"),
-    *("additionalItems", "unevaluatedItems", "dependencies"),
-}
-"""Keywords of a schema that hold schemas: one, a list, or by name."""
+"""llguidance's options for every document: JSON is written as `json.dumps` does it."""
 _BY_NAME = {"properties", "dependentSchemas", "dependencies"}
+"""Keywords that hold schemas by name."""
+_NESTED = _BY_NAME | {
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "items",
+    "prefixItems",
+    "contains",
+    "additionalItems",
+    "unevaluatedItems",
+}
+"""Keywords that hold schemas: one, a list, or by name."""
 _COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 """Keywords with whole numbers, which JSON Schema lets be written as 3.0, and decoding does not."""
 _LEFT_OUT = {
-    *("$schema", "$id", "id", "$anchor", "$defs", "definitions", "x-guidance"),
-    *("title", "description", "default", "examples"),
+    "$schema",
+    "$id",
+    "id",
+    "$anchor",
+    "$defs",
+    "definitions",
+    "x-guidance",
+    "title",
+    "description",
+    "default",
+    "examples",
 }
-"""What decoding needs nothing of: references are resolved before, and annotations rule nothing."""
+"""Keywords that decoding does not need: references are resolved before, and annotations rule nothing."""
 _TRIED = {"pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 """Keywords of which decoding takes some values alone."""
 PATTERN_SECONDS = 1.0
+"""Seconds that a pattern with look-around may take for one text."""
 
 
 def matches(pattern: str, value: str) -> bool:
-    """Search by Rust's engine, or for look-around by one that has a limit of time; Python's may take for ever.
+    """Return whether a regular expression matches somewhere in a text, in limited time.
 
-    Raises TimeoutError, and ValueError for what is no pattern.
+    Rust's engine, which polars has, searches in linear time. It reads no look-around: such patterns are searched with
+    a limit of time. Python's `re` may take for ever. Raises TimeoutError, and ValueError for what is no pattern.
     """
     import polars as pl
     import regex
 
     contained = pl.Series([value]).str.contains(pattern, strict=False)[0]
-    if contained is not None:
+    if contained is not None:  # None: Rust's engine does not read the pattern
         return bool(contained)
     try:
         return regex.search(pattern, value, timeout=PATTERN_SECONDS) is not None
@@ -52,101 +80,161 @@ def matches(pattern: str, value: str) -> bool:
 
 
 @cache
-def unwritable(value: str) -> str | None:
-    """Return in llguidance's words why decoding cannot keep to the schema of a value; None where it can."""
+def unwritable(value_schema: str) -> str | None:
+    """Return, in llguidance's words, why decoding cannot keep to the schema of a value (JSON); None where it can."""
     from llguidance import LLMatcher
 
-    failed, messages = LLMatcher.validate_grammar_with_warnings(f"%llguidance {{}}\nstart: v\nv: %json {value}")
-    message = " ".join(messages).partition("compile JSON schema: ")[2]
-    message = message.partition("\n   1 |")[0].partition(" while processing json-schema:")[0]  # a listing follows it
-    return (" ".join(message.split())[:200] or "it is too large") if failed else None
+    grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    if not failed:
+        return None
+    # Around the reason stand the name of the step, a listing of the grammar, and the place in the schema.
+    reason = " ".join(messages).partition("compile JSON schema: ")[2]
+    reason = reason.partition("\n   1 |")[0].partition(" while processing json-schema:")[0]
+    return " ".join(reason.split())[:200] or "it is too large"
+
+
+class WrittenValues(NamedTuple):
+    """What decoding may write as the arguments of a call."""
+
+    schemas: dict[str, str]
+    """By argument, the document for llguidance, as JSON; "" for an argument that can have no value."""
+    elsewhere: set[str]
+    """Arguments that every call needs, and that stand in parts of the schema alone, such as under `anyOf`."""
 
 
 @cache
-def written_values(text: str, names: tuple[str, ...]) -> tuple[dict[str, str], set[str]]:
-    """Return by argument the schema that decoding keeps to, as JSON, "" for one that may have no value.
+def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
+    """Return what decoding keeps of a schema.
 
-    And which arguments every call needs that stand in parts of the schema alone. `text`: the whole schema. Raises
-    ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not finite,
-    patternProperties, and a required one without a value.
+    text: the whole schema, as JSON. names: its arguments (`argument_names`).
+
+    Raises ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not
+    finite, patternProperties, and a required argument without a possible value.
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
 
-    whole = json.loads(text)
-    dialect = specification_with(str(whole.get("$schema")), default=DRAFT202012)
-    parts = _Parts(dialect)
-    root = parts.kept(whole, Registry().resolver_with_root(dialect.create_resource(whole)))
-    described = root.get("properties") or {}
-    values = {name: described.get(name, True) for name in names}
-    more = {"$defs": parts.shared, **_WRITTEN}
-    documents = {name: {**value, **more} if isinstance(value, dict) else more for name, value in values.items()}
-    written = {name: json.dumps(documents[name]) if values[name] is not False else "" for name in names}
-    for name in filter(lambda name: not written[name], whole.get("required") or ()):
-        raise ValueError(f"{name}: every call needs it, and no value fits")
-    return written, parts.apart(root, set(names))
+    schema = json.loads(text)
+    dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)
+    parts = _KeptParts(dialect)
+    resolver = Registry().resolver_with_root(dialect.create_resource(schema))
+    root = parts.kept(schema, resolver)
+    properties = root.get("properties") or {}
+
+    # Every document is complete: it has the parts that references in it lead to, and the options.
+    additions = {"$defs": parts.shared, **_WRITTEN}
+    schemas = {}
+    for name in names:
+        value_schema = properties.get(name, True)
+        if value_schema is False:
+            schemas[name] = ""
+        elif isinstance(value_schema, dict):
+            schemas[name] = json.dumps({**value_schema, **additions})
+        else:
+            schemas[name] = json.dumps(additions)
+    for name in schema.get("required") or ():
+        if not schemas[name]:
+            raise ValueError(f"{name}: every call needs it, and no value fits")
+    return WrittenValues(schemas, _needed_elsewhere(root, parts.shared, set(names)))
 
 
-class _Parts:
-    """Parts of a schema without what decoding leaves out. `shared`: the targets of references, by new names."""
+class _KeptParts:
+    """Copies the parts of one schema without what decoding leaves out, and collects the parts that references lead to.
+
+    `shared` grows while parts are copied: the target of each reference so far, by a new name, d0, d1 and so on. A
+    reference becomes `#/$defs/d0`.
+    """
 
     def __init__(self, dialect: Any) -> None:
         self.shared: dict[str, Any] = {}
         self._dialect = dialect
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # id of a target -> its name in `shared`
 
     def kept(self, part: Any, resolver: Any) -> Any:
-        """Return a part with its references resolved, of those in the whole schema. Raises ValueError."""
+        """Return a copy of a part of the schema. `resolver`: looks up references from that part. Raises ValueError."""
         if not isinstance(part, dict):
             return part
         if part.get("patternProperties"):
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
         resolver = resolver.in_subresource(self._dialect.create_resource(part))
-        fields = {key: self._below(key, value, resolver) for key, value in part.items() if _is_kept(key, value)}
+        copy = {}
+        for keyword, value in part.items():
+            if _is_kept(keyword, value):
+                copy[keyword] = self._kept_value(keyword, value, resolver)
         if isinstance(part.get("$ref"), str):
-            fields["$ref"] = self._target(part["$ref"], resolver)
+            copy["$ref"] = self._shared_target(part["$ref"], resolver)
         if isinstance(part.get("$dynamicRef"), str):
-            self._target(part["$dynamicRef"], resolver)  # decoding leaves it out; it has to lead somewhere all the same
-        return fields
+            # Decoding leaves it out; it has to lead somewhere all the same.
+            self._shared_target(part["$dynamicRef"], resolver)
+        return copy
 
-    def _below(self, key: str, value: Any, resolver: Any) -> Any:
-        if key not in _NESTED:
-            return int(value) if key in _COUNTS and isinstance(value, float) and value.is_integer() else value
-        if key in _BY_NAME:
-            return {name: self.kept(one, resolver) for name, one in value.items()}
-        return [self.kept(one, resolver) for one in value] if isinstance(value, list) else self.kept(value, resolver)
+    def _kept_value(self, keyword: str, value: Any, resolver: Any) -> Any:
+        """Return a copy of what a keyword holds: schemas, or a plain value."""
+        if keyword in _BY_NAME:
+            return {name: self.kept(schema, resolver) for name, schema in value.items()}
+        if keyword in _NESTED:
+            if isinstance(value, list):
+                return [self.kept(schema, resolver) for schema in value]
+            return self.kept(value, resolver)
+        if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+            return int(value)
+        return value
 
-    def _target(self, pointer: str, resolver: Any) -> str:
+    def _shared_target(self, reference: str, resolver: Any) -> str:
+        """Copy what a reference leads to into `shared`, unless it is there; return the new reference."""
         from referencing.exceptions import Unresolvable
 
         try:
-            target = resolver.lookup(pointer)
+            target = resolver.lookup(reference)
         except Unresolvable as error:
-            raise ValueError(f"its reference {pointer:.100} leads nowhere") from error
+            raise ValueError(f"its reference {reference:.100} leads nowhere") from error
         name = self._names.setdefault(id(target.contents), f"d{len(self._names)}")
         if name not in self.shared:
-            self.shared[name] = True  # it may refer to itself
+            self.shared[name] = True  # holds the place meanwhile: a part may refer to itself
             self.shared[name] = self.kept(target.contents, target.resolver)
         return f"#/$defs/{name}"
 
-    def apart(self, root: Mapping[str, Any], names: set[str]) -> set[str]:
-        """Return arguments that every call needs and that are not among `names`, those at the top."""
-        each = [[one] for one in (*root.get("allOf", ()), root)]
-        arms = (*each, root.get("anyOf", ()), root.get("oneOf", ()))
-        groups = [[self._asked(arm, not names) - names for arm in group] for group in arms]
-        return next((set.union(*group) for group in groups if group and all(group)), set())
 
-    def _asked(self, arm: Any, any_name: bool) -> set[str]:
-        if isinstance(arm, dict) and "$ref" in arm:
-            arm = self.shared[arm["$ref"].rpartition("/")[2]]
-        described = arm if isinstance(arm, dict) else {}
-        return set(described.get("required") or (described.get("properties", ()) if any_name else ()))
+def _needed_elsewhere(root: Mapping[str, Any], shared: Mapping[str, Any], names: set[str]) -> set[str]:
+    """Return arguments that every call needs and that are not among `names`, the properties at the top of the schema.
+
+    root: the schema as decoding keeps it. shared: its parts, by the names in their references.
+
+    A call keeps to the root, to each part of `allOf`, and to one part of `anyOf` and of `oneOf`. Where each part of
+    such a group needs an argument that is not at the top, every call needs one. The first such group counts: for
+    `{"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}` it is {"id", "name"}.
+    """
+    groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
+    groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
+    for group in groups:
+        needed = [_needed(part, shared, any_property=not names) - names for part in group]
+        if needed and all(needed):
+            return set.union(*needed)
+    return set()
 
 
-def _is_kept(key: str, value: Any) -> bool:
+def _needed(part: Any, shared: Mapping[str, Any], *, any_property: bool) -> set[str]:
+    """Return the arguments that a part of a schema requires.
+
+    any_property: where it requires none, return all its properties. A schema without arguments at the top would
+    otherwise seem to be that of a tool without arguments.
+    """
+    if isinstance(part, dict) and "$ref" in part:
+        part = shared[part["$ref"].rpartition("/")[2]]
+    if not isinstance(part, dict):
+        return set()
+    if part.get("required"):
+        return set(part["required"])
+    return set(part.get("properties", ())) if any_property else set()
+
+
+def _is_kept(keyword: str, value: Any) -> bool:
     """Return whether decoding may keep to a keyword. Raises ValueError for one that nothing can be compared with."""
-    if key == "pattern":
+    if keyword == "pattern":
         matches(value, "")
-    if key == "multipleOf" and not math.isfinite(value):
+    if keyword == "multipleOf" and not math.isfinite(value):
         raise ValueError(f"its multipleOf is no number but {value}")
-    return key not in _LEFT_OUT and not (key in _TRIED and unwritable(json.dumps({key: value})))
+    if keyword in _LEFT_OUT:
+        return False
+    return keyword not in _TRIED or not unwritable(json.dumps({keyword: value}))

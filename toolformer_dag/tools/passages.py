@@ -12,7 +12,7 @@ import orjson
 import regex
 
 from toolformer_dag.files import UserError, require_regular
-from toolformer_dag.texts.json_lines import other_shape
+from toolformer_dag.texts.readers.json_lines import other_shape
 
 
 @dataclass(frozen=True, slots=True)

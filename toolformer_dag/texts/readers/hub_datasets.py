@@ -1,0 +1,172 @@
+"""Data sets of the Hugging Face Hub, or of a folder -> documents: each of their data files is a shard.
+
+The library `datasets` streams them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from toolformer_dag.identity import file_hash, fingerprint
+from toolformer_dag.texts.columns import Batch, documents_of
+from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.readers.arrow_tables import TableRecords
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault, guarded
+
+ROWS = 1000
+"""Rows per batch."""
+
+
+class HubError(ShardError):
+    """A data set that cannot be found, reached or understood. The message names it, the reason and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubSplit:
+    """A split of a data set at a fixed revision."""
+
+    hub: str
+    """The data set's id on the hub, or the path of its folder."""
+    configuration: str | None
+    split: str
+    revision: str
+    """The commit on the hub; the fingerprint of the data files of a folder."""
+    local: bool
+    """Whether it is a folder."""
+    named: bool
+    """Whether `files` are paths. The shards of other data sets, such as those in archives, have only numbers."""
+    files: tuple[str, ...]
+    """Its data files, by their path in the data set, or as names with their numbers."""
+
+
+def resolve(hub: str, configuration: str | None, split: str, revision: str | None) -> HubSplit:
+    """Look up a split of a data set: on the hub, with the token that `huggingface_hub` finds, or in a local folder.
+
+    revision: a branch, tag or commit on the hub; None for what the main branch is now.
+
+    No code of a data set is run. Raises HubError.
+    """
+    is_local = Path(hub).is_dir()
+    commit = None if is_local else _commit(hub, revision)
+    opened = _opened(hub, configuration, split, commit)
+    urls = [str(url) for url in (opened.builder.config.data_files or {}).get(split, ())]
+    shard_count = opened.stream.num_shards
+    is_named = len(urls) == shard_count
+    if is_named:
+        files = [_path_in_dataset(url, hub, is_local) for url in urls]
+    else:
+        files = [f"{split}-{number:05}-of-{shard_count:05}" for number in range(shard_count)]
+    if commit is None:
+        file_hashes = {_path_in_dataset(url, hub, is_local): file_hash(Path(_without_chain(url))) for url in urls}
+        commit = fingerprint(file_hashes)
+    return HubSplit(
+        hub=hub,
+        configuration=configuration,
+        split=split,
+        revision=commit,
+        local=is_local,
+        named=is_named,
+        files=tuple(files),
+    )
+
+
+def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
+    """Yield the documents of a data file, and what was refused, as `shard_batches` does.
+
+    number: that of the data file in the split, from 0. Rows are numbered within the file.
+
+    Raises ShardFault for data that `datasets` cannot read (unreadable_data), which stops no other data file, and
+    ShardError where the hub cannot be reached. One malformed JSON line makes its whole data file unreadable, and so
+    does a field that the first data file lacks, or that is null there.
+    """
+    return guarded(documents_of(_raw_batches(split, number, choice)))
+
+
+def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
+    """Yield the records of a data file as raw columns. Raises ShardFault empty_shard, and what `_tables` raises."""
+    records: TableRecords | None = None
+    for table in _tables(split, number):
+        if records is None:
+            records = TableRecords(table.schema, choice, [table])
+        yield records.batch(table)
+    if records is None:
+        raise ShardFault("empty_shard", "the data file has no rows")
+
+
+def _tables(split: HubSplit, number: int) -> Iterator[pa.Table]:
+    """Yield the rows of a data file as Arrow tables of ROWS rows. Raises ShardFault unreadable_data, ShardError."""
+    from datasets.exceptions import DatasetsError
+
+    revision = None if split.local else split.revision
+    try:
+        stream = _opened(split.hub, split.configuration, split.split, revision).stream
+        data_file = stream.shard(num_shards=stream.num_shards, index=number)
+        yield from data_file.with_format("arrow").iter(batch_size=ROWS)
+    except (DatasetsError, pa.ArrowException, ValueError, TypeError, KeyError, EOFError) as error:
+        remedy = "download the data set and name its files in corpus.shards"
+        raise ShardFault("unreadable_data", f"datasets: {' '.join(str(error).split())}; {remedy}") from error
+    except OSError as error:
+        raise ShardError(f"{split.hub} cannot be read ({error}); try again, or correct corpus.hub") from error
+
+
+class _OpenedSplit(NamedTuple):
+    """A split as the library `datasets` opens it."""
+
+    builder: Any  # datasets.DatasetBuilder
+    stream: Any  # datasets.IterableDataset
+
+
+def _opened(hub: str, configuration: str | None, split: str, revision: str | None) -> _OpenedSplit:
+    """Open a split of a data set. Raises HubError."""
+    from datasets import load_dataset_builder
+    from datasets.exceptions import DatasetsError
+
+    try:
+        builder = load_dataset_builder(hub, name=configuration, revision=revision)
+    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
+        raise HubError(
+            f"corpus.hub: {hub} cannot be opened ({_first_line(error)}); correct corpus.hub, corpus.configuration or "
+            "corpus.revision, or log in with `hf auth login`"
+        ) from error
+    try:
+        return _OpenedSplit(builder, builder.as_streaming_dataset(split=split))
+    except (DatasetsError, ValueError, OSError) as error:
+        splits = ", ".join(str(name) for name in builder.config.data_files or ())
+        raise HubError(f"corpus.split: {hub} has no split {split!r}; it has {splits or 'none'}") from error
+
+
+def _commit(hub: str, revision: str | None) -> str:
+    """Return the commit of a revision, or of the main branch, of a data set on the hub. Raises HubError."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return str(HfApi().dataset_info(hub, revision=revision).sha)
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        raise HubError(
+            f"corpus.hub: {hub} is no folder, and the hub does not give it ({_first_line(error)}); correct corpus.hub "
+            "or corpus.revision, log in with `hf auth login`, or try again with a connection"
+        ) from error
+
+
+def _path_in_dataset(url: str, hub: str, is_local: bool) -> str:
+    """Return the path of a data file within its data set. `url`: as `datasets` names it."""
+    address = _without_chain(url)
+    if is_local:
+        return Path(address).resolve().relative_to(Path(hub).resolve()).as_posix()
+    _, _, commit_and_path = address.partition("@")  # hf://datasets/org/name@commit/path
+    _, _, path = commit_and_path.partition("/")
+    return path or address
+
+
+def _without_chain(url: str) -> str:
+    """Return the address of a data file without how it is unpacked: `gzip://a::/data/a.gz` is `/data/a.gz`."""
+    _, _, address = url.partition("::")
+    return address or url
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).strip().splitlines()[0]

@@ -1,0 +1,78 @@
+"""Parquet files -> raw columns, read by batches of rows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from toolformer_dag.settings.setting_types import printable
+from toolformer_dag.texts.columns import Batch
+from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.readers.arrow_tables import FIRST_ROWS, TableRecords, hiding_columns
+from toolformer_dag.texts.shard_faults import ShardFault
+
+MAGIC = b"PAR1"
+"""The first and the last bytes of a Parquet file."""
+SHORTEST = 12
+"""Bytes of the shortest Parquet file: MAGIC twice, and the length of its footer."""
+BATCH_BYTES = 1 << 23
+"""About the uncompressed bytes of a batch."""
+BATCH_ROWS = 4096
+"""Rows of a batch at most."""
+READ_BYTES = 1 << 20
+"""Bytes that are read of a column at a time."""
+
+
+def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
+    """Return what `parquet_batches` may open of a Parquet file: its path, or `stream` where the path is not UTF-8.
+
+    stream: the open file. Raises ShardFault truncated_parquet for a file without its end.
+    """
+    size = stream.seek(0, 2)
+    stream.seek(max(0, size - len(MAGIC)))
+    if size < SHORTEST or stream.read() != MAGIC:
+        raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
+    is_utf8 = printable(path) == str(path)
+    return path if is_utf8 else stream
+
+
+def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
+    """Yield the rows of a Parquet file as raw columns.
+
+    Memory: pages and a batch, whatever the size of file and row groups.
+    Raises ShardFault: corrupt_parquet, empty_shard, and those of TableRecords; OSError where the file cannot be read.
+    Checksums of pages are verified where the writer made them; most make none.
+    """
+    try:
+        with pq.ParquetFile(
+            source, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
+        ) as file:
+            records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
+            for batch in file.iter_batches(_rows_per_batch(file), columns=records.columns, use_threads=False):
+                yield records.batch(pa.Table.from_batches([batch]))
+            if not file.metadata.num_rows:
+                raise ShardFault("empty_shard", "the shard has no rows")
+    except (OSError, pa.ArrowException, EOFError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
+            raise
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise ShardFault("corrupt_parquet", f"{reason}: no row of it is used") from error
+
+
+def _first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Table]:
+    """Yield the first rows of the columns whose fields the schema does not show, as TableRecords looks at them."""
+    columns = hiding_columns(file.schema_arrow, choice)
+    for batch in file.iter_batches(FIRST_ROWS, columns=columns, use_threads=False):
+        yield pa.Table.from_batches([batch])
+
+
+def _rows_per_batch(file: pq.ParquetFile) -> int:
+    """Return how many rows take BATCH_BYTES, by the row group with the largest rows; 1 to BATCH_ROWS."""
+    largest_row = 1.0  # bytes
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        if group.num_rows:
+            largest_row = max(largest_row, group.total_byte_size / group.num_rows)
+    return max(1, min(BATCH_ROWS, int(BATCH_BYTES / largest_row)))

@@ -1,0 +1,15 @@
+"""Web archives, WARC and WET -> a refusal: their records are pages with headers, and no reader takes the text yet."""
+
+from collections.abc import Iterable, Iterator
+
+from toolformer_dag.texts.columns import Batch
+from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.shard_faults import ShardFault
+
+MAGIC = b"WARC/"
+"""The first bytes of a web archive."""
+
+
+def web_archive_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
+    """Raise ShardFault web_archive, with the remedy."""
+    raise ShardFault("web_archive", "the shard is a WARC or WET file; convert it to JSON lines first (docs: Corpora)")
