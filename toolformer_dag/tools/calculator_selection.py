@@ -143,9 +143,10 @@ def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bo
 
 
 def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the sums and differences of number `second` with each one from `first_near` on that the text has.
+    """Yield the sums and differences of number `second` and each one before it, from `first_near` on.
 
-    A result is exact, or rounded half up to hundredths and no whole number.
+    Only those are yielded that the text has as a number: exact, or rounded half up to hundredths. A whole number counts
+    as an exact result alone.
     """
     unit = placed.unit
     hundredth = unit // 100
@@ -168,7 +169,7 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
 
 
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the products and quotients as `_sums` does.
+    """Yield the products and quotients of number `second` and each one before it, as `_sums` does.
 
     An exact result is a fraction numerator / denominator of units. Most are far above or below all numbers of the text,
     and are skipped before the division, which costs the most.

@@ -34,7 +34,10 @@ def described_by(tool: Tool) -> list[str]:
 
 def ranking_identity(tools: Sequence[Tool]) -> str:
     """Return what determines how `tools` are ranked, for fingerprints."""
-    return fingerprint({tool.key: [spaced(text) for text in described_by(tool)] for tool in tools})
+    descriptions = {}
+    for tool in tools:
+        descriptions[tool.key] = [spaced(text) for text in described_by(tool)]
+    return fingerprint(descriptions)
 
 
 def _terms(text: str) -> list[str]:
@@ -97,13 +100,13 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return the function that chooses at most `most` tools for a place: those that the last words fit best.
+    """Return the function (see `Offer`) that offers at most `most` tools after a text: those its last words fit best.
 
     - tools: all tools, by their names in texts.
     - most: 0 for no limit.
 
-    Calls in the text are not read, and where no tool shares a word with the text, none is offered. Returns None where
-    all tools are always offered.
+    The function does not read the calls in the text. It offers no tool that shares no word with the text, except where
+    no more than `most` may be called: then it offers all of these. Returns None where all tools are always offered.
     """
     if not _chooses(tool_count=len(tools), most=most):
         return None

@@ -250,9 +250,16 @@ def _copy_error_output(error_output: IO[bytes]) -> None:
             bytes_left -= len(line)
             if bytes_left <= 0:
                 continue  # read on, or the tool would wait for a reader
-            for character in line.decode(errors="replace"):
-                is_harmless = character.isprintable() or character in "\n\t"
-                sys.stderr.write(character if is_harmless else "\ufffd")
+            sys.stderr.write(_without_control_characters(line.decode(errors="replace")))
+
+
+def _without_control_characters(text: str) -> str:
+    """Return a text with U+FFFD for every character that is neither printable nor white space of plain text."""
+    harmless = []
+    for character in text:
+        is_harmless = character.isprintable() or character in "\n\t"
+        harmless.append(character if is_harmless else "\ufffd")
+    return "".join(harmless)
 
 
 def _results(answer: Mapping[str, Any]) -> list[Any]:
@@ -291,8 +298,10 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
         words += ROOTS_OWN
     words += ["--size", str(sandbox.scratch_mib << 20), "--perms", "1777", "--tmpfs", SCRATCH]
     # Folders on the way to what is visible are made here, with these permissions: another user has to pass them.
-    passed_folders = {folder for path in visible for folder in path.parents}
-    for folder in sorted(passed_folders - {Path("/"), Path(SCRATCH)}):
+    folders: set[Path] = set()
+    for path in visible:
+        folders.update(path.parents)
+    for folder in sorted(folders - {Path("/"), Path(SCRATCH)}):
         words += ["--perms", "0755", "--dir", str(folder)]
     for path in visible:
         words += ["--ro-bind", str(path), str(path)]

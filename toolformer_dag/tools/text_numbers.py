@@ -56,7 +56,7 @@ def numbers(text: str) -> list[Number]:
     account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before
     or 12 after the point. Signs are not read: in prose they are mostly dashes.
     """
-    found: list[Number] = []
+    all_numbers: list[Number] = []
     identifier_spans = [match.span() for match in IDENTIFIER.finditer(text)]
     for run in RUN.finditer(text):
         if _is_within(run.start(), identifier_spans):
@@ -65,8 +65,8 @@ def numbers(text: str) -> list[Number]:
             match = SINGLE.fullmatch(piece)
             if match:
                 whole, decimals, percent = match.groups("")
-                found.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
-    return found
+                all_numbers.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
+    return all_numbers
 
 
 def _is_within(place: int, spans: Sequence[tuple[int, int]]) -> bool:

@@ -6,7 +6,7 @@ as a meant sum, so the judge and the threshold have to tell them apart: of 851 c
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -31,11 +31,14 @@ WORD = re.compile(r"[A-Za-z]+")
 UNITS_OF_TIME = {"minute", "hour", "day", "week", "year"}
 NO_OPERANDS = UNITS_OF_TIME | {"zero", "one", "hundred", "thousand", "million", "percent"}
 """Words that SPELLED has as numbers, and that are rarely quantities by themselves."""
-WORDS = {
-    word: next(number for number in spelled if "." not in number)
-    for word, spelled in SPELLED.items()
-    if word not in NO_OPERANDS
-}
+
+
+def _whole_number(spelled: Iterable[str]) -> str:
+    """Return the one of several ways to write a number in digits that has no point: `12` of `12` and `12.0`."""
+    return next(number for number in spelled if "." not in number)
+
+
+WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
 """Words that are operands, such as `dozen`, and how calls write them: `12`."""
 
 
@@ -47,14 +50,6 @@ class Operand(NamedTuple):
     written: str
     value: int
     in_digits: bool
-
-
-class Sum(NamedTuple):
-    """An operation on two numbers, as a call writes it; its value is numerator / denominator, in units of 1 / UNIT."""
-
-    written: str
-    numerator: int
-    denominator: int
 
 
 def propose_sums(text: str, strict: bool) -> Iterator[Proposed]:
@@ -114,40 +109,46 @@ def _is_quantity(text: str, target: Operand) -> bool:
 
 def _answered_by(operands: Sequence[Operand], target: Operand, strict: bool) -> Iterator[str]:
     """Yield the calls on two of the operands that give the target, each pair of values once, the nearest first."""
-    tried_values: set[tuple[int, ...]] = set()
+    tried_values: set[tuple[int, int]] = set()
     for farther_index in range(len(operands) - 2, -1, -1):
         for nearer_index in range(len(operands) - 1, farther_index, -1):
             farther = operands[farther_index]
             nearer = operands[nearer_index]
-            values = tuple(sorted((farther.value, nearer.value)))
-            has_small = farther.value in SMALL or nearer.value in SMALL
-            if values in tried_values or (strict and has_small):
+            smaller, larger = sorted((farther.value, nearer.value))
+            if (smaller, larger) in tried_values:
                 continue
-            tried_values.add(values)
-            for candidate in _sums(farther, nearer):
-                if _gives(candidate, target.value):
-                    yield candidate.written
+            tried_values.add((smaller, larger))
+            if strict and (farther.value in SMALL or nearer.value in SMALL):
+                continue
+            yield from _sums_that_give(target.value, farther, nearer)
 
 
-def _sums(a: Operand, b: Operand) -> Iterator[Sum]:
-    """Yield `a op b` with its value; none below zero, and none whose value is that of an operand by itself."""
-    yield Sum(f"{a.written} + {b.written}", a.value + b.value, 1)
+def _sums_that_give(target: int, a: Operand, b: Operand) -> Iterator[str]:
+    """Yield the calls `a op b` that the calculator answers with the target, in units of 1 / UNIT.
+
+    No difference is below zero, and no call has the value of an operand by itself.
+    """
+    if _gives(a.value + b.value, 1, target):
+        yield f"{a.written} + {b.written}"
     large, small = (a, b) if a.value > b.value else (b, a)
-    if large.value > small.value:
-        yield Sum(f"{large.written} - {small.written}", large.value - small.value, 1)
-    if UNIT not in (a.value, b.value):
-        yield Sum(f"{a.written} * {b.written}", a.value * b.value, UNIT)
+    if large.value > small.value and _gives(large.value - small.value, 1, target):
+        yield f"{large.written} - {small.written}"
+    if UNIT not in (a.value, b.value) and _gives(a.value * b.value, UNIT, target):
+        yield f"{a.written} * {b.written}"
     for dividend, divisor in ((a, b), (b, a)):
-        if divisor.value not in (0, UNIT) and dividend.value:
-            yield Sum(f"{dividend.written} / {divisor.written}", dividend.value * UNIT, divisor.value)
+        is_quotient = divisor.value not in (0, UNIT) and dividend.value
+        if is_quotient and _gives(dividend.value * UNIT, divisor.value, target):
+            yield f"{dividend.written} / {divisor.written}"
 
 
-def _gives(candidate: Sum, target: int) -> bool:
-    """Return whether the calculator answers a sum with the target, in units of 1 / UNIT."""
-    # The exact value minus the target, in units of 1 / UNIT, times the denominator.
-    difference = candidate.numerator - target * candidate.denominator
+def _gives(numerator: int, denominator: int, target: int) -> bool:
+    """Return whether the calculator answers the target where a sum is numerator / denominator.
+
+    Both are in units of 1 / UNIT. The calculator rounds half up to hundredths; a whole number is only an exact result.
+    """
+    difference = numerator - target * denominator  # of the exact value and the target, times the denominator
     is_whole = target % UNIT == 0
     if is_whole:
         return difference == 0  # 2001 / 1999 is 1.00 for any two years
-    hundredth = HUNDREDTH * candidate.denominator
-    return -hundredth <= 2 * difference < hundredth  # rounded half up
+    hundredth = HUNDREDTH * denominator
+    return -hundredth <= 2 * difference < hundredth
