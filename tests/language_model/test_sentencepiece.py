@@ -17,7 +17,7 @@ from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.model.sentencepieces import TEXTS
 from toolformer_dag.model.weights import ModelError, model_identity
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.tools.foreign_text import ENGLISH
+from toolformer_dag.tools.language_identifier import ENGLISH
 from toolformer_dag.tools.options import PretrainedOptions, load_tokenizer
 from toolformer_dag.tools.translators import encode, load_nllb_tokenizer
 

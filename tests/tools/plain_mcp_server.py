@@ -1,7 +1,7 @@
 """An MCP server of the protocol's early days, without the SDK: over stdio, or over HTTP at the port given.
 
-With `broken` it also lists BROKEN, with `endless` its list goes on for half a minute, with `events` answers over HTTP
-are streams of events.
+With `broken` it also lists BROKEN, with `endless` its list goes on for half a minute, with `circle` each page of its
+list is followed by the first, with `events` answers over HTTP are streams of events.
 
 Over stdio it answers one request after the other. Over HTTP it knows the sessions that it opened itself, so one that is
 started anew has forgotten them; with `silent` its 404 has no body.
@@ -64,6 +64,8 @@ def listing(page: int) -> dict[str, Any]:
     if "endless" in sys.argv and page < 600:
         time.sleep(0.05)
         return {"tools": TOOLS, "nextCursor": str(page + 1)}
+    if "circle" in sys.argv:
+        return {"tools": TOOLS, "nextCursor": "0"}
     return {"tools": [*BROKEN, *TOOLS] if "broken" in sys.argv else TOOLS}
 
 

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 from tests.texts.reading import read_documents
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.number_pairs import (
-    IDENTIFIER,
-    MAX_PAIRS,
-    UNIT,
-    WINDOW,
-    holds_operation,
-    numbers,
-    selection_rule,
-)
+from toolformer_dag.tools.calculator_selection import MAX_PAIRS, WINDOW, holds_operation, selection_rule
 from toolformer_dag.tools.registry import load_tool
+from toolformer_dag.tools.text_numbers import IDENTIFIER, UNIT, numbers
 from toolformer_dag.tools.tool import OverBudget
 
 UNLUCKY = "no text of the hundredth part picked by its hash "

@@ -9,7 +9,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from tests.tools.nllb_checkpoint import PAIRS, write_checkpoint
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.foreign_text import Identifier, IdentifierError, flores_code, identifier_file
+from toolformer_dag.tools.language_identifier import Identifier, IdentifierError, flores_code, identifier_file
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown

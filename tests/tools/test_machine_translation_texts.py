@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, paragraphs
-from toolformer_dag.tools.foreign_text import COMMON, Identifier, chunk_text, foreign_chunks, paragraph_chunks
+from toolformer_dag.tools.foreign_text import COMMON, chunk_text, foreign_chunks, paragraph_chunks
+from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.tool import Tool
 

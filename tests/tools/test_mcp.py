@@ -16,7 +16,8 @@ from tests.ui_server import free_port
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.arguments import schema_fault
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.mcp_session import McpOptions, list_tools, open_session
+from toolformer_dag.tools.mcp_options import McpOptions
+from toolformer_dag.tools.mcp_session import list_tools, open_session
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
@@ -306,6 +307,14 @@ def test_a_tool_against_the_protocol_is_left_out_by_name_and_the_others_work(
     assert {name for name, fault in faults.items() if fault is None} == {"php", "cut", "weather", "forecast"}
     assert faults["listed"] == "its arguments are no object but array" and "required" in str(faults["required"])
     assert found["cut"].description == "Cut: \ufffd"
+
+
+def test_a_list_whose_cursor_repeats_ends_there_and_its_tools_work(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert outcomes(make(command=[*PLAIN, "circle"]), "Rome") == ["sunny in Rome"]
+    [warning] = [message for message in caplog.messages if "would not end" in message]
+    assert "[servers.office]: its list of tools names the page '0' twice" in warning and "read so far (2)" in warning
 
 
 @pytest.mark.parametrize("words", [None, [], ["events"]])

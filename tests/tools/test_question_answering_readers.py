@@ -20,15 +20,11 @@ from hypothesis.extra.numpy import arrays
 from tests.tools.tiny_readers import write_extractive, write_seq2seq
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.built_in.question_answering import QuestionAnswering
+from toolformer_dag.tools.http_reader import MAX_ANSWER_BYTES
+from toolformer_dag.tools.model_readers import Seq2SeqReader, best_span
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.prompts import ToolError
-from toolformer_dag.tools.readers import (
-    MAX_ANSWER_BYTES,
-    QuestionAnsweringOptions,
-    Seq2SeqReader,
-    best_span,
-    reader_input,
-)
+from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, reader_input
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown

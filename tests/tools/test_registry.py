@@ -1,6 +1,11 @@
 """From sections of toolformer.toml to tools, one's own among them, with every mistake named."""
 
 import datetime
+import doctest
+import inspect
+import re
+import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.texts.calls import parse_call
 from toolformer_dag.texts.document import Document
+from toolformer_dag.tools import tool as tool_module
 from toolformer_dag.tools.prompts import ToolError, check_prompt
 from toolformer_dag.tools.registry import load_tool, load_tools
 from toolformer_dag.tools.runner import run_calls
@@ -251,3 +257,21 @@ def test_no_input_makes_it_raise(converter: Tool, text: str) -> None:
 def test_the_how_to_shows_the_example_as_it_is() -> None:
     page = (EXAMPLE.parents[1] / "docs" / "howto" / "own-tool.md").read_text("utf-8")
     assert (EXAMPLE / "unit_converter.py").read_text("utf-8") in page
+
+
+def test_the_example_in_the_docstring_of_tool_runs_and_loads_as_it_stands(tmp_path: Path) -> None:
+    outcome = doctest.testmod(tool_module)
+    assert outcome.attempted > 5 and outcome.failed == 0
+    text = inspect.cleandoc(Tool.__doc__ or "")
+    statements = [example.source for example in doctest.DocTestParser().get_examples(text)]
+    class_at = next(number for number, source in enumerate(statements) if source.startswith("class "))
+    (tmp_path / "my_tools.py").write_text("".join(statements[: class_at + 1]))
+    section = re.search(r"^    \[tools\.reverse\]\n.*?^    \]\n", text, re.DOTALL | re.MULTILINE)
+    assert section is not None
+    options = tomllib.loads(textwrap.dedent(section[0]))["tools"]["reverse"]
+    reverse = load_tool("reverse", options, root=tmp_path)
+    assert reverse.about == "Spells a word backwards."
+    for _, output in check_prompt(reverse.prompt, reverse.name, "the docstring"):
+        body = output.partition("[")[2].partition("]")[0]
+        (result,) = run_calls(reverse, [ToolCall(parse_call(body).input)], ToolLimits())
+        assert f'] "{result.result}".' in output

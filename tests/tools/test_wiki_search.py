@@ -21,15 +21,9 @@ from tests.damage import flip, rot
 from toolformer_dag import identity
 from toolformer_dag.files import damaged_beside
 from toolformer_dag.settings.tool_settings import ToolLimits
-from toolformer_dag.tools.passage_search import (
-    MANIFEST,
-    PassageSearch,
-    analyzer,
-    ensure_index,
-    index_folder,
-    query_terms,
-    write_index,
-)
+from toolformer_dag.tools.passage_index import MANIFEST, ensure_index, index_folder, write_index
+from toolformer_dag.tools.passage_search import PassageSearch
+from toolformer_dag.tools.passage_terms import analyzer, query_terms
 from toolformer_dag.tools.passages import Passage, PassageError
 from toolformer_dag.tools.registry import load_tool
 from toolformer_dag.tools.runner import run_calls
@@ -180,7 +174,7 @@ def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
     source = write(tmp_path / "p.jsonl", made_passages(6_000))
     root = tmp_path / "indexes"
     program = (
-        "import sys,time; from pathlib import Path; from toolformer_dag.tools.passage_search import ensure_index\n"
+        "import sys,time; from pathlib import Path; from toolformer_dag.tools.passage_index import ensure_index\n"
         "def told(done):\n    print(done, flush=True)\n    if done >= 4000: time.sleep(60)\n"
         "ensure_index(sys.argv[1], Path(sys.argv[2]), told, 2000)"
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.tools.passage_search import source_digest
+from toolformer_dag.tools.passage_index import source_digest
 from toolformer_dag.tools.passages import (
     Passage,
     PassageError,

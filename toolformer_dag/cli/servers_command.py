@@ -64,7 +64,8 @@ def _tell_what_lacks(config: Path | None) -> None:
 
 def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
     from toolformer_dag.texts.arguments import schema_fault
-    from toolformer_dag.tools.mcp_session import McpOptions, list_tools
+    from toolformer_dag.tools.mcp_options import McpOptions
+    from toolformer_dag.tools.mcp_session import list_tools
     from toolformer_dag.tools.options import explain_options
 
     try:

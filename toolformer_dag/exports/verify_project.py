@@ -21,7 +21,8 @@ from toolformer_dag.lake.verification import checked_files, set_aside_damaged, s
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.raw_shards import CONTENT, NAME, format_choice
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.tools.passage_search import MANIFEST, RetrievalOptions, set_aside_damaged_index
+from toolformer_dag.tools.passage_index import MANIFEST, set_aside_damaged_index
+from toolformer_dag.tools.passage_search import RetrievalOptions
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files
 

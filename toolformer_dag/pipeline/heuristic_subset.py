@@ -31,7 +31,7 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import holds_call
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.segments import Segment, TokenCounter, paragraphs, text_digest
-from toolformer_dag.tools.foreign_text import Identifier
+from toolformer_dag.tools.language_identifier import Identifier
 from toolformer_dag.tools.routing import Router
 from toolformer_dag.tools.tool import OverBudget, blamed
 

@@ -1,8 +1,9 @@
 """Run a program and pass on the lines that it prints, each up to a length: BYTES MESSAGE PROGRAM [ARGUMENT ...].
 
-A client of MCP over stdio keeps a line of any length in memory, and drops one with half a surrogate. A line that is
-longer than BYTES is answered in the program's place, with an error that says MESSAGE. The program ends with the process
-that started this one. This file is run by its path, and imports nothing of the package.
+It stands between an MCP server over stdio and its client: the client would keep a line of any length in memory, and
+drop a line with half a surrogate pair. In place of a line longer than BYTES the client gets an error that says MESSAGE.
+The program ends with the process that started this one. This file is run by its path, and imports nothing of the
+package.
 """
 
 import json
@@ -13,40 +14,77 @@ import subprocess
 import sys
 import threading
 import time
+from typing import IO
 
 IDENTIFIER = rb'"id"\s*:\s*([0-9]+)'
-AT_THE_END, AT_THE_BEGINNING = re.compile(IDENTIFIER + rb"\s*\}\s*\Z"), re.compile(rb"\A.{0,64}?" + IDENTIFIER)
-"""Where the number of the request stands in an answer, as the servers' libraries write it."""
+"""The number of the request that an answer is for."""
+ID_AT_THE_END = re.compile(IDENTIFIER + rb"\s*\}\s*\Z")
+"""Some libraries write the number last: `{"jsonrpc": "2.0", "result": {...}, "id": 7}`."""
+ID_AT_THE_BEGINNING = re.compile(rb"\A.{0,64}?" + IDENTIFIER)
+"""Others write it first: `{"jsonrpc": "2.0", "id": 7, "result": {...}}`."""
+END_BYTES = 64
+"""Bytes of the end of a long line that are kept, in which the number may stand."""
 
 SURROGATES = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..")
+"""An escaped backslash, whose second half begins no escape; a surrogate pair; or half a pair, which has 6 bytes."""
 
 
 def mended(content: bytes) -> bytes:
-    """Return whole lines of JSON with U+FFFD for half a surrogate pair, as programs cut texts."""
-    return SURROGATES.sub(lambda match: b"\\ufffd" if len(match[0]) == 6 else match[0], content)
+    r"""Replace each escaped half of a surrogate pair in whole lines of JSON by \ufffd.
+
+    Programs that cut texts between two UTF-16 units write such halves, and strict readers refuse the line.
+    """
+    return SURROGATES.sub(_mended_escape, content)
+
+
+def _mended_escape(match: re.Match[bytes]) -> bytes:
+    is_half_a_pair = len(match[0]) == 6
+    return b"\\ufffd" if is_half_a_pair else match[0]
 
 
 def pass_on(limit: int, message: str, command: list[str]) -> int:
-    """Run the command to its end; return its exit code."""
+    """Run the command to its end and copy its lines to the standard output; return its exit code.
+
+    A line longer than `limit` bytes is replaced by `error_answer` with `message`.
+    """
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
-    out = sys.stdout.buffer
+    output = sys.stdout.buffer
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         while line := program.stdout.readline(limit):
-            rest, whole = line, True
-            while len(rest) >= limit and not rest.endswith(b"\n"):
-                whole, rest = False, rest[-64:] + program.stdout.readline(limit)
-            if not whole:
-                number = AT_THE_END.search(rest) or AT_THE_BEGINNING.match(line)
-                answer = {"id": int(number[1]), "error": {"code": -32000, "message": message}} if number else {}
-                line = json.dumps({"jsonrpc": "2.0", **answer}).encode() + b"\n"
-            out.write(mended(line))
-            out.flush()
+            is_cut = len(line) >= limit and not line.endswith(b"\n")
+            if is_cut:
+                end = skip_line(program.stdout, line, limit)
+                line = error_answer(line, end, message)
+            output.write(mended(line))
+            output.flush()
     return program.returncode
 
 
+def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
+    """Read the rest of a line that `beginning` begins, `limit` bytes at a time; return at least its last END_BYTES."""
+    end = beginning
+    while len(end) >= limit and not end.endswith(b"\n"):
+        end = end[-END_BYTES:] + stream.readline(limit)
+    return end
+
+
+def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
+    """Return a line of JSON-RPC that refuses the request which a long line answers, with an error that says `message`.
+
+    Without a number in the line's beginning or end the request is not known; the answer is then a message that clients
+    ignore.
+    """
+    answer: dict[str, object] = {"jsonrpc": "2.0"}
+    number = ID_AT_THE_END.search(end) or ID_AT_THE_BEGINNING.match(beginning)
+    if number:
+        answer["id"] = int(number[1])
+        answer["error"] = {"code": -32000, "message": message}
+    return json.dumps(answer).encode() + b"\n"
+
+
 def end_with(parent: int) -> None:
-    """End this process and what it started when its parent is gone."""
+    """Kill this process group, and so the program, as soon as the parent of this process is another one."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)

@@ -14,9 +14,18 @@ from toolformer_dag.settings.setting_types import mistake, under
 from toolformer_dag.settings.tool_settings import ToolSettings
 
 
+def root_of(info: ValidationInfo) -> Path:
+    """Return the folder of toolformer.toml, which whoever validates options gives as pydantic's `context`.
+
+    Without one it is the working directory.
+    """
+    context = info.context or {}
+    root: Path = context.get("root", Path())
+    return root
+
+
 def _under_root(path: Path, info: ValidationInfo) -> Path:
-    root: Path = (info.context or {}).get("root", Path())
-    return under(root, path)
+    return under(root_of(info), path)
 
 
 OptionPath = Annotated[Path, AfterValidator(_under_root)]
@@ -48,15 +57,23 @@ class ToolOptions(BaseModel):
 
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
-    """Format a validation error: a line per mistake with section, key, problem and remedy."""
-    known = {"use", *options.model_fields, *ToolSettings.model_fields}
-    return "\n".join(
-        f"[tools.{key}] {'.'.join(map(str, item['loc']))}: {mistake(item, known)}" for item in error.errors()
-    )
+    """Explain why the section `[tools.KEY]` is invalid: a line per mistake with section, option, reason and remedy.
+
+    Such as `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`.
+    """
+    known_names = {"use", *options.model_fields, *ToolSettings.model_fields}
+    lines = []
+    for item in error.errors():
+        option = ".".join(map(str, item["loc"]))
+        lines.append(f"[tools.{key}] {option}: {mistake(item, known_names)}")
+    return "\n".join(lines)
 
 
 def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Refuse what Rust's regular expressions lack: they match in linear time, where Python's may take for ever."""
+    """Return a pattern that Rust's engine, as polars uses it, accepts; raise ValueError for another.
+
+    That engine matches in linear time, where Python's may take for ever.
+    """
     import polars as pl
 
     try:
@@ -75,7 +92,7 @@ LinearPattern = Annotated[re.Pattern[str], AfterValidator(_linear)]
 
 
 def occurs(pattern: re.Pattern[str], text: str) -> bool:
-    """Return whether the pattern matches anywhere in the text."""
+    """Return whether a `LinearPattern` matches anywhere in the text, in time linear in its length."""
     import polars as pl
 
     return bool(pl.Series([text]).str.contains(pattern.pattern)[0])
@@ -84,66 +101,86 @@ def occurs(pattern: re.Pattern[str], text: str) -> bool:
 MAX_SECONDS = 86_400.0
 """The longest time limit of an option: a day."""
 PLAIN_SEGMENT = re.compile(r"[A-Za-z_.-]{1,24}|v[0-9]{1,3}[a-z]*[0-9]*")
-"""A part of a path that is a word or a version, and so no key."""
+"""A segment of a URL's path that cannot be a secret: a short word (`chat`), or a version (`v1`, `v1beta2`)."""
 SECRET_NAME = re.compile(r"(?i)(?:^|[-_.])(?:key|token|secret|password|passwd|pwd|auth|authorization|credentials?)$")
+"""A name that ends in a word for a secret, such as `api_key` or `X-Auth-Token`."""
 
 
 def _address(url: str) -> str:
-    parts = urlsplit(url)  # a ValueError of its own for a bad host
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+    """Return an http or https URL with a host and a usable port; raise ValueError for anything else."""
+    parts = urlsplit(url)  # raises ValueError for a malformed host
+    is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+    has_only_visible_characters = url.isprintable() and " " not in url
+    if not (is_web and has_only_visible_characters):
         raise ValueError("the address is none of http:// or https://, such as http://localhost:8000/v1")
-    if parts.port == 0:  # a ValueError of its own above 65535
+    if parts.port == 0:  # reading the port raises ValueError above 65535
         raise ValueError("the address has the port 0, which nothing listens on")
     return url
 
 
 WebAddress = Annotated[str, AfterValidator(_address)]
+"""An http or https URL."""
 
 
 def shown_url(url: str) -> str:
-    """Return a URL for records and messages: without user, password and query, and without path parts like keys.
+    """Return a URL for records and messages: its scheme, host, port and a path without secrets.
 
-    What is left out is replaced by its hash, so that records of two URLs differ.
+    User, password, query and fragment are left out, and the whole path where a segment may be a key. Then the hash of
+    the URL is appended, so that the records of two URLs differ: `https://host (the rest is 5f3a...)`.
     """
     parts = urlsplit(url)
-    segments = [segment for segment in parts.path.split("/") if segment]
-    plain = all(PLAIN_SEGMENT.fullmatch(segment) for segment in segments)
-    host, path = parts.netloc.rpartition("@")[2], parts.path if plain else ""
+    host = parts.netloc.rpartition("@")[2]
+    path = "" if _secret_segments(parts.path) else parts.path
     shown = f"{parts.scheme}://{host}{path}"
-    return shown if shown == url else f"{shown} (the rest is {fingerprint(url)})"
+    if shown == url:
+        return url
+    return f"{shown} (the rest is {fingerprint(url)})"
+
+
+def _secret_segments(path: str) -> list[str]:
+    """Return the segments of a URL's path that may be keys, as in `/hooks/T02AX7/notify`."""
+    segments = [segment for segment in path.split("/") if segment]
+    return [segment for segment in segments if not PLAIN_SEGMENT.fullmatch(segment)]
 
 
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table for records: values whose name is that of a secret are replaced by their hash."""
-    return {
-        name: f"(hidden, {fingerprint(value)})"
-        if SECRET_NAME.search(name)
-        else shown_values(value)
-        if isinstance(value, Mapping)
-        else value
-        for name, value in values.items()
-    }
+    """Return a table of settings for records, in which the hash stands for each value with a secret's name.
+
+    A name is a secret's by SECRET_NAME (`api_key`), also in tables within the table.
+    """
+    shown: dict[str, Any] = {}
+    for name, value in values.items():
+        if SECRET_NAME.search(name):
+            shown[name] = f"(hidden, {fingerprint(value)})"
+        elif isinstance(value, Mapping):
+            shown[name] = shown_values(value)
+        else:
+            shown[name] = value
+    return shown
 
 
 def url_secrets(url: str) -> list[str]:
-    """Return what of a URL no message may repeat."""
+    """Return the parts of a URL that no message may repeat: user, password, query with its values, keys in the path.
+
+    Some may be empty; `without` ignores these.
+    """
     parts = urlsplit(url)
-    user, _, _ = parts.netloc.rpartition("@")
-    values = [piece.partition("=")[2] for piece in parts.query.split("&")]
-    keys = [segment for segment in parts.path.split("/") if segment and not PLAIN_SEGMENT.fullmatch(segment)]
-    return [user, *user.split(":"), parts.query, *values, *keys]
+    credentials, _, _ = parts.netloc.rpartition("@")  # `user:password`
+    query_values = [parameter.partition("=")[2] for parameter in parts.query.split("&")]
+    return [credentials, *credentials.split(":"), parts.query, *query_values, *_secret_segments(parts.path)]
 
 
 def without(secrets: Iterable[str], text: str) -> str:
     """Return a message with every secret of four characters or more replaced by `***`."""
-    for secret in sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True):
+    long_secrets = {secret for secret in secrets if len(secret) >= 4}
+    for secret in sorted(long_secrets, key=len, reverse=True):  # the longest first: it may contain others
         text = text.replace(secret, "***")
     return text
 
 
 def _folder_under_root(name: str, info: ValidationInfo) -> str:
-    root: Path = (info.context or {}).get("root", Path())
-    folder = under(root, name)
+    """Return the absolute path of a folder relative to toolformer.toml; a name without a folder is a hub id."""
+    folder = under(root_of(info), name)
     return str(folder.absolute()) if folder.is_dir() else name
 
 
@@ -170,7 +207,7 @@ class PretrainedOptions(ToolOptions):
 
 
 def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
-    """Load a tokenizer with a class of transformers. Raises ModelError."""
+    """Load the tokenizer of `options.model` with the class of transformers that is named. Raises ModelError."""
     from toolformer_dag.model.sentencepieces import check_sentencepiece
 
     tokenizer = _load(class_name, options, {})
@@ -179,18 +216,27 @@ def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
 
 
 def load_model(class_name: str, options: PretrainedOptions) -> Any:
-    """Load a model with a class of transformers, in evaluation mode; safetensors only. Raises ModelError."""
+    """Load `options.model` with the class of transformers that is named, on its device and in evaluation mode.
+
+    Weights are read from safetensors only. Raises ModelError.
+    """
     import torch
 
-    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    automatic = "bfloat16" if device.startswith("cuda") else "float32"
-    dtype = getattr(torch, automatic if options.dtype == "auto" else options.dtype)
-    return _load(class_name, options, {"dtype": dtype, "use_safetensors": True}).to(device).eval()
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype_name: str = options.dtype
+    if dtype_name == "auto":
+        dtype_name = "bfloat16" if device.startswith("cuda") else "float32"
+    model = _load(class_name, options, {"dtype": getattr(torch, dtype_name), "use_safetensors": True})
+    return model.to(device).eval()
 
 
 def _load(class_name: str, options: PretrainedOptions, keywords: Mapping[str, object]) -> Any:
+    """Call `from_pretrained` of a class of transformers for the model and revision of the options, with `keywords`."""
     import transformers
 
     from toolformer_dag.model.loading import from_hub
 
-    return from_hub(getattr(transformers, class_name), options.model, {"revision": options.revision, **keywords})
+    model_class = getattr(transformers, class_name)
+    return from_hub(model_class, options.model, {"revision": options.revision, **keywords})

@@ -29,10 +29,12 @@ class Passage:
         return f"{self.title}\n{self.section}\n{self.text}"
 
     def packed(self) -> bytes:
+        """Return the passage as an index stores it: a JSON list of its fields."""
         return orjson.dumps([self.id, self.title, self.section, self.text])
 
     @classmethod
     def unpacked(cls, packed: bytes) -> "Passage":
+        """Read what `packed` returned."""
         return cls(*orjson.loads(packed))
 
 
@@ -52,39 +54,56 @@ _WITHOUT_SPACES = regex.compile(WITHOUT_SPACES)
 
 
 def cut_at_word_end(line: str, max_characters: int) -> str:
-    """Return the longest beginning of whole words that fits; words in `line` are separated by single spaces.
+    """Return the longest beginning of a line that ends with a word and has at most `max_characters`.
 
-    In scripts without spaces every character ends a word.
+    Words in `line` are separated by single spaces; in scripts without spaces every character ends a word. A first word
+    that is too long is cut. A ` >` at the end, the separator of `snippet`, is left out.
     """
     if len(line) <= max_characters:
         return line
-    fitting = range(max_characters, 0, -1)
-    ends = (end for end in fitting if line[end] == " " or _WITHOUT_SPACES.match(line[end - 1]))
-    return line[: next(ends, max_characters)].removesuffix(" >")
+    cut = max_characters
+    for end in range(max_characters, 0, -1):
+        is_word_end = line[end] == " " or _WITHOUT_SPACES.match(line[end - 1])
+        if is_word_end:
+            cut = end
+            break
+    return line[:cut].removesuffix(" >")
 
 
 SECTION_MARK = "Section::::"
+"""What begins a heading in a KILT page."""
 BULLET = re.compile(r"^BULLET::::(- )?")
+"""What begins an item of a list in a KILT page."""
 
 
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
-    """Yield a passage per paragraph of a KILT page; a line `Section::::A.:B.` starts the section `A > B`.
+    """Yield a passage per paragraph of a page of KILT's knowledge source.
 
-    The first entry of `text` repeats the title and is skipped. Raises KeyError or TypeError for another shape.
+    - page: its fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings.
+    - A heading `Section::::A.:B.` starts the section `A > B`.
+    - The first entry of `text` repeats the title and is skipped.
+    - The id of a passage is `ID:NUMBER`: that of the page, and the place in `text`, from 0.
+
+    Raises KeyError or TypeError for a page of another shape.
     """
-    identifier, title, paragraphs = str(page["wikipedia_id"]), page["wikipedia_title"], page["text"]
+    page_id = str(page["wikipedia_id"])
+    title = page["wikipedia_title"]
+    paragraphs = page["text"]
     if not isinstance(title, str) or not isinstance(paragraphs, list):
         raise TypeError("wikipedia_title must be a string and text a list")
     section = ""
     for number, paragraph in enumerate(paragraphs):
         line = paragraph.strip()
+        repeats_title = number == 0 and line == title.strip()
         if line.startswith(SECTION_MARK):
-            section = " > ".join(line.removeprefix(SECTION_MARK).removesuffix(".").split(".:"))
-        elif line and not (number == 0 and line == title.strip()):
-            yield Passage(f"{identifier}:{number}", title, section, BULLET.sub("", line))
+            headings = line.removeprefix(SECTION_MARK).removesuffix(".").split(".:")
+            section = " > ".join(headings)
+        elif line and not repeats_title:
+            yield Passage(f"{page_id}:{number}", title, section, BULLET.sub("", line))
 
 
 EMBEDDED = "embedded"
+"""The value of `passages` that chooses the synthetic world's encyclopaedia."""
 
 
 class PassageError(UserError):
@@ -104,19 +123,25 @@ def read_passages(source: str) -> Iterator[Passage]:
     if source == EMBEDDED:
         from toolformer_dag.synthetic.world import passages, the_world
 
-        return (Passage(p.id, p.title, p.section, p.text) for p in passages(the_world()))
-    return _file_passages(Path(source))
+        for entry in passages(the_world()):
+            yield Passage(entry.id, entry.title, entry.section, entry.text)
+    else:
+        yield from _file_passages(Path(source))
 
 
 def _file_passages(file: Path) -> Iterator[Passage]:
-    number, empty, line = 0, True, b""
+    """Yield the passages of a file of JSON lines. Raises PassageError."""
+    number = 0  # of the line that is being read, from 1; the messages below name it
+    line = b""
+    is_empty = True
     try:
         require_regular(file)
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                for passage in _line_passages(line.removeprefix(BOM_UTF8 if number == 1 else b""), number):
+                record = line.removeprefix(BOM_UTF8) if number == 1 else line
+                for passage in _line_passages(record, number):
                     yield passage
-                    empty = False
+                    is_empty = False
     except (OSError, EOFError, zlib.error) as error:
         raise PassageError(
             f"{file}: cannot be read after line {number}: {error}. Set `passages` to a file or `{EMBEDDED}`."
@@ -127,17 +152,27 @@ def _file_passages(file: Path) -> Iterator[Passage]:
             f"{file}, line {number}: {reason}. A line holds `title` and `text` "
             "(and `id`, `section`), or a page of KILT's knowledge source."
         ) from error
-    if empty:
+    if is_empty:
         raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
 
 
 def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
+    """Return the passages of a line: those of a KILT page, or one, whose id is `number` where it has none.
+
+    Raises an error of orjson, KeyError, TypeError or AttributeError for a line of another form.
+    """
     if not line.strip():
         return ()
     record = orjson.loads(line)
     if "wikipedia_title" in record:
         return kilt_passages(record)
-    passage = Passage(str(record.get("id", number)), record["title"], record.get("section") or "", record["text"])
-    if not all(isinstance(field, str) for field in (passage.title, passage.section, passage.text)):
+    passage = Passage(
+        id=str(record.get("id", number)),
+        title=record["title"],
+        section=record.get("section") or "",
+        text=record["text"],
+    )
+    fields = (passage.title, passage.section, passage.text)
+    if not all(isinstance(field, str) for field in fields):
         raise TypeError("title, section and text must be strings")
     return (passage,)

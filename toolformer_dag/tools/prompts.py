@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.arguments import BadArguments, Schema, argument_names, read_arguments
@@ -14,12 +14,15 @@ from toolformer_dag.texts.calls import MalformedCall, find_behind_input, one_lin
 from toolformer_dag.tools.tool import Tool
 
 LONGEST_MEANING = 100
-"""Characters of what a prompt tells about an argument; a longer value is not shown."""
+"""The most characters with which a prompt describes an argument; a longer default or enum value is left out."""
+MOST_VALUES = 8
+"""The most values of an enum that a prompt lists."""
 SAMPLE_VALUES: Mapping[str, object] = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
-"""What stands in an example for a value of a type; a text is three dots."""
+"""The value that stands for each JSON type in a sample call; a string is `...`."""
 SHOWN = 40
 """Characters of an example that a warning shows, from where Input and Output begin to differ."""
 _log = logging.getLogger(__name__)
+# An opening bracket and a name right before a parenthesis, such as `[Calculator(`; only the bracket is matched.
 _CALL_START = re.compile(r"\[(?=[^\s\[\]()]+\()")
 
 
@@ -27,25 +30,53 @@ class ToolError(UserError):
     """A tool that cannot be loaded. The message names the section or the prompt, the reason and the remedy."""
 
 
+class PromptExample(NamedTuple):
+    """An example of a prompt P(x): a text, and the same text with calls."""
+
+    input: str
+    output: str
+
+
 def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
-    """Write the paper's prompt for a tool; each example is a text with calls, and its Input the text without them."""
+    """Write the paper's prompt P(x) (appendix A.2) from a tool's description, arguments and examples.
+
+    examples: texts with calls, such as `It is [Weather(city="Rome")] sunny.` Each becomes an Output of the prompt, and
+    the same text without calls the Input before it.
+    """
     about = tool.about.rstrip()
-    described = f" {about}{'' if about[-1:] in '.!?' else '.'}" if about else ""
-    form = f"[{tool.name}({', '.join(argument_names(tool.schema or {})) if tool.schema is not None else 'input'})]"
-    lines = [
-        f"Your task is to add calls to a {tool.name} API to a piece of text.{described} The calls should help you get "
-        f'information required to complete the text. You can call the API by writing "{form}"{_meanings(tool.schema)}. '
-        "Here are some examples of API calls:"
-    ]
+    if about and about[-1] not in ".!?":
+        about += "."
+    description = f" {about}" if about else ""
+    arguments = "input" if tool.schema is None else ", ".join(argument_names(tool.schema))
+    call_form = f"[{tool.name}({arguments})]"
+    instruction = (
+        f"Your task is to add calls to a {tool.name} API to a piece of text.{description} The calls should help you "
+        f'get information required to complete the text. You can call the API by writing "{call_form}"'
+        f"{_meanings(tool.schema or {})}. Here are some examples of API calls:"
+    )
+    lines = [instruction]
     for example in examples:
         output = " ".join(example.split())
-        lines += [f"Input: {take_out(' ' + output, {tool.name}).strip()}", f"Output: {output}"]
+        lines.append(f"Input: {_without_calls(output, tool.name)}")
+        lines.append(f"Output: {output}")
     return "\n".join(lines) + "\n"
 
 
+def _without_calls(output: str, tool_name: str) -> str:
+    """Return a text without its calls to the tool.
+
+    A call is taken out together with the space before it, so a space is added for a call that begins the text.
+    """
+    return take_out(f" {output}", {tool_name}).strip()
+
+
 def missing_examples(tool: Tool) -> ToolError:
-    """Return the error for a tool of a server that has no examples, with the lines that would give it some."""
+    """Return the error for a tool of an MCP server whose section has no `examples`.
+
+    Its message ends with the lines to paste into toolformer.toml, with a sample call of the tool.
+    """
     example = f"... [{tool.name}({_sample_arguments(tool.schema or {})})] ..."
+    # TOML's strings in single quotes have no escapes, so an example with a single quote is written as in JSON.
     quoted = json.dumps(example, ensure_ascii=False) if "'" in example else f"'{example}'"
     return ToolError(
         f"[tools.{tool.key}] (server {tool.server}) has no examples: paste these lines (without the header where it "
@@ -55,66 +86,102 @@ def missing_examples(tool: Tool) -> ToolError:
 
 
 def _sample_arguments(schema: Schema) -> str:
-    """The arguments that a schema requires, with values of their types."""
+    """Write the arguments that a schema requires with sample values of their types: `city="...", days=1`."""
     properties = schema.get("properties") or {}
-    required = {name: properties.get(name) for name in argument_names(schema) if name in (schema.get("required") or ())}
-    values = {
-        name: next(iter(declared.get("enum") or [SAMPLE_VALUES.get(str(declared.get("type")), "...")]))
-        for name, declared in (
-            (name, declared if isinstance(declared, Mapping) else {}) for name, declared in required.items()
-        )
-    }
-    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    required = schema.get("required") or ()
+    arguments = []
+    for name in argument_names(schema):
+        if name in required:
+            value = json.dumps(_sample_value(properties.get(name)), ensure_ascii=False)
+            arguments.append(f"{name}={value}")
+    return ", ".join(arguments)
 
 
-def _meanings(schema: Schema | None) -> str:
-    """Say what each argument is, where the schema says it."""
-    parts = []
-    for name in argument_names(schema or {}):
-        described = (schema or {}).get("properties", {}).get(name)
-        meaning = _meaning(described) if isinstance(described, Mapping) else ""
-        parts.append(f'"{name}" is {meaning}' if meaning else "")
-    meanings = ", ".join(filter(None, parts))
-    return f" where {meanings}" if meanings else ""
+def _sample_value(declaration: Any) -> object:
+    """Return a value that an argument's schema allows: the first of its enum, else SAMPLE_VALUES of its type."""
+    if not isinstance(declaration, Mapping):
+        return "..."
+    for value in declaration.get("enum") or ():
+        return value
+    return SAMPLE_VALUES.get(str(declaration.get("type")), "...")
 
 
-def _meaning(described: Mapping[str, Any]) -> str:
-    what = one_line(str(described.get("description") or described.get("title") or "")).rstrip(". ")[:LONGEST_MEANING]
-    if values := [json.dumps(value, ensure_ascii=False) for value in described.get("enum", ())[:8]]:
-        return f"{what}: " * bool(what) + " or ".join(value for value in values if len(value) <= LONGEST_MEANING)
-    value = json.dumps(described.get("default"), ensure_ascii=False)
-    if "default" in described and len(value) <= LONGEST_MEANING:
-        return f"{what} ({value} if left out)".strip()
-    return what
+def _meanings(schema: Schema) -> str:
+    """Return ` where "city" is ..., "days" is ...`, for the arguments that the schema describes; empty for none."""
+    meanings = []
+    for name in argument_names(schema):
+        declaration = schema.get("properties", {}).get(name)
+        meaning = _meaning(declaration) if isinstance(declaration, Mapping) else ""
+        if meaning:
+            meanings.append(f'"{name}" is {meaning}')
+    return f" where {', '.join(meanings)}" if meanings else ""
+
+
+def _meaning(declaration: Mapping[str, Any]) -> str:
+    """Describe an argument by its JSON schema: its description, with its values or else its default.
+
+    Such as `the unit: "C" or "F"`, or `days from today (1 if left out)`.
+    """
+    description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
+    description = description.rstrip(". ")[:LONGEST_MEANING]
+
+    values = [json.dumps(value, ensure_ascii=False) for value in declaration.get("enum", ())[:MOST_VALUES]]
+    if values:
+        listed = " or ".join(value for value in values if len(value) <= LONGEST_MEANING)
+        return f"{description}: {listed}" if description else listed
+
+    default = json.dumps(declaration.get("default"), ensure_ascii=False)
+    if "default" in declaration and len(default) <= LONGEST_MEANING:
+        return f"{description} ({default} if left out)".strip()
+    return description
 
 
 def check_prompt(
-    text: str, name: str, source: object, own: bool = True, schema: Schema | None = None
-) -> list[tuple[str, str]]:
-    """Check a prompt and return its examples, (Input, Output), which begin with these words and may span several lines.
+    text: str, name: str, source: object, *, is_users: bool = True, schema: Schema | None = None
+) -> list[PromptExample]:
+    """Check a prompt P(x) and return its examples, without the words `Input:` and `Output:` that begin them.
 
-    Raises ToolError where an Input has no Output, the instruction or all examples are missing, or a call does not
-    parse or is not one to `name`. Of a person's `own` prompt, warns of an Output that is not the Input without its
-    calls; two of the paper's are not. Not covered: whether the tool accepts the inputs of the calls.
+    - name: the tool's name in texts.
+    - source: where the prompt is from, for messages.
+    - is_users: whether the user wrote it. Then an Output that differs from its Input by more than calls is warned of;
+      two of the paper's own examples differ.
+    - schema: that of the tool's named arguments, which all calls must fit; None where calls take one text.
+
+    Raises ToolError where the instruction or every example is missing, an Input has no Output, no example has a call,
+    or a call does not parse or calls another tool. Whether the tool accepts the inputs of the calls is not checked.
     """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
         raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
     if not blocks:
         raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
-    examples = [_example(block, name, f"{source}: example {number}", schema) for number, block in enumerate(blocks, 1)]
-    for number, (given, output) in enumerate(examples if own else (), 1):
-        _warn_of_another_text(given, take_out(" " + output, {name}).strip(), f"{source}: example {number}")
-    if not any(_CALL_START.search(output) for _, output in examples):
+    examples = []
+    for number, block in enumerate(blocks, 1):
+        example = _read_example(block, f"{source}: example {number}")
+        _check_calls(example.output, name, f"{source}: example {number}", schema)
+        examples.append(example)
+    if is_users:
+        for number, example in enumerate(examples, 1):
+            output_text = _without_calls(example.output, name)
+            _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
+    if not any(_CALL_START.search(example.output) for example in examples):
         raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
     return examples
 
 
-def _example(block: str, name: str, where: str, schema: Schema | None) -> tuple[str, str]:
+def _read_example(block: str, where: str) -> PromptExample:
+    """Read an example from what follows its `Input:`. Raises ToolError unless it has exactly one `Output:`."""
     parts = [part.strip() for part in re.split(r"^Output:", block, flags=re.MULTILINE)]
     if len(parts) != 2 or not all(parts):
         raise ToolError(f"{where}: write one 'Input: text' line and one 'Output: text' line")
-    given, output = parts
+    return PromptExample(*parts)
+
+
+def _check_calls(output: str, name: str, where: str, schema: Schema | None) -> None:
+    """Check that every call in an example's output parses, is to the tool `name` and fits its schema.
+
+    `where` names the example. Raises ToolError.
+    """
     for start in _CALL_START.finditer(output):
         end = find_behind_input("]", output, start.end())
         body = output[start.end() : end if end >= 0 else None]
@@ -124,28 +191,36 @@ def _example(block: str, name: str, where: str, schema: Schema | None) -> tuple[
             raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
         if call.tool != name:
             raise ToolError(f"{where}: [{body}] calls {call.tool!r}, but this tool's name is {name!r}; rename the call")
-        _check_arguments(call.input, schema, f"{where}: [{body}]")
-    return given, output
-
-
-def _check_arguments(input: str, schema: Schema | None, where: str) -> None:
-    try:
         if schema is not None:
-            read_arguments(input, schema)
+            _check_arguments(call.input, schema, f"{where}: [{body}]")
+
+
+def _check_arguments(input: str, schema: Schema, where: str) -> None:
+    """Raise ToolError where a call's input does not fit the schema; `where` names the example and the call."""
+    try:
+        read_arguments(input, schema)
     except BadArguments as error:
-        names = ", ".join(argument_names(schema or {}))
+        names = ", ".join(argument_names(schema))
         raise ToolError(f"{where}: {error.reason}; write {names} as name=value, with JSON values") from error
 
 
 @cache
-def _warn_of_another_text(given: str, left: str, where: str) -> None:
-    """Warn once, however often tools are loaded."""
-    if left != given:
-        alike = next(at for at, pair in enumerate(zip_longest(left, given)) if pair[0] != pair[1])
-        _log.warning(
-            "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
-            "texts; make both equal, with a single space before each call",
-            where,
-            left[alike : alike + SHOWN],
-            given[alike : alike + SHOWN],
-        )
+def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
+    """Warn where an Output without its calls, `output_text`, is not the Input; `where` names the example.
+
+    Cached, so that an example is warned of once per process, however often its tool is loaded.
+    """
+    if output_text == input:
+        return
+    first_difference = 0
+    for output_character, input_character in zip_longest(output_text, input):
+        if output_character != input_character:
+            break
+        first_difference += 1
+    _log.warning(
+        "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
+        "texts; make both equal, with a single space before each call",
+        where,
+        output_text[first_difference : first_difference + SHOWN],
+        input[first_difference : first_difference + SHOWN],
+    )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from pydantic import ValidationError
 
@@ -23,61 +23,88 @@ from toolformer_dag.tools.sandbox import wall_in
 from toolformer_dag.tools.tool import Tool, ToolDefaults, described
 
 EMBEDDED = "embedded"
+"""The value of `prompt` that chooses the short prompt of the synthetic world."""
+BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
+"""A file per built-in tool, with its prompt beside it."""
+REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}
+"""The attributes that every tool class sets, with their types."""
 
 
-def _read_prompt(key: str, tool_class: type[Tool], option: str | None, root: Path) -> tuple[Path, str]:
-    """Read the file that the option names, relative to `root`; or the synthetic world's, or the tool's own.
+class PromptFile(NamedTuple):
+    """A prompt P(x) and the file that it was read from."""
 
-    The tool's own is calculator.txt for calculator.py, and prompt.txt beside a user's class. Raises ToolError.
+    path: Path
+    text: str
+
+
+def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Path) -> PromptFile:
+    """Read the prompt of `tool_class`. Raises ToolError where its file cannot be read.
+
+    - option: the section's `prompt`. A path is relative to `root`; `embedded` is the file `name`.txt of the synthetic
+      world. Without an option the tool's own prompt is read: calculator.txt beside the built-in calculator.py,
+      prompt.txt beside the module of a user's class.
+    - name: the section's key; for the prompt of chained calls, that of its file in the synthetic world.
     """
-    file = Path(inspect.getfile(tool_class))
-    file = file.with_suffix(".txt") if file.parent == BUILT_IN_FOLDER else file.with_name("prompt.txt")
-    if option is not None:
-        file = PROMPTS / f"{key}.txt" if option == EMBEDDED else under(root, option)
+    if option == EMBEDDED:
+        path = PROMPTS / f"{name}.txt"
+    elif option is not None:
+        path = under(root, option)
+    else:
+        module_file = Path(inspect.getfile(tool_class))
+        is_built_in = module_file.parent == BUILT_IN_FOLDER
+        path = module_file.with_suffix(".txt") if is_built_in else module_file.with_name("prompt.txt")
     try:
-        return file, text_of(file).strip() + "\n"
+        return PromptFile(path, text_of(path).strip() + "\n")
     except (OSError, ValueError) as error:
         raise ToolError(
-            f"[tools.{key}]: {file}: the prompt cannot be read ({error}); write examples = [...], two to five "
+            f"[tools.{name}]: {path}: the prompt cannot be read ({error}); write examples = [...], two to five "
             "sentences with calls, or set prompt = to a UTF-8 file"
         ) from error
 
 
 def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
-    """Read the prompt for calls after others; the tool's own where no file is named. Raises ToolError."""
+    """Read the prompt for chained calls: calls of `tool` in a text that has the results of earlier calls.
+
+    `option` is the section's `chain_prompt`: a path relative to `root`, or `embedded`; without it the tool's usual
+    prompt is returned. Raises ToolError.
+    """
     if option is None:
         return tool.prompt
     name = f"{tool.key}_chain" if option == EMBEDDED else tool.key
-    file, prompt = _read_prompt(name, type(tool), option, root)
-    if "\nInput:" not in prompt or "\nOutput:" not in prompt:
-        raise ToolError(f"[tools.{tool.key}]: {file}: no example; add pairs of lines 'Input: ...' and 'Output: ...'")
-    return prompt
-
-
-BUILT_IN_FOLDER = Path(__file__).with_name("built_in")
-"""A file per tool, with its prompt beside it."""
-REQUIRED_ATTRIBUTES = {"name": str, "version": str, "defaults": ToolDefaults}
-"""The attributes that every tool class sets."""
+    prompt = _read_prompt(name, type(tool), option, root)
+    if "\nInput:" not in prompt.text or "\nOutput:" not in prompt.text:
+        raise ToolError(
+            f"[tools.{tool.key}]: {prompt.path}: no example; add pairs of lines 'Input: ...' and 'Output: ...'"
+        )
+    return prompt.text
 
 
 def enabled_tools(settings: Settings) -> dict[str, Tool]:
-    """Load the tools of the enabled sections, in the order of the file, behind their walls. Raises ToolError."""
-    enabled = {key: section.options() for key, section in settings.tools.items() if section.enabled}
-    tools = load_tools(enabled, root=settings.root)
+    """Load the tools of the enabled sections, in the order of the file, by key. Raises ToolError.
+
+    Tools of sections with a sandbox run in processes of their own (`sandbox.py`).
+    """
+    options_of_tools = {key: section.options() for key, section in settings.tools.items() if section.enabled}
+    tools = load_tools(options_of_tools, root=settings.root)
     for key, tool in tools.items():
-        if settings.tools[key].sandbox.enabled:
-            wall_in(tool, settings.tools[key], settings.root)
+        section = settings.tools[key]
+        if section.sandbox.enabled:
+            wall_in(tool, section, settings.root)
     return tools
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
-    """Load the tool of every section, by key. Raises ToolError, also where two tools have the same name."""
+    """Load the tool of every section, by key, as `load_tool` does.
+
+    Raises ToolError, also where two tools have the same name in texts.
+    """
     tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
-    owner: dict[str, str] = {}
+    key_of_name: dict[str, str] = {}
     for key, tool in tools.items():
-        if owner.setdefault(tool.name, key) != key:
+        first_key = key_of_name.setdefault(tool.name, key)
+        if first_key != key:
             raise ToolError(
-                f"[tools.{key}]: the name {tool.name!r} is already taken by [tools.{owner[tool.name]}]; "
+                f"[tools.{key}]: the name {tool.name!r} is already taken by [tools.{first_key}]; "
                 "their calls would be indistinguishable: rename a tool, or remove a section"
             )
     return tools
@@ -92,7 +119,10 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
     """
     tool_class = tool_class_of(key, options, root)
     try:
-        return _constructed(key, tool_class, read_options(tool_class, options, root), root)
+        tool_options = read_options(tool_class, options, root)
+        if _has_written_prompt(tool_options):
+            return _with_written_prompt(tool_class, key, tool_options)
+        return _with_prompt_file(tool_class, key, tool_options, root)
     except ValidationError as error:
         raise ToolError(explain_options(key, error, tool_class.Options)) from error
     except UserError:
@@ -106,62 +136,79 @@ def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -
 
 def read_options(tool_class: type[Tool], options: Mapping[str, object], root: Path) -> ToolOptions:
     """Return the options of a section as its tool declares them. Raises pydantic's ValidationError."""
-    given = {name: value for name, value in options.items() if name != "use"}
-    return tool_class.Options.model_validate(given, context={"root": root})
+    tool_options = {name: value for name, value in options.items() if name != "use"}
+    return tool_class.Options.model_validate(tool_options, context={"root": root})
 
 
-def _constructed(key: str, tool_class: type[Tool], options: ToolOptions, root: Path) -> Tool:
-    """Return the complete tool with its prompt, read or written. Raises ToolError."""
-    if options.examples is not None or (options.prompt is None and "server" in type(options).model_fields):
-        tool = tool_class(key, options, "")
-        _check_complete(tool)
-        if options.examples is None:
-            raise missing_examples(tool)
-        tool.prompt = written_prompt(tool, options.examples)
-        check_prompt(tool.prompt, tool.name, f"[tools.{key}]: examples", schema=tool.schema)
-        return tool
-    source, prompt = _read_prompt(key, tool_class, options.prompt, root)
-    tool = tool_class(key, options, prompt)
+def _has_written_prompt(options: ToolOptions) -> bool:
+    """Return whether the prompt is written from `examples`; a server's tool has no file of its own to read instead."""
+    is_of_a_server = "server" in type(options).model_fields
+    return options.examples is not None or (options.prompt is None and is_of_a_server)
+
+
+def _with_written_prompt(tool_class: type[Tool], key: str, options: ToolOptions) -> Tool:
+    """Return a tool whose prompt is written from its examples. Raises ToolError, also where it has none."""
+    tool = tool_class(key, options, "")
     _check_complete(tool)
-    own = source.parent != BUILT_IN_FOLDER
-    check_prompt(prompt, tool.name, f"[tools.{key}]: {source}", own=own, schema=tool.schema)
+    if options.examples is None:
+        raise missing_examples(tool)
+    tool.prompt = written_prompt(tool, options.examples)
+    check_prompt(tool.prompt, tool.name, f"[tools.{key}]: examples", schema=tool.schema)
+    return tool
+
+
+def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, root: Path) -> Tool:
+    """Return a tool whose prompt is read from a file, as `_read_prompt` chooses it. Raises ToolError."""
+    prompt = _read_prompt(key, tool_class, options.prompt, root)
+    tool = tool_class(key, options, prompt.text)
+    _check_complete(tool)
+    is_users = prompt.path.parent != BUILT_IN_FOLDER
+    check_prompt(prompt.text, tool.name, f"[tools.{key}]: {prompt.path}", is_users=is_users, schema=tool.schema)
     return tool
 
 
 def _check_complete(tool: Tool) -> None:
-    missing = [name for name, kind in REQUIRED_ATTRIBUTES.items() if not isinstance(getattr(tool, name, None), kind)]
+    """Check what a tool's class has to set, and that calls of the tool can be written. Raises ToolError."""
+    missing = []
+    for name, kind in REQUIRED_ATTRIBUTES.items():
+        if not isinstance(getattr(tool, name, None), kind):
+            missing.append(name)
     if not isinstance(tool.batch_size, int) or tool.batch_size < 1:
         missing.append("a batch_size of at least 1")
-    if missing or fault(Call(tool.name, "")):
-        wrong = (
-            f"does not set {', '.join(missing)}"
-            if missing
-            else f"has the name {tool.name!r}, which cannot stand in a call"
-        )
+    problem = None
+    if missing:
+        problem = f"does not set {', '.join(missing)}"
+    elif fault(Call(tool.name, "")):
+        problem = f"has the name {tool.name!r}, which cannot stand in a call"
+    if problem:
         raise ToolError(
-            f'[tools.{tool.key}]: {type(tool).__name__} {wrong}; a tool has name = one word, version = "1" and '
+            f'[tools.{tool.key}]: {type(tool).__name__} {problem}; a tool has name = one word, version = "1" and '
             "defaults = ToolDefaults(tau_s, k, m, tau_f)"
         )
-    if tool.schema is not None and (why := schema_fault(tool.schema)):
-        raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {why}; leave the tool out")
+    unwritable = None if tool.schema is None else schema_fault(tool.schema)
+    if unwritable:
+        raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {unwritable}; leave the tool out")
 
 
 def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
-    """Import the class of a section, or the built-in tool of its name. Raises ToolError."""
+    """Import the class of section `[tools.KEY]`: the built-in tool or the user's class that `use` names.
+
+    Without `use` it is the built-in tool `key`. A user's module may lie in the folder `root`. Raises ToolError.
+    """
     use = str(options.get("use", key))
     if use in built_in_tools():
-        module = importlib.import_module(f"toolformer_dag.tools.built_in.{use}")
-        return next(one for one in vars(module).values() if _is_tool(one) and one.__module__ == module.__name__)
+        return _built_in_class(use)
     if ":" not in use:
-        own = ":".join(use.rsplit(".", 1)) if "." in use else "my_package.tools:MyTool"
+        with_colon = ":".join(use.rsplit(".", 1)) if "." in use else "my_package.tools:MyTool"
         raise ToolError(
             f"[tools.{key}]: there is no built-in tool {use!r} ({', '.join(built_in_tools())}); for your own tool "
-            f'write use = "{own}", with a colon before the class'
+            f'write use = "{with_colon}", with a colon before the class'
         )
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
-    tool_class = getattr(_import(key, use, module_name, root), class_name, None)
+    module = _import(key, use, module_name, root)
+    tool_class = getattr(module, class_name, None)
     if not _is_tool(tool_class):
         raise ToolError(
             f"[tools.{key}]: use = {use!r} is not a tool; {class_name!r} must be a class of {module_name} that derives "
@@ -171,15 +218,29 @@ def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[T
 
 
 def built_in_tools() -> list[str]:
-    """Return the names of the built-in tools."""
+    """Return the names of the built-in tools: `calculator`, `calendar` and so on."""
     return sorted(path.stem for path in BUILT_IN_FOLDER.glob("*.py") if path.stem != "__init__")
 
 
+def _built_in_class(name: str) -> type[Tool]:
+    """Import the module of a built-in tool and return the tool class that it defines, not one that it imports."""
+    module = importlib.import_module(f"toolformer_dag.tools.built_in.{name}")
+    for value in vars(module).values():
+        if _is_tool(value) and value.__module__ == module.__name__:
+            return value
+    raise TypeError(f"{module.__name__} defines no tool")
+
+
 def _is_tool(value: object) -> TypeGuard[type[Tool]]:
+    """Return whether a value is a class that derives from Tool and defines `run`."""
     return inspect.isclass(value) and issubclass(value, Tool) and not inspect.isabstract(value)
 
 
 def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
+    """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises.
+
+    `key` and `use` are those of the section, for the message.
+    """
     folder = str(root.absolute())
     if folder not in sys.path:  # a module beside toolformer.toml needs no installation
         sys.path.append(folder)

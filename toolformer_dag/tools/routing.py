@@ -2,62 +2,69 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import tantivy
 
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.tools.passage_search import analyzer, spaced
+from toolformer_dag.tools.passage_terms import analyzer, spaced
 from toolformer_dag.tools.tool import Tool
 
 _NUMBER = re.compile(r"\d+")
 _EXAMPLE = re.compile(r"^Input: (.*)$", re.MULTILINE)
+"""The Input of an example in a prompt."""
 HEAP_BYTES = 15_000_000
-"""The least that tantivy takes."""
+"""The memory of the index writer: the least that tantivy takes."""
 NEAR = 64
-"""Words before a call that decide which tools are offered there."""
+"""The words before a place that decide which tools are offered there."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
 """(text so far, names of tools that may be called) -> those of them that are offered after the text."""
 
 
 def described_by(tool: Tool) -> list[str]:
-    """Return what texts are compared with, one by one: a tool's name with its description, and its examples.
+    """Return the texts that tell what a tool is for: its name with its description, and each Input of its prompt.
 
-    Its schema is not: a change there would route the texts of all lanes anew.
+    The schema of its arguments is not among them: a change there would route the texts of all lanes anew.
     """
-    return [f"{tool.key.replace('_', ' ')} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
+    name = tool.key.replace("_", " ")
+    return [f"{name} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
 
 
 def ranking_identity(tools: Sequence[Tool]) -> str:
-    """Return what determines how `tools` are ranked."""
-    return fingerprint({tool.key: list(map(spaced, described_by(tool))) for tool in tools})
+    """Return what determines how `tools` are ranked, for fingerprints."""
+    descriptions = {}
+    for tool in tools:
+        descriptions[tool.key] = [spaced(text) for text in described_by(tool)]
+    return fingerprint(descriptions)
 
 
 def _terms(text: str) -> list[str]:
-    """Return the distinct words and pairs of neighbours; all numbers are alike."""
+    """Return the distinct words of a text and pairs of neighbours, such as `new_york`; all numbers are alike."""
     words = analyzer().analyze(spaced(_NUMBER.sub("0", text)))
-    return list(dict.fromkeys([*words, *map("_".join, pairwise(words))]))
+    pairs = [f"{first}_{second}" for first, second in pairwise(words)]
+    return list(dict.fromkeys([*words, *pairs]))
 
 
 class Router:
-    """Ranks tools by a text."""
+    """Ranks tools by how well a text fits them, with an index in memory of the texts that they are `described_by`."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("terms", tokenizer_name="whitespace")
         builder.add_unsigned_field("number", stored=True)
-        documents = [(tool.key, text) for tool in tools for text in described_by(tool)]
-        self._keys = [key for key, _ in documents]
         self._schema = builder.build()
         self._index = tantivy.Index(self._schema)
+        self._keys: list[str] = []  # the key of the tool that each document of the index describes, by its number
         writer = self._index.writer(HEAP_BYTES, 1)
-        for number, (_, text) in enumerate(documents):
-            document = tantivy.Document()
-            document.add_text("terms", " ".join(_terms(text)))
-            document.add_unsigned("number", number)
-            writer.add_document(document)
+        for tool in tools:
+            for text in described_by(tool):
+                document = tantivy.Document()
+                document.add_text("terms", " ".join(_terms(text)))
+                document.add_unsigned("number", len(self._keys))
+                writer.add_document(document)
+                self._keys.append(tool.key)
         writer.commit()
         writer.wait_merging_threads()
         self._index.reload()
@@ -66,38 +73,65 @@ class Router:
     def top(self, text: str, most: int) -> dict[str, float]:
         """Return the scores of at most `most` tools that share words with the text, the best first, by key.
 
-        A tool's score is that of the best of the texts that it is `described_by`.
+        A tool's score is that of the best of the texts that it is `described_by`. Equal scores are in order of keys.
         """
-        terms = [tantivy.Query.term_query(self._schema, "terms", term, "freq") for term in _terms(text)]
-        query = tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
+        term_queries = []
+        for term in _terms(text):
+            term_query = tantivy.Query.term_query(self._schema, "terms", term, "freq")
+            term_queries.append((tantivy.Occur.Should, term_query))
+        if not term_queries:
+            return {}
+        query = tantivy.Query.boolean_query(term_queries)
         scores: dict[str, float] = {}
-        for score, at in self._searcher.search(query, len(self._keys)).hits if terms else []:  # the best comes first
+        for score, address in self._searcher.search(query, len(self._keys)).hits:  # the best comes first
+            # Past the last tool within `most`, only tools with the same score are looked for.
             if len(scores) >= most and score < min(scores.values()):
                 break
-            scores.setdefault(self._keys[self._searcher.doc(at)["number"][0]], float(score))
-        return dict(sorted(scores.items(), key=lambda one: (-one[1], one[0]))[:most])
+            number = self._searcher.doc(address)["number"][0]
+            scores.setdefault(self._keys[number], float(score))
+        ranked = sorted(scores.items(), key=_rank)
+        return dict(ranked[:most])
+
+
+def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
+    """Return the sort key that puts higher scores first, and equal ones in order of keys."""
+    key, score = key_and_score
+    return -score, key
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return what offers, of the tools that may be called, at most `most`: those that the last words fit best.
+    """Return the function (see `Offer`) that offers at most `most` tools after a text: those its last words fit best.
 
-    `tools`: by their names in the text. Calls in the text count for nothing. Where no tool shares a word with it, none
-    is offered. None where all tools are.
+    - tools: all tools, by their names in texts.
+    - most: 0 for no limit.
+
+    The function does not read the calls in the text. It offers no tool that shares no word with the text, except where
+    no more than `most` may be called: then it offers all of these. Returns None where all tools are always offered.
     """
-    if not 0 < most < len(tools):
+    if not _chooses(tool_count=len(tools), most=most):
         return None
-    names, router = {tool.key: name for name, tool in tools.items()}, Router(list(tools.values()))
+    names = {tool.key: name for name, tool in tools.items()}
+    router = Router(list(tools.values()))
 
     def offered(text: str, callable: frozenset[str]) -> frozenset[str]:
         if len(callable) <= most:
             return callable
-        near = " ".join(take_out(text, names.values()).split()[-NEAR:])
-        ranked = (names[key] for key in router.top(near, len(names)))
-        return frozenset(islice((name for name in ranked if name in callable), most))
+        words = take_out(text, names.values()).split()
+        scores = router.top(" ".join(words[-NEAR:]), len(names))
+        ranked_names = [names[key] for key in scores]
+        callable_names = [name for name in ranked_names if name in callable]
+        return frozenset(callable_names[:most])
 
     return offered
 
 
+def _chooses(*, tool_count: int, most: int) -> bool:
+    """Return whether fewer tools than there are can be offered."""
+    return 0 < most < tool_count
+
+
 def offer_identity(tools: Sequence[Tool], most: int) -> dict[str, Any]:
-    """Return what determines which tools `offer` offers; nothing where it offers all."""
-    return {"offered": [most, ranking_identity(tools)]} if 0 < most < len(tools) else {}
+    """Return what determines which tools `offer` offers, for fingerprints; nothing where it offers all."""
+    if not _chooses(tool_count=len(tools), most=most):
+        return {}
+    return {"offered": [most, ranking_identity(tools)]}

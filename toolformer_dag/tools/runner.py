@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.tool_settings import ToolLimits
@@ -20,8 +20,13 @@ from toolformer_dag.tools.tool import LOST, RetryableError, Tool, ToolCall, Tool
 
 _log = logging.getLogger(__name__)
 LONGEST_PAUSE = 3600.0
-"""Seconds between two tries at most, however often the pause was doubled."""
+"""The most seconds between two tries, however often the pause was doubled."""
+MOST_DOUBLINGS = 64
+"""How often a pause is doubled at most, so that its length stays a finite number."""
 REASON_CHARACTERS = 100
+"""The most characters of the reason why a call has no result."""
+WARNING_CHARACTERS = 500
+"""The most characters of a backend's message in a warning."""
 FAILURES_IN_A_ROW = 10
 """After this many lost calls in a row, the tool counts as down."""
 
@@ -31,42 +36,52 @@ CallBatch = Sequence[ToolCall]
 def check_results(
     tool: Tool, batch: CallBatch, results: object, max_characters: int, seconds: float
 ) -> list[ToolResult]:
-    """Return the results of `Tool.run` in the form of `plain_result`; `seconds` are those of the batch.
+    """Return what `Tool.run` returned for a batch as one `plain_result` per call.
 
-    Raises ToolDown unless there is one entry per call.
+    - max_characters: the length at which a result's text is cut.
+    - seconds: how long the batch took; each call gets an equal share unless its result has seconds of its own.
+
+    Raises ToolDown unless `results` is a list or tuple with an entry per call.
     """
-    if not isinstance(results, list | tuple) or len(results) != len(batch):
-        given = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
-        raise ToolDown(
-            f"[tools.{tool.key}]: {type(tool).__name__}.run returned {given} for {len(batch)} calls; it must return a "
-            "list of one ToolResult per call, in order"
-        )
-    return [plain_result(tool.key, result, max_characters, seconds / len(batch)) for result in results]
+    if not isinstance(results, list | tuple):
+        returned = f"a {type(results).__name__}"
+    elif len(results) != len(batch):
+        returned = f"{len(results)} results"
+    else:
+        return [plain_result(tool.key, result, max_characters, seconds / len(batch)) for result in results]
+    raise ToolDown(
+        f"[tools.{tool.key}]: {type(tool).__name__}.run returned {returned} for {len(batch)} calls; it must return a "
+        "list of one ToolResult per call, in order"
+    )
 
 
 def plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
-    """Return a result that a table and e(c, r) can hold, whatever a backend sent.
+    """Return a result that fits a table row and a text, whatever the backend of the tool `key` sent.
 
-    - Anything else than a ToolResult is a lost call, `lost:not_a_result`.
-    - result: a number becomes text; anything else that is not text has the reason `not_a_text`. A text is cleaned; the
-      reason is `empty_result` where nothing of it is left.
-    - reason: one short line, `no_reason` where nothing of it is left.
-    - cost and seconds: see `amount`; what is no amount is left out, with a warning per tool and type. `seconds`: if the
-      result tells none.
+    - Anything else than a ToolResult becomes a lost call, `lost:not_a_result`.
+    - result: a number becomes text, and text is cleaned and cut to `max_characters` (`clean_result`). The reason is
+      `empty_result` where nothing of it is left, `not_a_text` where it is neither text nor a number.
+    - reason: a line of at most REASON_CHARACTERS; `no_reason` where nothing of it is left.
+    - seconds: those of the result, else `seconds`.
+    - cost: left out where it is no `amount`, with a warning per tool and type.
     """
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
         return ToolResult(None, f"{LOST}not_a_result", seconds)
-    cost, seconds = amount(value.cost), amount(value.seconds) or seconds
-    if (cost is None) != (value.cost is None):
+    cost = amount(value.cost)
+    if cost is None and value.cost is not None:
         _warn_once(key, f"a cost of type {type(value.cost).__name__} is no amount of money; it is left out")
+    seconds = amount(value.seconds) or seconds
     if value.result is None:
         reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
         return ToolResult(None, reason or "no_reason", seconds, cost)
     text = _text(value.result)
-    if cleaned := clean_result(text or "", max_characters):
-        return ToolResult(cleaned, None, seconds, cost)
-    return ToolResult(None, "not_a_text" if text is None else "empty_result", seconds, cost)
+    if text is None:
+        return ToolResult(None, "not_a_text", seconds, cost)
+    cleaned_text = clean_result(text, max_characters)
+    if not cleaned_text:
+        return ToolResult(None, "empty_result", seconds, cost)
+    return ToolResult(cleaned_text, None, seconds, cost)
 
 
 def amount(value: Any) -> float | None:
@@ -94,11 +109,23 @@ def _text(value: object) -> str | None:
 
 @cache
 def _warn_once(key: str, message: str) -> None:
+    """Log a warning of the tool `key`, the same one once per process."""
     _log.warning("%s: %s", key, message)
 
 
+class Job(NamedTuple):
+    """A function for a worker thread to call, and the future that gets what it returns or raises."""
+
+    function: Callable[[], object]
+    future: Future[object]
+
+
+JobQueue = SimpleQueue[Job | None]
+"""The jobs of a worker thread; None ends it."""
+
+
 class TimedWorker:
-    """Runs functions in a daemon thread, so that a backend keeps its per-thread state.
+    """Runs functions one after the other in a daemon thread, so that a backend keeps its per-thread state.
 
     Python cannot end a thread. When work exceeds its limit, its thread keeps running and a new thread takes over. The
     old thread ends with the process at the latest. Not covered: the resources that it still holds (memory, locks, the
@@ -106,187 +133,249 @@ class TimedWorker:
     """
 
     def __init__(self) -> None:
-        self._jobs = _started()
+        self._jobs = _start_thread()
 
     def outcome(self, function: Callable[[], object], seconds: float) -> object:
-        """Return what `function` returns or raises. Raises TimeoutError where it does neither in time."""
+        """Return what `function` returns, or the exception that it raises, as a value.
+
+        Raises TimeoutError where it does neither within `seconds`.
+        """
         future: Future[object] = Future()
-        self._jobs.put((function, future))
+        self._jobs.put(Job(function, future))
         try:
-            return future.exception(seconds) or future.result()
+            error = future.exception(seconds)
         except TimeoutError:
             self.close()
-            self._jobs = _started()
+            self._jobs = _start_thread()
             raise
+        return future.result() if error is None else error
 
     def close(self) -> None:
         """End the thread once it is idle."""
         self._jobs.put(None)
 
 
-Jobs = SimpleQueue[tuple[Callable[[], object], Future[object]] | None]
-
-
-def _started() -> Jobs:
-    jobs: Jobs = SimpleQueue()
-    threading.Thread(target=_serve, args=(jobs,), daemon=True).start()
+def _start_thread() -> JobQueue:
+    """Start a daemon thread and return the queue from which it takes jobs."""
+    jobs: JobQueue = SimpleQueue()
+    threading.Thread(target=_work_off, args=(jobs,), daemon=True).start()
     return jobs
 
 
-def _serve(jobs: Jobs) -> None:
+def _work_off(jobs: JobQueue) -> None:
+    """Do jobs until None comes."""
     while (job := jobs.get()) is not None:
-        function, future = job
         try:
-            future.set_result(function())
+            job.future.set_result(job.function())
         except BaseException as error:  # noqa: BLE001 - the caller decides about any exception of user code
-            future.set_exception(error)
+            job.future.set_exception(error)
+
+
+class BatchQueue:
+    """The batches of a run that no thread has begun yet, in order; shared by the threads of the run.
+
+    Each thread iterates over it and so takes one batch after the other, until none is left or `stop` was called.
+    """
+
+    def __init__(self, batches: Iterable[CallBatch]) -> None:
+        self._batches = deque(batches)
+
+    def __iter__(self) -> Iterator[CallBatch]:
+        while True:
+            try:
+                batch = self._batches.popleft()  # safe for several threads
+            except IndexError:
+                return
+            yield batch
+
+    def stop(self) -> None:
+        """Drop all batches that are left, so that no thread begins another."""
+        self._batches.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """Why a batch has no results: `timeout`, `unavailable` (a RetryableError), or the type of another exception."""
+
+    reason: str
 
 
 def run_calls(
-    tool: Tool, calls: CallBatch, limits: ToolLimits, found: dict[ToolCall, ToolResult] | None = None
+    tool: Tool, calls: CallBatch, limits: ToolLimits, answers: dict[ToolCall, ToolResult] | None = None
 ) -> list[ToolResult]:
-    """Run a single list of calls as `Runner(tool, limits).run(calls, found)` does."""
-    return Runner(tool, limits).run(calls, found)
+    """Run a single list of calls as `Runner(tool, limits).run(calls, answers)` does."""
+    return Runner(tool, limits).run(calls, answers)
 
 
 class Runner:
-    """Runs calls of a tool under its limits; keep a Runner per tool, because rate and failures are counted across runs.
+    """Runs calls of a tool under its limits. Keep one Runner per tool: it counts rate and failures across runs.
 
     A batch that fails as a whole is run again call by call, so that a bad input loses a single call. The reason of a
     lost call (`ToolResult.lost`) is `lost:timeout`, `lost:unavailable` (no retry succeeded) or `lost:<exception>`.
     `finished`: calls that were answered or lost so far, equal ones counted once.
+
+    With a concurrency above 1, `run` starts that many threads, which share what changes while it runs: a BatchQueue,
+    the answers, and, under `_counting`, `finished`, the lost calls in a row, and the time of the next call.
     """
 
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
         self._tool = tool
         self._limits = limits
-        self._free_at = time.monotonic()
         self.finished = 0
         self._counting = threading.Lock()
         self._lost_in_a_row = 0
-        self._prepared = False
+        self._next_start = time.monotonic()  # before which the rate allows no further call
+        self._is_prepared = False
 
-    def run(self, calls: CallBatch, found: dict[ToolCall, ToolResult] | None = None) -> list[ToolResult]:
+    def run(self, calls: CallBatch, answers: dict[ToolCall, ToolResult] | None = None) -> list[ToolResult]:
         """Return a result per call, in order, cleaned for e(c, r); equal calls are run once.
 
+        answers: gets each answer as it comes, so that a caller has the answers before an error.
+
         The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it or
-        another UserError, violates its interface, or loses FAILURES_IN_A_ROW calls in a row. `found` gets each answer
-        as it comes, so that a caller keeps the answers before an error. With a concurrency above 1, running batches are
-        first waited for, at most to their time limit.
+        another UserError, violates its interface, or loses FAILURES_IN_A_ROW calls in a row. Batches that run at that
+        moment are waited for, at most to their time limit.
         """
-        answers = {} if found is None else found
-        if calls and not self._prepared:
-            with blamed(self._tool, "prepare"):
-                self._tool.prepare(lambda done: None)
-            self._prepared = True
-        distinct, size = self._with_arguments(dict.fromkeys(calls), answers), self._tool.batch_size
-        batches = [distinct[at : at + size] for at in range(0, len(distinct), size)]
-        waiting = iter(batches)
-        lane = partial(self._run_batches, waiting, answers)
-        lanes = min(self._limits.concurrency, len(batches))
-        if lanes <= 1:
-            lane()  # in this thread, so that an interrupt takes effect immediately
+        if answers is None:
+            answers = {}
+        if calls:
+            self._prepare_once()
+        distinct = self._with_arguments(dict.fromkeys(calls), answers)
+        size = self._tool.batch_size
+        batches = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+        queue = BatchQueue(batches)
+        thread_count = min(self._limits.concurrency, len(batches))
+        if thread_count <= 1:
+            self._run_batches(queue, answers)  # in this thread, so that an interrupt takes effect immediately
         else:
-            with ThreadPoolExecutor(lanes) as pool:
-                try:
-                    for running in [pool.submit(lane) for _ in range(lanes)]:
-                        running.result()
-                finally:
-                    deque(waiting, maxlen=0)
+            self._run_in_threads(thread_count, queue, answers)
         return [answers[call] for call in calls]
 
+    def _prepare_once(self) -> None:
+        """Prepare the tool before its first call. Raises ToolDown."""
+        if self._is_prepared:
+            return
+        with blamed(self._tool, "prepare"):
+            self._tool.prepare(lambda done: None)
+        self._is_prepared = True
+
     def _with_arguments(self, calls: Iterable[ToolCall], answers: dict[ToolCall, ToolResult]) -> list[ToolCall]:
-        """Return the calls with their named arguments; those that cannot be read are answered with the reason."""
-        fitting = []
+        """Return the calls with their named arguments; calls whose arguments cannot be read are answered here.
+
+        Raises ToolDown where reading them raises anything but BadArguments, or too many calls are lost in a row.
+        """
+        readable = []
         for call in calls:
             try:
                 with blamed(self._tool, "Arguments"):
-                    fitting.append(replace(call, arguments=self._tool.read(call.input)))
+                    arguments = self._tool.read(call.input)
             except BadArguments as error:
                 answers[call] = ToolResult(None, error.reason)
                 self._count(answers[call])
-        return fitting
+            else:
+                readable.append(replace(call, arguments=arguments))
+        return readable
 
-    def _run_batches(self, waiting: Iterator[CallBatch], answers: dict[ToolCall, ToolResult]) -> None:
-        """Run batches until none is waiting; lanes share `waiting`, and after an error none begins another batch."""
+    def _run_in_threads(self, thread_count: int, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
+        """Let threads run the queue's batches. Raises the first error, after all threads have ended."""
+        with ThreadPoolExecutor(thread_count) as pool:
+            try:
+                threads = [pool.submit(self._run_batches, queue, answers) for _ in range(thread_count)]
+                for thread in threads:
+                    thread.result()
+            finally:
+                queue.stop()
+
+    def _run_batches(self, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
+        """Run batches until none is left; several threads may do so at once. An error stops the queue for all."""
         worker = TimedWorker()
         try:
-            for batch in waiting:
+            for batch in queue:
                 for call, result in self._results(batch, worker):
                     answers[call] = result
                     self._count(result)
         finally:
-            deque(waiting, maxlen=0)
+            queue.stop()
             worker.close()
 
     def _results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
-        began = time.monotonic()
-        outcome = self._outcome(batch, worker)
-        if not isinstance(outcome, str):
+        """Run a batch, and where it fails as a whole each of its calls alone; yield each call with its result."""
+        start_time = time.monotonic()
+        outcome = self._run_with_retries(batch, worker)
+        if not isinstance(outcome, BatchFailure):
             yield from zip(batch, outcome, strict=True)
         elif len(batch) > 1:
             for call in batch:
                 yield from self._results([call], worker)
         else:
-            yield batch[0], ToolResult(None, LOST + outcome, time.monotonic() - began)
+            seconds = time.monotonic() - start_time
+            yield batch[0], ToolResult(None, LOST + outcome.reason, seconds)
 
-    def _outcome(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | str:
-        """Return the results with their seconds, or `timeout`, `unavailable` or the name of an exception.
+    def _run_with_retries(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
+        """Run a batch; while the tool raises RetryableError, pause and try again as often as the limits allow.
 
-        Only a RetryableError leads to a retry. Raises ToolDown.
+        Raises ToolDown.
         """
-        for retry in range(self._limits.retries + 1):
-            if retry:
-                time.sleep(min(self._limits.backoff_s * 2.0 ** min(retry - 1, 64), LONGEST_PAUSE))
-            outcome = self._once(batch, worker)
-            if outcome != "unavailable":
+        outcome = self._run_once(batch, worker)
+        for retry in range(self._limits.retries):
+            if outcome != BatchFailure("unavailable"):
                 break
+            doublings = min(retry, MOST_DOUBLINGS)
+            time.sleep(min(self._limits.backoff_s * 2.0**doublings, LONGEST_PAUSE))
+            outcome = self._run_once(batch, worker)
         return outcome
 
-    def _once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | str:
-        limit = self._limits.timeout_s * len(batch)
+    def _run_once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
+        """Connect, wait until the rate allows the batch, and run it under its time limit. Raises ToolDown."""
+        seconds_allowed = self._limits.timeout_s * len(batch)
         try:
             self._tool.connect()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-            return self._failed(batch, error)
-        self._wait(len(batch))
-        began = time.monotonic()
+            return self._failure(batch, error)
+        self._wait_for_rate(len(batch))
+        start_time = time.monotonic()
         try:
-            outcome = worker.outcome(lambda: self._tool.run(batch), limit)
+            outcome = worker.outcome(lambda: self._tool.run(batch), seconds_allowed)
         except TimeoutError:
             self._tool.timed_out()
-            return self._lost(batch, "timeout", f"no answer in {limit:g} s")
+            self._warn_of_lost(batch, f"no answer in {seconds_allowed:g} s")
+            return BatchFailure("timeout")
         if isinstance(outcome, BaseException):
-            return self._failed(batch, outcome)
-        seconds = time.monotonic() - began
+            return self._failure(batch, outcome)
+        seconds = time.monotonic() - start_time
         return check_results(self._tool, batch, outcome, self._limits.max_result_characters, seconds)
 
-    def _wait(self, calls: int) -> None:
-        """Sleep until `calls` more calls may start: those of this process are spread evenly over time."""
+    def _wait_for_rate(self, call_count: int) -> None:
+        """Sleep until `call_count` further calls may start: those of this process are spread evenly over time."""
+        rate = self._limits.rate_per_s or math.inf
         with self._counting:
-            begin = max(time.monotonic(), self._free_at)
-            self._free_at = begin + calls / (self._limits.rate_per_s or math.inf)
-        time.sleep(max(0.0, begin - time.monotonic()))
+            start_time = max(time.monotonic(), self._next_start)
+            self._next_start = start_time + call_count / rate
+        time.sleep(max(0.0, start_time - time.monotonic()))
 
-    def _failed(self, batch: CallBatch, error: BaseException) -> str:
+    def _failure(self, batch: CallBatch, error: BaseException) -> BatchFailure:
+        """Return what the exception that a batch raised makes of it. Raises ToolDown for a UserError."""
         if isinstance(error, UserError):
             with blamed(self._tool, "run"):
                 raise error
+        self._warn_of_lost(batch, described(error))
         reason = "unavailable" if isinstance(error, RetryableError) else type(error).__name__
-        return self._lost(batch, reason, described(error))
+        return BatchFailure(reason)
 
-    def _lost(self, batch: CallBatch, reason: str, detail: str) -> str:
-        first = batch[0].input
-        _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), first, clean_result(detail, 500))
-        return reason
+    def _warn_of_lost(self, batch: CallBatch, detail: str) -> None:
+        message = clean_result(detail, WARNING_CHARACTERS)
+        _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, message)
 
     def _count(self, result: ToolResult) -> None:
-        """Count lost calls in a row, which concurrent batches may miscount by a few. Raises ToolDown."""
+        """Count a finished call. Raises ToolDown after FAILURES_IN_A_ROW lost calls in a row.
+
+        Batches that run at once end in any order, so the calls in a row may be a few off.
+        """
         with self._counting:
             self.finished += 1
             self._lost_in_a_row = self._lost_in_a_row + 1 if result.lost else 0
-            lost = self._lost_in_a_row
-        if lost >= FAILURES_IN_A_ROW:
+            is_down = self._lost_in_a_row >= FAILURES_IN_A_ROW
+        if is_down:
             why = str(result.reason).removeprefix(LOST)
             raise ToolDown(
                 f"[tools.{self._tool.key}]: {FAILURES_IN_A_ROW} calls in a row got no answer, the last with: {why}; "

@@ -1,8 +1,9 @@
-"""A wall around a tool of one's own: its `run` and `prepare` happen in processes that bubblewrap (`bwrap`) shuts in.
+"""A wall around a user's tool: its `run` and `prepare` happen in processes that bubblewrap (`bwrap`) encloses.
 
-Such a process sees Python, the tool's module and an empty folder; it has namespaces, a user where this process is
-root's, and limits of its own. One JSON line asks it, one answers; `sandboxed.py` is what runs there. It ends with this
-process, and is killed with all that it started where it exceeds the time limit of a batch.
+Such a process sees Python, the tool's module and an empty folder. It has namespaces of its own, limits of its own, and
+a user of its own where this process is root's. A line of JSON on its standard input asks for results, and a line on its
+standard output has them; `sandboxed.py` is what runs there. The process ends with this one. It is killed, with all that
+it started, where a batch of calls exceeds its time limit.
 """
 
 import inspect
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from secrets import randbelow
 from typing import IO, Any
@@ -30,12 +31,24 @@ from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+"""Files and folders of the system without which Python and programs do not start."""
 NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates", "/etc/pki")
+"""Files and folders that programs need to find hosts and to trust them; visible with `network = true`."""
 SCRATCH = "/tmp"
+"""The only folder behind the wall that can be written to. It is in memory, and empty at first."""
 NAMESPACES = (
-    *("bwrap", "--die-with-parent", "--new-session", "--unshare-ipc", "--unshare-pid", "--unshare-uts"),
-    *("--unshare-cgroup-try", "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+    "bwrap",
+    "--die-with-parent",
+    "--new-session",
+    "--unshare-ipc",
+    "--unshare-pid",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    *("--proc", "/proc"),
+    *("--dev", "/dev"),
+    *("--remount-ro", "/dev"),
 )
+"""How every command begins: bubblewrap, with namespaces of its own for all but the network and users."""
 ROOTS_OWN = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 """What root's process needs to become another user."""
 BEGIN = """
@@ -44,24 +57,28 @@ sys.path[:] = json.loads(sys.argv[1])
 from toolformer_dag.tools.sandboxed import main
 main()
 """
+"""The Python code that a process behind the wall runs; its argument is this process's `sys.path`, as JSON."""
 FIRST_USER = 10**9
-"""From here on nobody has numbers of users. A process of root's gets one of its own, since limits count by user."""
+"""From here on no user has a number. A process of root's gets a random one: the kernel counts limits by user."""
 LONGEST_ANSWER = 64 << 20
-"""Bytes of the answers to a batch."""
-MOST_SAID = 1 << 20
-"""Bytes that a process may write to the standard error; more is read and dropped."""
+"""The most bytes of the answer to a batch."""
+MOST_ERROR_OUTPUT = 1 << 20
+"""The most bytes that a process may write to the standard error; more is read and dropped."""
 GRACE = 1.0
-"""Seconds after the time limit of a batch in which the caller notices it first."""
+"""Seconds. So long after a batch's time limit is its process killed, since the caller usually notices the limit first;
+and so long may a process take to end by itself."""
 
 
 class SandboxEnded(Exception):
-    """The process behind the wall ended in the midst of a batch: it was killed, or left its limits."""
+    """The process behind the wall gave no proper answer and is killed: it met a limit, was killed, or broke down."""
 
 
 def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
-    """Let `run`, `prepare` and `connect` of this tool happen behind a wall. Raises ToolError for a tool of the package.
+    """Change a tool so that its `run`, `prepare` and `connect` happen in processes behind a wall.
 
-    What selects texts and proposes calls stays in this process, as does the import of the module.
+    The import of its module stays in this process, and so do the methods that select texts and propose calls.
+
+    Raises ToolError for a built-in tool, and for one that is another tool at inference.
     """
     if ":" not in str(section.options().get("use", "")):
         raise ToolError(f"[tools.{tool.key}] sandbox: only tools of your own have one; remove the key")
@@ -73,10 +90,17 @@ def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
 
 
 class Wall:
-    """The processes of a tool: as many as batches run at once. Nothing is started before the first one."""
+    """The processes that run a tool behind a wall: as many as batches run at once. Safe for several threads.
+
+    A process is idle, or busy with the one batch of the thread that took it. It is idle again after its answer, unless
+    it met a limit; then it is ended. None is started before the first batch or `prepare`. All idle processes end
+    together with this object.
+    """
 
     def __init__(self, tool: Tool, section: ToolSettings, root: Path) -> None:
-        self._key, self._sandbox, self._limits = tool.key, section.sandbox, section.limits
+        self._key = tool.key
+        self._timeout_s = section.limits.timeout_s  # of a call
+        self._variables = section.sandbox.env
         self._setup = {
             "key": tool.key,
             "options": dict(section.options()),
@@ -85,163 +109,244 @@ class Wall:
             "limits": section.limits.model_dump(),
             "sandbox": section.sandbox.model_dump(include={"memory_gib", "processes", "scratch_mib"}),
         }
-        self._command = _command(tool, section, root)
-        self._idle: list[subprocess.Popen[bytes]] = []
-        weakref.finalize(self, _end, self._idle)
+        self._bubblewrap = _bubblewrap(tool, section, root)
+        self._idle: list[WalledProcess] = []  # appended to and popped from by several threads
+        weakref.finalize(self, _end_all, self._idle)
 
     def prepare(self, progress: Callable[[int], None]) -> None:
-        """Start a process, which prepares the tool. Raises ToolDown, and what the tool raises."""
-        self._idle.append(self._started())
+        """Start a process, in which the tool is prepared. Raises ToolDown, and what the tool raises."""
+        self._idle.append(self._start())
 
     def connect(self) -> None:
-        """See to it that a process waits for a batch, as for `prepare`."""
-        self._idle.append(self._waiting() or self._started())
+        """Make sure that a process is idle. Raises as `prepare` does."""
+        self._idle.append(self._take_or_start())
 
     def timed_out(self) -> None:
-        """Do nothing: `run` ends what takes too long."""
+        """Do nothing: `run` kills the process that takes too long."""
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Return the answers of a process. Raises what the tool raises, by its name, and SandboxEnded."""
-        process = self._waiting() or self._started()
-        asked = {"calls": [(call.input, call.context) for call in calls]}
-        answer = _answered(process, asked, self._limits.timeout_s * len(calls) + GRACE)
-        if answer.get("spent"):  # a limit was met: memory may be short, or its own processes too many
-            _end([process])
+        """Let a process run the calls. Raises the errors that the tool raises, and SandboxEnded."""
+        process = self._take_or_start()
+        request = {"calls": [(call.input, call.context) for call in calls]}
+        answer = process.ask(request, seconds=self._timeout_s * len(calls) + GRACE)
+        met_a_limit = answer.get("spent")  # memory may be short now, or processes of the tool left over
+        if met_a_limit:
+            process.end()
         else:
             self._idle.append(process)
         return [ToolResult(*result) for result in _results(answer)]
 
-    def _waiting(self) -> "subprocess.Popen[bytes] | None":
-        """Take a process that waits for a batch; several threads ask."""
-        with suppress(IndexError):
-            while (process := self._idle.pop()).poll() is not None:
-                pass
-            return process
-        return None
+    def _take_or_start(self) -> "WalledProcess":
+        """Take an idle process that is still running, or start one."""
+        while True:
+            try:
+                process = self._idle.pop()
+            except IndexError:  # none is idle
+                return self._start()
+            if process.is_running:
+                return process
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Start a process, from a thread that does not end: the kernel ends it with the thread that started it."""
-        if fault := _fault(self._command):
+    def _start(self) -> "WalledProcess":
+        """Start a process and let it load the tool. Raises ToolDown where nothing can run behind a wall."""
+        obstacle = _obstacle(self._bubblewrap)
+        if obstacle:
             raise ToolDown(
-                f"[tools.{self._key}] sandbox: {fault}; install bubblewrap (`apt-get install bubblewrap`) on a kernel "
-                "that allows user namespaces, or remove the key to run the tool without a wall"
+                f"[tools.{self._key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
+                "kernel that allows user namespaces, or remove the key to run the tool without a wall"
             )
-        command = [*self._command, sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
-        environment = {name: os.environ[name] for name in self._sandbox.env if name in os.environ}
-        process: subprocess.Popen[bytes] = _starter().submit(_start, command, environment).result()
-        answer = _answered(process, {**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)})
+        command = [*self._bubblewrap, sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
+        variables = {name: os.environ[name] for name in self._variables if name in os.environ}
+        # The kernel ends a process together with the thread that started it, so a thread that does not end starts all.
+        process = _starting_thread().submit(WalledProcess, command, variables).result()
+        answer = process.ask({**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)})
         if "raised" in answer:
-            _end([process])
-        _results(answer)
+            process.end()
+        _results(answer)  # raises what the tool raised while it was loaded
         return process
 
 
 @cache
-def _starter() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "sandbox")
+def _starting_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="sandbox")
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    own = {"PATH": os.defpath, "HOME": SCRATCH, "TMPDIR": SCRATCH, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env={**own, **environment}, stdin=pipe, stdout=pipe, stderr=pipe)
-    said, process.stderr = process.stderr, None  # Popen leaves it to the thread
-    assert said is not None
-    threading.Thread(target=_pass_on, args=(said,), daemon=True).start()
-    return process
+class WalledProcess:
+    """A process behind the wall, which answers one request after the other, and only this object's.
+
+    It runs until `end`, until a request fails, or until the thread that started it ends.
+    """
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        """Start the command with these environment variables, besides a few that every process has."""
+        environment = {
+            "PATH": os.defpath,
+            "HOME": SCRATCH,
+            "TMPDIR": SCRATCH,
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        }
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        error_output = self._process.stderr
+        assert error_output is not None
+        self._process.stderr = None  # the thread below reads and closes it, and `communicate` must not
+        threading.Thread(target=_copy_error_output, args=(error_output,), daemon=True).start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._process.poll() is None
+
+    def ask(self, request: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
+        """Send a request and return its answer.
+
+        The process is killed where it does not answer within `seconds`, or answers anything else than a JSON object
+        with the number of the request. Raises SandboxEnded then.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        number = uuid4().hex
+        line = json.dumps({"number": number, **request}, default=str).encode() + b"\n"
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer = json.loads(self._process.stdout.readline(LONGEST_ANSWER))
+            if answer.pop("number") != number:  # a process that the tool has forked answered too
+                raise ValueError("it answered twice")
+            return dict(answer)
+        except (OSError, ValueError, AttributeError, KeyError) as error:
+            self._process.kill()
+            status = self._process.wait()
+            raise SandboxEnded(f"it gave no answer and ended with exit status {status}") from error
+        finally:
+            timer.cancel()
+
+    def end(self) -> None:
+        """Close the input of the process, upon which it ends; kill it where it has not after GRACE seconds."""
+        with self._process:
+            try:
+                self._process.communicate(timeout=GRACE)
+            except (OSError, ValueError, subprocess.TimeoutExpired):
+                self._process.kill()
 
 
-def _pass_on(said: IO[bytes]) -> None:
-    """Write what a tool says on the standard error there, MOST_SAID bytes of it, without control characters."""
-    left = MOST_SAID
-    with said, suppress(OSError, ValueError):
-        for line in iter(partial(said.readline, 4096), b""):
-            left -= len(line)
-            if left > 0:
-                text = line.decode(errors="replace")
-                sys.stderr.write("".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in text))
+def _end_all(processes: Sequence[WalledProcess]) -> None:
+    for process in processes:
+        process.end()
 
 
-def _answered(
-    process: "subprocess.Popen[bytes]", asked: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX
-) -> dict[str, Any]:
-    """Ask a process; it is killed where it does not answer in time or as agreed. Raises SandboxEnded."""
-    assert process.stdin is not None and process.stdout is not None
-    number = uuid4().hex
-    timer = threading.Timer(seconds, process.kill)
-    timer.daemon = True
-    timer.start()
-    try:
-        process.stdin.write(json.dumps({"number": number, **asked}, default=str).encode() + b"\n")
-        process.stdin.flush()
-        answer = json.loads(process.stdout.readline(LONGEST_ANSWER))
-        if answer.pop("number") != number:  # a process that the tool has forked answered too
-            raise ValueError("it answered twice")
-        return dict(answer)
-    except (OSError, ValueError, AttributeError, KeyError) as error:
-        process.kill()
-        raise SandboxEnded(f"it gave no answer and ended with exit status {process.wait()}") from error
-    finally:
-        timer.cancel()
+def _copy_error_output(error_output: IO[bytes]) -> None:
+    """Copy what a tool writes to its standard error to this one, at most MOST_ERROR_OUTPUT bytes.
+
+    U+FFFD stands for control characters: they could change the terminal.
+    """
+    bytes_left = MOST_ERROR_OUTPUT
+    with error_output, suppress(OSError, ValueError):
+        while line := error_output.readline(4096):
+            bytes_left -= len(line)
+            if bytes_left <= 0:
+                continue  # read on, or the tool would wait for a reader
+            sys.stderr.write(_without_control_characters(line.decode(errors="replace")))
+
+
+def _without_control_characters(text: str) -> str:
+    """Return a text with U+FFFD for every character that is neither printable nor white space of plain text."""
+    harmless = []
+    for character in text:
+        is_harmless = character.isprintable() or character in "\n\t"
+        harmless.append(character if is_harmless else "\ufffd")
+    return "".join(harmless)
 
 
 def _results(answer: Mapping[str, Any]) -> list[Any]:
-    """Return the results of an answer. Raises the tool's own errors, another exception under its name."""
+    """Return the results in an answer: for each call a list of the fields of ToolResult.
+
+    Where the tool raised an error, the error is raised here: RetryableError, ToolDown and UserError as such, another
+    one as an Exception of the same name.
+    """
     if "raised" not in answer:
         return list(answer.get("results") or ())
     name, message = map(str, answer["raised"])
-    known: dict[str, type[Exception]] = {one.__name__: one for one in (RetryableError, ToolDown, UserError)}
-    raise (known.get(name) or type(name, (Exception,), {}))(message)
+    for error_type in (RetryableError, ToolDown, UserError):
+        if name == error_type.__name__:
+            raise error_type(message)
+    raise type(name, (Exception,), {})(message)
 
 
-def _end(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    for process in processes:
-        with process:
-            try:
-                process.communicate(timeout=GRACE)  # its input ends, and so it does
-            except (OSError, ValueError, subprocess.TimeoutExpired):
-                process.kill()
+def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
+    """Return the words of the command that come before the program to enclose: `bwrap` with its options, and `--`.
 
-
-def _command(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
-    """Return the command before that of Python."""
+    Behind the wall are only the system, the network's files where the section allows the network, what the tool needs
+    (`_needed_by`), and the section's `reads`, all of it read-only, and SCRATCH.
+    """
     sandbox = section.sandbox
-    own = [under(root, path).absolute() for path in sandbox.reads]
-    bound = _outermost([*map(Path, SYSTEM + NETWORK * sandbox.network), *_readable(tool), *own])
-    folders = sorted({folder for path in bound for folder in path.parents} - {Path("/"), Path(SCRATCH)})
-    return (
-        *NAMESPACES,
-        *("--unshare-net",) * (not sandbox.network),
-        *ROOTS_OWN * (os.geteuid() == 0),
-        *("--size", str(sandbox.scratch_mib << 20), "--perms", "1777", "--tmpfs", SCRATCH),
-        *(word for folder in folders for word in ("--perms", "0755", "--dir", str(folder))),
-        *(word for path in bound for word in ("--ro-bind", str(path), str(path))),
-        *("--remount-ro", "/", "--chdir", SCRATCH, "--"),
-    )
+    visible = [Path(path) for path in SYSTEM]
+    if sandbox.network:
+        visible += [Path(path) for path in NETWORK]
+    visible += _needed_by(tool)
+    visible += [under(root, path).absolute() for path in sandbox.reads]
+    visible = _outermost(visible)
+
+    words = [*NAMESPACES]
+    if not sandbox.network:
+        words.append("--unshare-net")
+    if os.geteuid() == 0:
+        words += ROOTS_OWN
+    words += ["--size", str(sandbox.scratch_mib << 20), "--perms", "1777", "--tmpfs", SCRATCH]
+    # Folders on the way to what is visible are made here, with these permissions: another user has to pass them.
+    folders: set[Path] = set()
+    for path in visible:
+        folders.update(path.parents)
+    for folder in sorted(folders - {Path("/"), Path(SCRATCH)}):
+        words += ["--perms", "0755", "--dir", str(folder)]
+    for path in visible:
+        words += ["--ro-bind", str(path), str(path)]
+    words += ["--remount-ro", "/", "--chdir", SCRATCH, "--"]
+    return tuple(words)
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths that exist, each once, without those below another."""
-    existing = dict.fromkeys(filter(Path.exists, paths))
+    """Return the paths that exist, each once and in order, without those that lie in another of them."""
+    existing = dict.fromkeys(path for path in paths if path.exists())
     return [path for path in existing if not existing.keys() & set(path.parents)]
 
 
-def _readable(tool: Tool) -> Iterator[Path]:
-    """Yield Python, this package, the tool's module with the modules beside it, and the paths among its options."""
-    yield from map(Path, dict.fromkeys((sys.base_prefix, sys.base_exec_prefix, sys.prefix)))
-    yield from map(Path, (*site.getsitepackages(), site.getusersitepackages()))
+def _needed_by(tool: Tool) -> Iterator[Path]:
+    """Yield the files and folders that a tool needs behind the wall.
+
+    These are Python with its packages, this package, the tool's own package, or its module and the modules beside it
+    where it is in no package, and every path among the tool's options.
+    """
+    for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.prefix):
+        yield Path(prefix)
+    for packages in (*site.getsitepackages(), site.getusersitepackages()):
+        yield Path(packages)
     yield Path(__file__).absolute().parents[1]
-    file, package = Path(inspect.getfile(type(tool))).absolute(), type(tool).__module__.partition(".")[0]
-    own = next((folder for folder in file.parents if folder.name == package), None)
-    yield from [own] if own else sorted(file.parent.glob("*.py"))
-    yield from (value.absolute() for value in dict(tool.options).values() if isinstance(value, Path))
+
+    module_file = Path(inspect.getfile(type(tool))).absolute()
+    package_name = type(tool).__module__.partition(".")[0]
+    package_folders = [folder for folder in module_file.parents if folder.name == package_name]
+    if package_folders:
+        yield package_folders[0]
+    else:
+        yield from sorted(module_file.parent.glob("*.py"))
+
+    for value in dict(tool.options).values():
+        if isinstance(value, Path):
+            yield value.absolute()
 
 
 @cache
-def _fault(command: tuple[str, ...]) -> str | None:
-    """Return why nothing can run behind this wall; None where something can."""
+def _obstacle(bubblewrap: tuple[str, ...]) -> str | None:
+    """Return why no program can run behind this wall; None where one can. Tries it once per process."""
     if shutil.which("bwrap") is None:
         return "there is no program `bwrap`"
-    done = subprocess.run([*command, sys.executable, "-I", "-c", ""], capture_output=True)
-    said = " ".join(done.stderr.decode(errors="replace").split())
-    return f"the kernel does not allow it ({said:.300})" if done.returncode else None
+    trial = subprocess.run([*bubblewrap, sys.executable, "-I", "-c", ""], capture_output=True)
+    if trial.returncode == 0:
+        return None
+    message = " ".join(trial.stderr.decode(errors="replace").split())
+    return f"the kernel does not allow it ({message:.300})"

@@ -1,10 +1,14 @@
-"""What runs behind the wall of `sandbox.py`: a tool that answers lines of calls by lines of results."""
+"""What runs behind the wall of `sandbox.py`: a process that loads a tool and answers lines of calls with results.
+
+Requests come on the standard input, a line of JSON each, and answers go to the standard output. The first request is
+the setup: key, options, root and prompt of the tool, its limits, its sandbox, and a user number. Each further one has
+`calls`. Every request has a `number`, which its answer repeats.
+"""
 
 import json
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,76 +24,132 @@ PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
     "ToolDown": (ToolDown, ToolError),
     "UserError": (UserError,),
 }
-"""What a tool may raise and its caller knows, by name."""
+"""The exceptions that the caller raises again as they are: the name it knows them by, and their types here."""
 
 
 def main() -> None:
-    """Load the tool that the first line names, under its limits; then answer each line until there is none."""
-    asked, answers = _own_streams()
-    setup = json.loads(asked.readline())
+    """Load the tool that the first request describes, under its limits; then answer requests until none is left.
+
+    Ends early where the tool cannot be loaded; the answer to the setup then says why.
+    """
+    requests = _take_standard_input()
+    answers = _Answers(_take_standard_output())
+    setup = json.loads(requests.readline())
     _limit(setup["sandbox"], setup["user"])
-    loaded: list[Tool] = []
-    _tell(answers, setup["number"], lambda: loaded.append(_loaded(setup)))
+    try:
+        tool = _loaded(setup)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
+        answers.send(setup["number"], _raised(error))
+        return
+    answers.send(setup["number"], {"results": []})
+
     limits = ToolLimits.model_validate(setup["limits"])
-    for line in asked:
-        question = json.loads(line)
-        _tell(answers, question["number"], partial(_answers, loaded[0], question["calls"], limits))
+    for line in requests:
+        request = json.loads(line)
+        try:
+            answer: Mapping[str, object] = {"results": _results(tool, request["calls"], limits)}
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
+            answer = _raised(error)
+        answers.send(request["number"], answer)
 
 
-def _own_streams() -> tuple[IO[str], IO[str]]:
-    """Return the streams of questions and answers; what the tool prints goes to the standard error."""
-    asked, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+def _take_standard_input() -> IO[str]:
+    """Return the stream of requests; a tool that reads the standard input finds it empty from now on."""
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
     with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
         os.dup2(nothing.fileno(), 0)
+    return requests
+
+
+def _take_standard_output() -> IO[str]:
+    """Return the stream of answers; what the tool prints goes to the standard error from now on."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    return asked, answers
+    return answers
+
+
+class _Answers:
+    """The stream of answers, to which only this process writes.
+
+    A process that the tool forks comes back from the tool's code too; it ends where it would send an answer.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._process_id = os.getpid()
+
+    def send(self, number: str, answer: Mapping[str, object]) -> None:
+        """Answer the request with this number, or end where this is a forked process."""
+        if os.getpid() != self._process_id:
+            os._exit(0)
+        self._stream.write(json.dumps({"number": number, **answer}) + "\n")
+        self._stream.flush()
 
 
 def _limit(sandbox: Mapping[str, Any], user: int) -> None:
-    """Become another user where this is root's process, and take no more of the machine than is allowed."""
+    """Become the user with this number where this is root's process, and set the limits of the sandbox.
+
+    They limit memory (besides what Python has taken so far), the user's processes and threads, the size of a file, and
+    core dumps, of which there are none.
+    """
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    memory = pages * resource.getpagesize() + int(sandbox["memory_gib"] * 2**30)
-    for limit, most in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_NPROC, sandbox["processes"]),
-        (resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20),  # files in memory, which no folder holds
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (most, most) if hard == resource.RLIM_INFINITY else (min(most, hard),) * 2)
+    pages_in_use = int(Path("/proc/self/statm").read_text().split()[0])
+    memory_in_use = pages_in_use * resource.getpagesize()
+    _lower(resource.RLIMIT_AS, memory_in_use + int(sandbox["memory_gib"] * 2**30))
+    _lower(resource.RLIMIT_NPROC, sandbox["processes"])
+    _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # files in memory lie in no folder that has a size
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(limit: int, most: int) -> None:
+    """Set one of the process's limits to `most`, for good, or leave it where it is lower already."""
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(limit, (most, most))
 
 
 def _loaded(setup: Mapping[str, Any]) -> Tool:
+    """Return the tool that a setup describes, prepared for its first batch. Raises whatever the tool raises."""
     root = Path(setup["root"])
     tool_class = tool_class_of(setup["key"], setup["options"], root)
-    tool = tool_class(setup["key"], read_options(tool_class, setup["options"], root), setup["prompt"])
+    options = read_options(tool_class, setup["options"], root)
+    tool = tool_class(setup["key"], options, setup["prompt"])
     tool.prepare(lambda done: None)
     return tool
 
 
-def _answers(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
-    """Return the results as the caller would take them from the tool: see `check_results`."""
+def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
+    """Run calls, each (input, context), and return their results as lists of the fields of ToolResult.
+
+    The results are checked here as the caller would check them (`check_results`), since JSON cannot carry everything
+    that a tool may return. Raises whatever the tool raises.
+    """
     tool.connect()
-    batch = [ToolCall(input, context, tool.read(input)) for input, context in calls]
-    checked = check_results(tool, batch, tool.run(batch), limits.max_result_characters, 0.0)
-    return [(one.result, one.reason, one.seconds, one.cost) for one in checked]
+    batch = []
+    for input, context in calls:
+        batch.append(ToolCall(input, context, tool.read(input)))
+    checked = check_results(tool, batch, tool.run(batch), limits.max_result_characters, seconds=0.0)
+    return [(result.result, result.reason, result.seconds, result.cost) for result in checked]
 
 
-def _tell(answers: IO[str], number: str, work: Callable[[], object]) -> None:
-    """Answer by the results, or by the name of what was raised and its message. A process that `work` forked ends."""
-    me = os.getpid()
-    try:
-        answer: dict[str, Any] = {"results": work()}
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-        known = next((name for name, kind in PASSED_ON.items() if isinstance(error, kind)), None)
-        message = str(error) if isinstance(error, UserError) else described(error).partition(": ")[2]
-        spent = isinstance(error, OSError | MemoryError)
-        answer = {"raised": (known or type(error).__name__, message), "spent": spent}
-    if os.getpid() != me:
-        os._exit(0)
-    answers.write(json.dumps({"number": number, **answer}) + "\n")
-    answers.flush()
+def _raised(error: BaseException) -> dict[str, object]:
+    """Return the answer that tells what the tool raised.
+
+    - raised: a name and the message. The name is one of PASSED_ON, else that of the exception's type.
+    - spent: whether a limit of the sandbox may have been met. The caller then ends this process, in which memory may be
+      short or other processes of the tool may be left.
+    """
+    name = type(error).__name__
+    for passed_on, types in PASSED_ON.items():
+        if isinstance(error, types):
+            name = passed_on
+            break
+    if isinstance(error, UserError):
+        message = str(error)
+    else:
+        _, _, message = described(error).partition(": ")
+    return {"raised": (name, message), "spent": isinstance(error, OSError | MemoryError)}

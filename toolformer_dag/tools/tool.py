@@ -18,10 +18,11 @@ from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.options import ToolOptions
 
 LOST: Final = "lost:"
+"""What begins the reason of a lost call: one that failed by accident and may succeed later."""
 LONGEST_ABOUT = 300
-"""Characters of a description that a model gets."""
+"""The most characters of `Tool.about`, which models read."""
 MOST_DESCRIBED = 10_000
-"""Characters of a description that are read."""
+"""The most characters of a description, docstring or prompt in which `Tool.about` looks for a sentence."""
 
 
 class ToolDown(UserError):
@@ -40,15 +41,18 @@ class OverBudget(Exception):
 
 
 class WorkBudget:
-    """The steps that a rule may take for one text. Steps and not seconds: every machine leaves out the same texts."""
+    """The number of steps that a rule may take for one text.
+
+    Steps are counted, not seconds, so that fast and slow machines leave out the same texts.
+    """
 
     def __init__(self, steps: int) -> None:
-        self._left = steps
+        self._steps_left = steps
 
     def spend(self, steps: int) -> None:
-        """Count steps before they are taken. Raises OverBudget where they are more than what is left."""
-        self._left -= steps
-        if self._left < 0:
+        """Take `steps` from the budget; call it before doing the work. Raises OverBudget where fewer are left."""
+        self._steps_left -= steps
+        if self._steps_left < 0:
             raise OverBudget
 
 
@@ -64,9 +68,13 @@ class ToolDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The input of a call; `context` is the document's ISO date for the calendar, else empty.
+    """A call as `Tool.run` gets it.
 
-    `arguments`: those that `Tool.run` gets, read from `input`: an instance of `Tool.Arguments`; None without them.
+    - input: the text between the parentheses of `[Calculator(400 / 1400)]`.
+    - context: what the result depends on besides the input (`Tool.context`): the document's ISO date for the calendar,
+      empty for the other built-in tools.
+    - arguments: the named arguments in `input`, an instance of `Tool.Arguments`; None where a call takes one text. They
+      follow from `input`, so they do not count when calls are compared.
     """
 
     input: str
@@ -76,7 +84,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A text, or a short reason for its absence; never both. `cost`: as the backend reports it."""
+    """The answer to a call: a text, or a short reason why there is none. ValueError for both or neither.
+
+    - result: the text.
+    - reason: why there is no text, short and stable, because reasons are counted: `no_answer`, `division_by_zero`.
+    - seconds: how long the call took; 0 where the tool does not say, and then the runner measures it.
+    - cost: what the call cost, in the currency in which the backend reports it; None where it does not.
+    """
 
     result: str | None
     reason: str | None = None
@@ -89,16 +103,18 @@ class ToolResult:
 
     @property
     def lost(self) -> bool:
-        """Return whether the call failed by accident (time limit, connection, exception) and may succeed later."""
+        """Whether the call failed by accident (time limit, connection, exception) and may succeed later."""
         return self.reason is not None and self.reason.startswith(LOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A call that a rule proposes: `input`, before the character `offset` of the text.
+    """A call that a rule proposes for a text, in place of a language model.
 
-    `words`: what the rule has seen the text say after the call. Only a result that holds them counts, and it must beat
-    an echo: the result of the input `words`, which holds them too. Empty for a rule that does not look ahead.
+    - offset: the call is inserted before this character of the text.
+    - input: the input of the call.
+    - words: what the text says after the call, where the rule has looked ahead; else empty. Only a result that holds
+      these words counts, and its loss must be below that of an echo: the result of the call whose input is `words`.
     """
 
     offset: int
@@ -107,6 +123,7 @@ class Proposed:
 
 
 NO_ANSWER = ToolResult(None, "no_answer")
+"""The result of a question that the passages do not answer."""
 
 
 class NoResult(Exception):
@@ -118,10 +135,56 @@ class NoResult(Exception):
 
 
 class Tool(ABC):
-    """The tool of a lane. A subclass sets `name`, `version` and `defaults` and defines `run`; the rest has defaults.
+    """A tool that texts can call. Derive from this class to bring a tool of your own.
 
-    Construction must be cheap and must not import torch: load weights and indexes in the first `run`. Several threads
-    call `run` at once where the lane's `concurrency` is above 1, or after a call that timed out.
+    A subclass sets `name`, `version` and `defaults` and defines `run`; everything else has a default. Most tools also
+    define `wants`, which selects the texts for which calls are worth trying.
+
+    >>> from toolformer_dag.tools.tool import Tool, ToolDefaults, ToolResult, unquote
+    >>>
+    >>> class Reverser(Tool):
+    ...     '''Spells a word backwards.'''
+    ...
+    ...     name = "Reverse"
+    ...     version = "1"
+    ...     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
+    ...
+    ...     def wants(self, text, document):
+    ...         return "says_backwards" if "backwards" in text else None
+    ...
+    ...     def run(self, calls):
+    ...         results = []
+    ...         for call in calls:
+    ...             word = unquote(call.input)
+    ...             if word.isalpha():
+    ...                 results.append(ToolResult(word[::-1]))
+    ...             else:
+    ...                 results.append(ToolResult(None, "not_a_word"))
+    ...         return results
+
+    With the class in `my_tools.py` beside toolformer.toml, this section makes it a tool of the run:
+
+        [tools.reverse]
+        use = "my_tools:Reverser"
+        examples = [
+            'Read backwards, "stressed" is [Reverse(stressed)] "desserts".',
+            'Spelled backwards, "live" becomes [Reverse(live)] "evil".',
+        ]
+
+    To try it without a run:
+
+    >>> from toolformer_dag.tools.options import ToolOptions
+    >>> from toolformer_dag.tools.tool import ToolCall
+    >>>
+    >>> tool = Reverser(key="reverse", options=ToolOptions(), prompt="")
+    >>> tool.run([ToolCall("stressed")])[0].result
+    'desserts'
+    >>> tool.run([ToolCall("4 + 4")])[0].reason
+    'not_a_word'
+
+    Construction must be cheap and must not import torch: load weights and indexes in `prepare` or the first `run`.
+    Several threads call `run` at once where the section's `concurrency` is above 1, and after a call that timed out.
+    A lane, below, is one tool with its settings: the stages of a run from texts to filtered calls, for this tool.
     """
 
     key: str
@@ -149,9 +212,9 @@ class Tool(ABC):
     by_paragraph: bool = False
     """Whether a text of the lane is one paragraph: `wants` is then asked about each of a segment's paragraphs."""
     routed: bool = False
-    """Whether a text is the tool's only where it fits it better than most other routed tools (`Router`)."""
+    """Whether a text is the tool's only where it fits the tool better than most other routed tools (`Router`)."""
     server: str = ""
-    """The server of `[servers.NAME]` that has the tool; its lanes are one group of the graph."""
+    """The MCP server of `[servers.NAME]` that has the tool; the lanes of a server are one group of the asset graph."""
     rule_version: ClassVar[str] = "1"
     """Raise this when `propose` gives other calls; no loss and no result is computed again."""
     rule_looks_ahead: ClassVar[bool] = False
@@ -167,11 +230,17 @@ class Tool(ABC):
 
     @property
     def schema(self) -> Schema | None:
-        """Return the JSON schema of the named arguments; None where a call takes one text."""
-        return None if self.Arguments is None else self.Arguments.model_json_schema()
+        """The JSON schema of the named arguments; None where a call takes one text."""
+        if self.Arguments is None:
+            return None
+        return self.Arguments.model_json_schema()
 
     def read(self, input: str) -> Any:
-        """Return the arguments of a call as `run` gets them; None where a call takes one text. Raises BadArguments."""
+        """Read the named arguments of a call's input: `city="Rome", days=3` becomes `Arguments(city="Rome", days=3)`.
+
+        Returns None where a call takes one text, and a dictionary where the tool has a schema but no class `Arguments`.
+        Raises BadArguments with a reason.
+        """
         schema = self.schema
         if schema is None:
             return None
@@ -181,18 +250,26 @@ class Tool(ABC):
         try:
             return self.Arguments.model_validate(arguments)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise BadArguments(f"bad_arguments: {'.'.join(map(str, first['loc']))} {first['type']}") from error
+            first_mistake = error.errors()[0]
+            argument = ".".join(map(str, first_mistake["loc"]))
+            raise BadArguments(f"bad_arguments: {argument} {first_mistake['type']}") from error
 
     @property
     def about(self) -> str:
-        """Return what the tool does: a sentence of `description`, else of the class's docstring, else of the prompt.
+        """What the tool does: one sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
 
-        That is the first one, or the one that writes a call.
+        It comes from `description`, else from the class's docstring, else from the prompt: the first sentence that
+        writes a call of the tool, such as `[Calculator(`, or simply the first sentence.
         """
-        text = one_line((self.description or type(self).__doc__ or self.prompt)[:MOST_DESCRIBED])
-        sentences = re.split(r"(?<=[.!?]) ", text.partition(" Input: ")[0])
-        return next((sentence for sentence in sentences if f"[{self.name}(" in sentence), sentences[0])[:LONGEST_ABOUT]
+        text = self.description or type(self).__doc__ or self.prompt
+        text = one_line(text[:MOST_DESCRIBED])
+        before_examples, _, _ = text.partition(" Input: ")
+        sentences = re.split(r"(?<=[.!?]) ", before_examples)
+        call_opening = f"[{self.name}("
+        for sentence in sentences:
+            if call_opening in sentence:
+                return sentence[:LONGEST_ABOUT]
+        return sentences[0][:LONGEST_ABOUT]
 
     def wants_document(self, document: Document) -> str | None:
         """Return why the document is selected, or None to skip it; must be cheap. Raises OverBudget."""
@@ -211,19 +288,22 @@ class Tool(ABC):
         return True
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
-        """Return calls for a text by a rule (`proposals = ["rule"]`), those at one place by preference.
+        """Return the calls that a rule proposes for a text, for a section with `proposals = ["rule"]`.
 
-        Of calls with one result at a place the first is scored. `context`: that of the document. A tool that does not
-        define this has no rule. Raises OverBudget.
+        Calls at the same place come in order of preference: of those with equal results only the first is scored.
+        `context` is that of the document. A tool that does not define this has no rule. Raises OverBudget.
         """
         return ()
 
     def rule_identity(self) -> Mapping[str, object]:
-        """Return what determines `propose`, for fingerprints."""
+        """Return what determines the calls of `propose`, for fingerprints."""
         return {"rule": self.rule_version}
 
     def prepare(self, progress: Callable[[int], None]) -> None:  # noqa: B027 - most tools need no preparation
-        """Do the first `run`'s preparation outside a call's time limit; report progress to `progress`."""
+        """Load or build what `run` needs, outside the time limits of calls.
+
+        `progress` may be called with the number of things done so far, such as passages indexed.
+        """
 
     def connect(self) -> None:  # noqa: B027 - most tools need no connection
         """Connect to the backend if not connected; called before every batch, outside its time limit.
@@ -261,16 +341,24 @@ class Tool(ABC):
 
 
 def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
-    """Return the schemas of the tools with named arguments, by the tools' keys."""
-    return {name: schema for name, tool in tools.items() if (schema := tool.schema) is not None}
+    """Return the schemas of the tools that take named arguments, by the keys of `tools`; other tools are left out."""
+    schemas: dict[str, Schema] = {}
+    for name, tool in tools.items():
+        schema = tool.schema
+        if schema is not None:
+            schemas[name] = schema
+    return schemas
 
 
 @contextmanager
 def blamed(tool: Tool, member: str) -> Iterator[None]:
-    """Raise ToolDown, which names the tool and its member, where the block raises or exits the process.
+    """Turn an exception of a tool's own code, within the `with` block, into a ToolDown that names the tool.
 
-    ToolDown, OverBudget and BadArguments pass: they are what a tool may raise. Another UserError gets the name of the
-    section.
+    `member` is the method or attribute that the block uses, for the message.
+
+    - ToolDown, OverBudget and BadArguments pass unchanged: a tool may raise them.
+    - Another UserError has a good message already; it becomes a ToolDown with the section's name before it.
+    - Anything else, `sys.exit` too, is a mistake in the tool; the ToolDown names its class, `member` and the exception.
     """
     try:
         yield
@@ -285,32 +373,49 @@ def blamed(tool: Tool, member: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and message of an exception in a line, also where its own `__str__` fails."""
+    """Return an exception on one line, as `ValueError: no such city`; safe even if its `__str__` raises."""
+    kind = type(error).__name__
     try:
         message = " ".join(str(error).split())
     except Exception:  # noqa: BLE001 - the user's code may raise anything
         message = "its message cannot be shown"
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{kind}: {message}" if message else kind
 
 
 QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"))
+"""Pairs of an opening and a closing quotation mark."""
 
 
 def unquote(text: str) -> str:
-    """Remove surrounding white space and a pair of quotes around the whole text.
+    """Remove surrounding white space and a pair of quotation marks around the whole text.
 
-    `"Hamlet" or "Macbeth"` stays unchanged; `"He said "hi" to me"` loses the outer pair.
+    - `"Hamlet"` becomes `Hamlet`.
+    - `"Hamlet" or "Macbeth"` stays unchanged: its first and last mark are no pair.
+    - `"He said "hi" to me"` loses the outer pair.
     """
     stripped = text.strip()
     for opening, closing in QUOTES:
-        if len(stripped) >= 2 and stripped.startswith(opening) and stripped.endswith(closing):
-            inside = stripped[1:-1]
-            return stripped if _apart(opening, closing).fullmatch(inside) else inside.strip()
+        is_enclosed = len(stripped) >= 2 and stripped.startswith(opening) and stripped.endswith(closing)
+        if not is_enclosed:
+            continue
+        inside = stripped[1:-1]
+        if _two_quotations(opening, closing).fullmatch(inside):
+            return stripped
+        return inside.strip()
     return stripped
 
 
 @functools.cache
-def _apart(opening: str, closing: str) -> re.Pattern[str]:
-    """Match the inside of two quotations, `Hamlet" or "Macbeth`: its first quote closes, its last opens."""
-    unquoted = rf"(?:[^{opening}{closing}]|(?<=\w)[{opening}{closing}](?=\w))*+"
-    return re.compile(rf"{unquoted}(?<=\S){closing}(?!\w)(?:.*(?<!\w))?{opening}(?=\S){unquoted}", re.DOTALL)
+def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
+    """Return the pattern of what stands between the outer marks of two quotations, such as `Hamlet" or "Macbeth`.
+
+    There the first mark within closes the first quotation, and the last mark within opens the last one.
+    """
+    # Any text without marks. A mark between two letters is an apostrophe and counts as text. Possessive (`*+`): what
+    # matched is not tried again in other ways, so matching takes linear time.
+    no_mark = rf"(?:[^{opening}{closing}]|(?<=\w)[{opening}{closing}](?=\w))*+"
+    closes = rf"(?<=\S){closing}(?!\w)"
+    # What stands between the two quotations does not end in a letter; there may be nothing.
+    between = r"(?:.*(?<!\w))?"
+    opens = rf"{opening}(?=\S)"
+    return re.compile(f"{no_mark}{closes}{between}{opens}{no_mark}", re.DOTALL)

@@ -14,9 +14,10 @@ from toolformer_dag.identity import file_hash
 from toolformer_dag.model.sentencepieces import sentencepiece_file
 from toolformer_dag.model.weights import DamagedModel, ModelError
 from toolformer_dag.settings.setting_types import AsBefore, determining
-from toolformer_dag.tools.foreign_text import ENGLISH, ENGLISH_LABEL, Identifier, flores_code, foreign_chunks
+from toolformer_dag.tools.foreign_text import foreign_chunks
+from toolformer_dag.tools.language_identifier import ENGLISH, ENGLISH_LABEL, Identifier, flores_code
 from toolformer_dag.tools.options import OptionPath, PretrainedName, PretrainedOptions, load_model, load_tokenizer
-from toolformer_dag.tools.tool import ToolResult
+from toolformer_dag.tools.tool import NoResult, ToolResult
 
 
 class TranslationOptions(PretrainedOptions):
@@ -42,10 +43,12 @@ class TranslationOptions(PretrainedOptions):
 def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
     """Load NLLB's tokenizer. Raises ModelError, also where transformers silently read no vocabulary."""
     tokenizer = load_tokenizer("NllbTokenizer", options)
-    if file := sentencepiece_file(options.model, options.revision):
-        tokenizer = _with_languages(tokenizer, file)
-    pieces = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
-    if set(pieces) <= {tokenizer.unk_token_id} or not knows(tokenizer, ENGLISH):
+    sentencepiece_model = sentencepiece_file(options.model, options.revision)
+    if sentencepiece_model is not None:
+        tokenizer = _with_languages(tokenizer, sentencepiece_model)
+    ids = tokenizer("A sentence of English words.", add_special_tokens=False).input_ids
+    knows_no_words = set(ids) <= {tokenizer.unk_token_id}
+    if knows_no_words or not knows(tokenizer, ENGLISH):
         raise ModelError(
             f"the tokenizer of {options.model!r} knows no English words or lacks {ENGLISH}; add the tokenizer.json of "
             "an NLLB checkpoint to the folder"
@@ -53,23 +56,25 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
     return tokenizer
 
 
-def _with_languages(tokenizer: Any, file: Path) -> Any:
-    """Give a tokenizer that was read from a sentencepiece model the languages, at the ids that checkpoints use.
+def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
+    """Return a tokenizer that was read from a sentencepiece model, with the languages at the ids of NLLB's checkpoints.
 
-    They follow the pieces, and <mask> comes last. transformers leaves them out, or puts them after <mask>, where every
-    language has the id of the next one.
+    There the languages follow the pieces, and <mask> comes last. transformers leaves them out, or puts them after
+    <mask>, where every language has the id of the next one.
     """
     from sentencepiece import SentencePieceProcessor
     from transformers import NllbTokenizer
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-    first = SentencePieceProcessor(model_file=str(file)).get_piece_size() + 1  # fairseq adds <pad>
-    read = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    pieces = {piece: number for piece, number in read["vocab"].items() if number < first}
-    languages = {code: first + number for number, code in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token])}
-    whole = NllbTokenizer(vocab={**pieces, **languages}, merges=[tuple(merge) for merge in read["merges"]])
-    whole.backend_tokenizer.normalizer = tokenizer.backend_tokenizer.normalizer
-    return whole
+    piece_count = SentencePieceProcessor(model_file=str(sentencepiece_model)).get_piece_size() + 1  # fairseq adds <pad>
+    description = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    vocabulary = {piece: number for piece, number in description["vocab"].items() if number < piece_count}
+    for number, token in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token], piece_count):
+        vocabulary[token] = number
+    merges = [tuple(merge) for merge in description["merges"]]
+    complete = NllbTokenizer(vocab=vocabulary, merges=merges)
+    complete.backend_tokenizer.normalizer = tokenizer.backend_tokenizer.normalizer
+    return complete
 
 
 def knows(tokenizer: Any, code: str) -> bool:
@@ -78,7 +83,7 @@ def knows(tokenizer: Any, code: str) -> bool:
 
 
 def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
-    """Tokenize each text with the marker of its language."""
+    """Return the token ids of each text, with the marker of its language, whose FLORES code is in `codes`."""
     ids = []
     for text, code in zip(texts, codes, strict=True):
         tokenizer.src_lang = code
@@ -95,26 +100,28 @@ class Nllb:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate encoded texts to English of at most `max_tokens` tokens each."""
+        """Translate texts, encoded by `encode`, to English of at most `max_tokens` tokens each, in one batch."""
         import torch
 
         batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
         with torch.inference_mode():
-            english = self._model.generate(
+            english_ids = self._model.generate(
                 **batch,
                 forced_bos_token_id=self.tokenizer.convert_tokens_to_ids(ENGLISH),
                 max_new_tokens=self._max_tokens,
                 do_sample=False,
                 num_beams=1,
             )
-        texts: list[str] = self.tokenizer.batch_decode(english, skip_special_tokens=True)
+        texts: list[str] = self.tokenizer.batch_decode(english_ids, skip_special_tokens=True)
         return texts
 
 
 def folder_identity(model: str) -> Mapping[str, object]:
-    """Return content hashes of a converted folder's files. Raises ModelError where model.bin is missing."""
-    folder = Path(model)
-    if not (folder / "model.bin").is_file():
+    """Return what identifies a folder of CTranslate2's converter: the content hashes of its files, by name.
+
+    Raises ModelError where model.bin is missing.
+    """
+    if not (Path(model) / "model.bin").is_file():
         raise ModelError(
             f"{model!r} holds no model.bin; convert a checkpoint with `ct2-transformers-converter --quantization int8 "
             "--copy_files tokenizer.json tokenizer_config.json` and set `model` to its output folder"
@@ -131,69 +138,90 @@ class Int8:
     """NLLB as int8 in CTranslate2, on the CPU or, with `device = "cuda"`, on a GPU."""
 
     def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
+        """Load the converted folder `options.model`. Raises ModelError, DamagedModel."""
         import ctranslate2
 
-        folder_identity(options.model)
-        if damaged := changed_unseen(converted_files(options.model)):
+        folder_identity(options.model)  # raises for a folder that was not converted
+        damaged = changed_unseen(converted_files(options.model))
+        if damaged:
             raise DamagedModel(damaged)
         self.tokenizer = load_nllb_tokenizer(options)
         self._translator = ctranslate2.Translator(options.model, device=options.device, compute_type="int8")
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate encoded texts greedily to English of at most `max_tokens` tokens each."""
-        pieces = [self.tokenizer.convert_ids_to_tokens(each) for each in ids]
-        translated = self._translator.translate_batch(
+        """Translate texts, encoded by `encode`, greedily to English of at most `max_tokens` tokens each."""
+        pieces = [self.tokenizer.convert_ids_to_tokens(text_ids) for text_ids in ids]
+        translations = self._translator.translate_batch(
             pieces, target_prefix=[[ENGLISH]] * len(pieces), beam_size=1, max_decoding_length=self._max_tokens
         )
-        english = [self.tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in translated]
-        texts: list[str] = self.tokenizer.batch_decode(english, skip_special_tokens=True)
+        english_ids = []
+        for translation in translations:
+            best_pieces = translation.hypotheses[0]
+            english_ids.append(self.tokenizer.convert_tokens_to_ids(best_pieces))
+        texts: list[str] = self.tokenizer.batch_decode(english_ids, skip_special_tokens=True)
         return texts
 
 
 class NeuralTranslator:
-    """NLLB, in transformers or CTranslate2, with fastText's language identification."""
+    """NLLB, in transformers or CTranslate2, with fastText's language identification; both are loaded at first use."""
 
     def __init__(self, options: TranslationOptions) -> None:
         self._options = options
         self._identifier = Identifier(options.identifier)
-        self._in_use = threading.Lock()
+        self._in_use = threading.Lock()  # tokenizers are not thread-safe
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        """Translate texts. Reasons: `no_words`, `already_english`, `unknown_language`, `input_too_long`."""
+        """Translate texts. Reasons: `no_words`, `already_english`, `unknown_language`, `input_too_long`.
+
+        Raises ModelError and IdentifierError where the models cannot be loaded.
+        """
         with self._in_use:
-            checkpoint = self._checkpoint
-            languages = self._identifier.identify(texts)
-            coded = zip(texts, languages, strict=True)
-            results = dict(enumerate(_code(text, language.label, checkpoint.tokenizer) for text, language in coded))
-            known = {n: code.result for n, code in results.items() if code.result}
-            ids = encode(checkpoint.tokenizer, [texts[n] for n in known], list(known.values()))
-            placed = dict(zip(known, ids, strict=True))
-            fitting = {n: own for n, own in placed.items() if len(own) <= self._options.max_input_tokens}
-            english = checkpoint.translate(list(fitting.values())) if fitting else []
-        results |= dict.fromkeys(known, ToolResult(None, "input_too_long"))
-        results |= dict(zip(fitting, map(ToolResult, english), strict=True))
-        return list(results.values())
+            return self._translate(texts)
+
+    def _translate(self, texts: Sequence[str]) -> list[ToolResult]:
+        checkpoint = self._checkpoint
+        languages = self._identifier.identify(texts)
+        results: dict[int, ToolResult] = {}  # index of the text -> its result
+        encoded: dict[int, list[int]] = {}  # index of the text -> its token ids, for those that are translated
+        for index, (text, language) in enumerate(zip(texts, languages, strict=True)):
+            try:
+                encoded[index] = self._encoded(text, language.label, checkpoint.tokenizer)
+            except NoResult as error:
+                results[index] = ToolResult(None, error.reason)
+        translations = checkpoint.translate(list(encoded.values())) if encoded else []
+        for index, translation in zip(encoded, translations, strict=True):
+            results[index] = ToolResult(translation)
+        return [results[index] for index in range(len(texts))]
+
+    def _encoded(self, text: str, label: str, tokenizer: Any) -> list[int]:
+        """Return the token ids of a text in the language with fastText's label. Raises NoResult."""
+        if not any(map(str.isalpha, text)):
+            raise NoResult("no_words")
+        if label == ENGLISH_LABEL:
+            raise NoResult("already_english")
+        code = flores_code(label)
+        if code is None or not knows(tokenizer, code):
+            raise NoResult("unknown_language")
+        [ids] = encode(tokenizer, [text], [code])
+        if len(ids) > self._options.max_input_tokens:
+            raise NoResult("input_too_long")
+        return ids
 
     def wants(self, text: str) -> str | None:
-        return next(("foreign_chunk" for _ in foreign_chunks(text, self._identifier)), None)
+        """Return `foreign_chunk` where the text has a foreign chunk between English ones. Raises OverBudget."""
+        for _ in foreign_chunks(text, self._identifier):
+            return "foreign_chunk"
+        return None
 
     def identity(self) -> Mapping[str, object]:
+        """Return what determines translations: the weights, the identifier's file and the limits."""
+        is_converted = self._options.backend == "ctranslate2"
+        weights = folder_identity(self._options.model) if is_converted else self._options.weights_identity()
         limits = determining(self._options, "max_input_tokens", "max_output_tokens")
-        converted = self._options.backend == "ctranslate2"
-        weights = folder_identity(self._options.model) if converted else self._options.weights_identity()
         return {**weights, "identifier": self._identifier.identity(), **limits}
 
     @cached_property
     def _checkpoint(self) -> Nllb | Int8:
-        backend = Int8 if self._options.backend == "ctranslate2" else Nllb
-        return backend(self._options, self._options.max_output_tokens)
-
-
-def _code(text: str, label: str, tokenizer: Any) -> ToolResult:
-    if not any(map(str.isalpha, text)):
-        return ToolResult(None, "no_words")
-    if label == ENGLISH_LABEL:
-        return ToolResult(None, "already_english")
-    code = flores_code(label)
-    return ToolResult(code) if code and knows(tokenizer, code) else ToolResult(None, "unknown_language")
+        checkpoint_class = Int8 if self._options.backend == "ctranslate2" else Nllb
+        return checkpoint_class(self._options, self._options.max_output_tokens)

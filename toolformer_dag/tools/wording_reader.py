@@ -1,4 +1,9 @@
-"""Answer from the synthetic world's encyclopaedia without a model: its sentences are read back by their templates."""
+"""Answer from the synthetic world's encyclopaedia without a model: its sentences are read back by their templates.
+
+The encyclopaedia states relations of entities, such as the year in which a bridge was built. Each relation has
+templates of its sentences and of questions about it. A question is answered by the relation whose words it most likely
+has.
+"""
 
 import functools
 import math
@@ -6,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import tantivy
 
@@ -14,74 +20,129 @@ from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.tool import NO_ANSWER, ToolResult
 
 _SENTENCE_END = re.compile(r"(?<=[.]) ")
+_PLACEHOLDER = re.compile(r"\{[ev]\}('s)?")
+"""Where the entity (`{e}`, `{e}'s`) or the value (`{v}`) stands in a template."""
 LEAST = 0.5
-"""The share of a name that a question has at least."""
+"""The least share of the words of an entity's name that a question about it has."""
+SMOOTHING = 0.1
+"""What is added to the count of a word, so that a word that no wording has does not rule a relation out."""
 
 
 @functools.cache
 def _analyzer() -> tantivy.TextAnalyzer:
-    folding = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.lowercase())
-    return folding.filter(tantivy.Filter.ascii_fold()).filter(tantivy.Filter.stemmer("english")).build()
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    builder = builder.filter(tantivy.Filter.lowercase())
+    builder = builder.filter(tantivy.Filter.ascii_fold())
+    builder = builder.filter(tantivy.Filter.stemmer("english"))
+    return builder.build()
 
 
 def stems(text: str) -> list[str]:
-    """Return the stems of the words of a text."""
+    """Return the stems of the words of a text, in order: `Who built bridges?` has `who`, `built`, `bridg`."""
     return list(_analyzer().analyze(text))
 
 
 @dataclass(frozen=True, slots=True)
 class RelationWords:
-    """In how many of the wordings of a relation each stem stands, and the patterns of the encyclopaedia's sentences."""
+    """The words of a relation, such as "was built in", and how its sentences are read.
+
+    - counts: in how many of the relation's wordings each stem stands.
+    - wordings: how many wordings it has.
+    - patterns: match the relation's sentences; the groups `e` and `v` are entity and value.
+    """
 
     relation: Relation
     counts: Mapping[str, int]
     wordings: int
     patterns: tuple[re.Pattern[str], ...]
 
-    def score(self, asked: Sequence[str]) -> float:
-        """Return the log likelihood of a question's words, all of them as likely without the relation."""
-        return sum(math.log((self.counts.get(stem, 0) + 0.1) / (self.wordings + 1)) for stem in asked)
+    def score(self, question_stems: Sequence[str]) -> float:
+        """Return the log probability of a question's stems, each independent of the others, under this relation."""
+        log_probabilities = []
+        for stem in question_stems:
+            probability = (self.counts.get(stem, 0) + SMOOTHING) / (self.wordings + 1)
+            log_probabilities.append(math.log(probability))
+        return sum(log_probabilities)
+
+    def value_in(self, sentence: str, entity: str) -> str | None:
+        """Return the value that a sentence states of the entity; None where it states this relation of none."""
+        for pattern in self.patterns:
+            match = pattern.fullmatch(sentence)
+            if match:
+                return match["v"] if match["e"] == entity else None
+        return None
+
+
+class Fact(NamedTuple):
+    """A relation and its value, as a passage states it of its entity."""
+
+    relation: RelationWords
+    value: str
 
 
 @functools.cache
-def _known() -> tuple[RelationWords, ...]:
-    return tuple(_words(relation) for kind in KINDS for relation in relations(kind))
+def _all_relations() -> tuple[RelationWords, ...]:
+    words = []
+    for kind in KINDS:
+        for relation in relations(kind):
+            words.append(_relation_words(relation))
+    return tuple(words)
 
 
-def _words(relation: Relation) -> RelationWords:
+def _relation_words(relation: Relation) -> RelationWords:
     wordings = (relation.question, relation.keyword, *relation.questions, *relation.statements, *relation.sentences)
-    texts = [re.sub(r"\{[ev]\}('s)?", "", text) for text in wordings]
-    counts = Counter(stem for text in texts for stem in set(stems(text)))
-    patterns = [
-        re.compile(re.escape(text).replace(r"\{e\}", "(?P<e>.+?)", 1).replace(r"\{v\}", "(?P<v>.+?)"))
-        for text in relation.sentences
-    ]
-    return RelationWords(relation, counts, len(texts), tuple(patterns))
+    counts: Counter[str] = Counter()
+    for wording in wordings:
+        distinct_stems = set(stems(_PLACEHOLDER.sub("", wording)))
+        counts.update(distinct_stems)
+    patterns = [_sentence_pattern(template) for template in relation.sentences]
+    return RelationWords(relation, counts, len(wordings), tuple(patterns))
 
 
-def facts(passage: Passage) -> Iterator[tuple[RelationWords, str]]:
-    """Yield what a passage tells of its entity, in the words of the encyclopaedia."""
+def _sentence_pattern(template: str) -> re.Pattern[str]:
+    """Return the pattern of the sentences that a template writes; the groups `e` and `v` are entity and value."""
+    pattern = re.escape(template)
+    pattern = pattern.replace(r"\{e\}", "(?P<e>.+?)", 1)
+    pattern = pattern.replace(r"\{v\}", "(?P<v>.+?)")
+    return re.compile(pattern)
+
+
+def facts(passage: Passage) -> Iterator[Fact]:
+    """Yield what the sentences of a passage state of the entity that is its title."""
     for sentence in _SENTENCE_END.split(passage.text):
-        for known in _known():
-            match = next(filter(None, (pattern.fullmatch(sentence) for pattern in known.patterns)), None)
-            if match and match["e"] == passage.title:
-                yield known, match["v"]
+        for relation in _all_relations():
+            value = relation.value_in(sentence, passage.title)
+            if value is not None:
+                yield Fact(relation, value)
 
 
 def answer(question: str, passages: Sequence[Passage]) -> str | None:
-    """Return the value of the likeliest relation of the entity that a question names; None where it names none."""
-    asked = dict.fromkeys(stems(question))
-    values: list[tuple[float, float, str]] = []
+    """Answer a question from passages of the encyclopaedia; None where it names no entity of theirs.
+
+    Of all facts about entities with at least LEAST of their name in the question, the answer is the value of that whose
+    entity has the most of its name there; then of that whose relation the other words of the question fit best.
+    """
+    question_stems = dict.fromkeys(stems(question))  # distinct, in order
+    candidates: list[tuple[float, float, str]] = []  # share of the name, score of the relation, value
     for passage in passages:
-        name = stems(passage.title)
-        named = sum(stem in asked for stem in name) / max(len(name), 1)
-        if named >= LEAST:
-            words = [stem for stem in asked if stem not in name]
-            values += [(named, known.score(words), value) for known, value in facts(passage)]
-    return max(values)[2] if values else None
+        name_stems = stems(passage.title)
+        shared_count = sum(stem in question_stems for stem in name_stems)
+        name_share = shared_count / max(len(name_stems), 1)
+        if name_share < LEAST:
+            continue
+        other_stems = [stem for stem in question_stems if stem not in name_stems]
+        for fact in facts(passage):
+            candidates.append((name_share, fact.relation.score(other_stems), fact.value))
+    if not candidates:
+        return None
+    _, _, value = max(candidates)
+    return value
 
 
 def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
     """Answer each question from its passages of the synthetic world's encyclopaedia."""
-    answers = [answer(question, own) for question, own in zip(questions, passages, strict=True)]
-    return [ToolResult(text) if text else NO_ANSWER for text in answers]
+    results = []
+    for question, question_passages in zip(questions, passages, strict=True):
+        text = answer(question, question_passages)
+        results.append(ToolResult(text) if text else NO_ANSWER)
+    return results

@@ -6,22 +6,29 @@ from fractions import Fraction
 
 from toolformer_dag.settings.setting_types import Unfingerprinted
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.number_pairs import selection_rule
+from toolformer_dag.tools.calculator_selection import selection_rule
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.rules import sums
 from toolformer_dag.tools.tool import NoResult, Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 MAX_CHARACTERS = 200
+"""The longest expression."""
 MAX_DEPTH = 50
+"""The most parentheses within each other."""
 MAX_MAGNITUDE = 10**15
+"""The largest value, and the smallest below zero."""
 
+# A number, or any other character but white space. The first form is the rest of `0x10`, whose x is no sign: the whole
+# is no token that is known.
 TOKEN = re.compile(r"(?<=(?<![0-9.,])0)[xX][0-9]+|[0-9.,]+|\S")
-"""The first form is the rest of `0x10`, whose x is no sign: the token is unknown."""
+# Digits, plain or with commas after thousands or as in India (12,34,567), and decimals; either may be missing.
 NUMBER = re.compile(
     r"(?P<whole>[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3})?(?:\.(?P<decimals>[0-9]*))?"
 )
 SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("−–", "-")
+"""Other characters for the signs of operations."""
 KNOWN = frozenset("+-*/()%")
+"""The tokens that are no numbers."""
 
 
 def evaluate(expression: str) -> str:
@@ -39,47 +46,68 @@ def evaluate(expression: str) -> str:
     """
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")
-    value = _Parser([SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]).value()
+    tokens = [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
+    value = _Parser(tokens).value()
     if abs(value) > MAX_MAGNITUDE:
         raise NoResult("too_large")
+    return _rounded(value)
+
+
+def _rounded(value: Fraction) -> str:
+    """Write a value with at most two decimals, rounded half away from zero."""
     hundredths = (200 * abs(value.numerator) + value.denominator) // (2 * value.denominator)
-    sign = "-" if hundredths and value < 0 else ""
     whole, decimals = divmod(hundredths, 100)
+    sign = "-" if value < 0 and hundredths else ""
     return f"{sign}{whole}.{decimals:02}".rstrip("0").rstrip(".")
 
 
 def _number(token: str) -> Fraction:
+    """Read a number such as `1,234.5` or `.5`. Raises NoResult("bad_number")."""
     match = NUMBER.fullmatch(token)
-    if match is None or not any(map(str.isdecimal, token)):
+    has_digit = any(map(str.isdecimal, token))
+    if match is None or not has_digit:
         raise NoResult("bad_number")
-    whole, decimals = (match["whole"] or "").replace(",", ""), match["decimals"] or ""
+    whole = (match["whole"] or "").replace(",", "")
+    decimals = match["decimals"] or ""
     return Fraction(int(whole + decimals), 10 ** len(decimals))
 
 
 class _Parser:
-    """Recursive descent: sum = product (+|- product)*, product = signed (*|/ signed)*, signed = sign* operand %?"""
+    """Parses and computes an expression by recursive descent; a method for each rule of its grammar.
+
+        sum = product (("+" | "-") product)*
+        product = signed (("*" | "/") signed)*
+        signed = ("+" | "-")* operand "%"?
+        operand = number | "(" sum ")"
+
+    The methods of the rules begin at the token `_next` and move it past what they read. All raise NoResult.
+    """
 
     def __init__(self, tokens: list[str]) -> None:
         if not tokens:
             raise NoResult("empty")
-        if any(token not in KNOWN and token[0] not in "0123456789.," for token in tokens):
-            raise NoResult("unknown_symbol")
-        self._tokens = [*tokens, ""]
-        self._at = 0
-        self._depth = 0
+        for token in tokens:
+            may_be_number = token[0] in "0123456789.,"
+            if token not in KNOWN and not may_be_number:
+                raise NoResult("unknown_symbol")
+        self._tokens = [*tokens, ""]  # the empty token ends the expression
+        self._next = 0  # index of the token that is read next
+        self._depth = 0  # parentheses that are open
 
     def value(self) -> Fraction:
+        """Return the value of the whole expression."""
         value = self._sum()
-        if self._tokens[self._at]:
-            raise NoResult("unbalanced" if self._tokens[self._at] == ")" else "syntax")
+        unread = self._tokens[self._next]
+        if unread:
+            raise NoResult("unbalanced" if unread == ")" else "syntax")
         return value
 
     def _take(self, accepted: str) -> str:
-        """Consume and return the next token if it is in `accepted`, else return ""."""
-        token = self._tokens[self._at]
+        """Return the next token and move past it, where `accepted` has it; else return ""."""
+        token = self._tokens[self._next]
         if not token or token not in accepted:
             return ""
-        self._at += 1
+        self._next += 1
         return token
 
     def _sum(self) -> Fraction:
@@ -99,29 +127,37 @@ class _Parser:
         return value
 
     def _signed(self) -> Fraction:
-        negative = False
+        is_negative = False
         while sign := self._take("+-"):
-            negative ^= sign == "-"
+            if sign == "-":
+                is_negative = not is_negative
         operand = self._operand()
         if self._take("%"):
             operand /= 100
-        return -operand if negative else operand
+        return -operand if is_negative else operand
 
     def _operand(self) -> Fraction:
-        if not self._take("("):
-            token = self._tokens[self._at]
-            if not token or token in KNOWN:
-                raise NoResult("syntax" if token or not self._depth else "unbalanced")
-            self._at += 1
-            return _number(token)
+        if self._take("("):
+            return self._rest_of_parenthesis()
+        token = self._tokens[self._next]
+        if not token:
+            raise NoResult("unbalanced" if self._depth else "syntax")
+        if token in KNOWN:
+            raise NoResult("syntax")
+        self._next += 1
+        return _number(token)
+
+    def _rest_of_parenthesis(self) -> Fraction:
+        """Return the value of `sum ")"`, after the opening parenthesis."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
-        inner = self._sum()
+        value = self._sum()
         if not self._take(")"):
-            raise NoResult("syntax" if self._tokens[self._at] else "unbalanced")
+            has_unread = bool(self._tokens[self._next])
+            raise NoResult("syntax" if has_unread else "unbalanced")
         self._depth -= 1
-        return inner
+        return value
 
 
 class CalculatorOptions(ToolOptions):
@@ -158,8 +194,8 @@ class Calculator(Tool):
         return [_result(call.input) for call in calls]
 
 
-def _result(text: str) -> ToolResult:
+def _result(input: str) -> ToolResult:
     try:
-        return ToolResult(evaluate(unquote(text)))
+        return ToolResult(evaluate(unquote(input)))
     except NoResult as error:
         return ToolResult(None, error.reason)

@@ -1,5 +1,6 @@
 """The calendar (paper, section 3 and appendix A.1). calendar.txt is the prompt of appendix A.2, word for word."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from datetime import date
@@ -36,13 +37,18 @@ class Calendar(Tool):
         return document.date.isoformat() if document.date else ""
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
-        """Return calls before days of the week, months and years that are those of the document's date."""
+        """Return at most PER_TEXT calls, before words for the weekday, month or year of the document's date.
+
+        `context` is the date as `YYYY-MM-DD`; without one there are no calls.
+        """
         if not context:
             return []
         day = date.fromisoformat(context)
-        parts = {f"{day:%A}", f"{day:%B}", str(day.year)}
-        places = [match.start() for match in DATED.finditer(text) if match[0] in parts]
-        return [Proposed(at, "") for at in places[:: -(-len(places) // PER_TEXT) or 1]]
+        words_of_date = {f"{day:%A}", f"{day:%B}", str(day.year)}
+        places = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
+        # Of more than PER_TEXT places, every second, third and so on, so that the calls are spread over the text.
+        step = max(math.ceil(len(places) / PER_TEXT), 1)
+        return [Proposed(place, input="") for place in places[::step]]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call) for call in calls]

@@ -8,16 +8,17 @@ from pathlib import Path
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.foreign_text import ENGLISH_LABEL, Identifier
+from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier
 from toolformer_dag.tools.rules import glosses
 from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions
 
-DICTIONARY_RULES = 2  # raise this when the dictionary would translate a phrase in another way
-BESIDE, REACH = 20, 300
-"""The words on either side of a phrase that must be English, and the characters in which they are looked for."""
-
-
+DICTIONARY_RULES = 2
+"""Raise this when the dictionary would translate a phrase in another way."""
+BESIDE = 20
+"""The words on either side of a phrase that must be English."""
+REACH = 300
+"""The characters on either side of a phrase in which these words are looked for."""
 _PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (\w+)")
 """An article and the word behind it."""
 
@@ -36,10 +37,12 @@ class EmbeddedTranslator:
         return Identifier(self._chosen)
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        english = [translate(text) for text in texts]
-        return [
-            ToolResult(translation) if translation else ToolResult(None, "unknown_phrase") for translation in english
-        ]
+        """Translate each text word by word, as far as the lexicon has its words."""
+        results = []
+        for text in texts:
+            translation = translate(text)
+            results.append(ToolResult(translation) if translation else ToolResult(None, "unknown_phrase"))
+        return results
 
     def wants(self, text: str) -> str | None:
         """Return `lexicon_phrase` where an article and a word of the lexicon stand between English words.
@@ -52,11 +55,14 @@ class EmbeddedTranslator:
         return None
 
     def _is_english_beside(self, text: str, start: int, end: int) -> bool:
-        before = text[max(0, start - REACH) : start].split()[-BESIDE:]
-        after = text[end : end + REACH].split()[:BESIDE]
-        sides = [" ".join(side) for side in (before, after)]
-        if not all(any(map(str.isalpha, side)) for side in sides):
-            return False
+        """Return whether the words before character `start` are English, and those from `end` on."""
+        words_before = text[max(0, start - REACH) : start].split()[-BESIDE:]
+        words_after = text[end : end + REACH].split()[:BESIDE]
+        sides = [" ".join(words_before), " ".join(words_after)]
+        for side in sides:
+            has_letter = any(map(str.isalpha, side))
+            if not has_letter:
+                return False
         return all(language.label == ENGLISH_LABEL for language in self._identifier.identify(sides))
 
     def identity(self) -> Mapping[str, object]:
@@ -83,8 +89,11 @@ class MachineTranslation(Tool):
     def __init__(self, key: str, options: TranslationOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
         self.by_paragraph = options.english_around == "paragraph"
-        embedded = options.backend == "embedded"
-        self._translator = EmbeddedTranslator(options.identifier) if embedded else NeuralTranslator(options)
+        self._translator: EmbeddedTranslator | NeuralTranslator
+        if options.backend == "embedded":
+            self._translator = EmbeddedTranslator(options.identifier)
+        else:
+            self._translator = NeuralTranslator(options)
 
     def wants_document(self, document: Document) -> str | None:
         return self._translator.wants(document.text)
@@ -94,18 +103,25 @@ class MachineTranslation(Tool):
         return self._translator.wants(text)
 
     def keeps(self, text: str, offset: int, input: str) -> bool:
-        """Return False where the input occurs after the call but not before it, up to white space (appendix A).
+        """Return False where the input occurs after the call but not before it (appendix A).
 
-        At inference the model cannot look ahead.
+        At inference the model cannot look ahead. White space of any kind and length counts as a single space.
         """
-        phrase, before, after = (" ".join(part.split()) for part in (unquote(input), text[:offset], text[offset:]))
-        return phrase in before or phrase not in after
+        phrase = _normalized(unquote(input))
+        is_before = phrase in _normalized(text[:offset])
+        is_after = phrase in _normalized(text[offset:])
+        return is_before or not is_after
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
-        """Return translations inside the quotes of a gloss, of phrases that fastText takes for another language."""
-        proposed = list(glosses.glosses(text))
-        labels = Identifier(self.options.identifier).identify([call.input.lower() for call in proposed])
-        return [call for call, language in zip(proposed, labels, strict=True) if language.label != ENGLISH_LABEL]
+        """Return calls inside the quotes of a gloss, for phrases that fastText takes for another language."""
+        all_glosses = list(glosses.glosses(text))
+        phrases = [call.input.lower() for call in all_glosses]
+        languages = Identifier(self.options.identifier).identify(phrases)
+        proposed = []
+        for call, language in zip(all_glosses, languages, strict=True):
+            if language.label != ENGLISH_LABEL:
+                proposed.append(call)
+        return proposed
 
     def rule_identity(self) -> Mapping[str, object]:
         return {"rule": glosses.VERSION, "identifier": Identifier(self.options.identifier).identity()}
@@ -120,3 +136,8 @@ class MachineTranslation(Tool):
 
     def identity(self) -> Mapping[str, object]:
         return self._translator.identity()
+
+
+def _normalized(text: str) -> str:
+    """Return a text with single spaces in place of white space."""
+    return " ".join(text.split())

@@ -13,7 +13,8 @@ from toolformer_dag.settings.servers import lane_key
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.mcp_session import McpOptions, Session, SessionLost, open_session
+from toolformer_dag.tools.mcp_options import McpOptions
+from toolformer_dag.tools.mcp_session import Session, SessionLost, open_session
 from toolformer_dag.tools.options import occurs
 from toolformer_dag.tools.tool import NoResult, Tool, ToolCall, ToolDefaults, ToolResult
 
@@ -21,12 +22,26 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
 
 
+_log = logging.getLogger(__name__)
+CLOSE_SECONDS = 10.0
+"""How long closing a session is waited for; a command that does not end by itself is killed well before."""
+
+
 def text_of(answer: "CallToolResult") -> str | None:
-    """Join all text blocks and embedded text resources, a line each; without any, the object as compact JSON."""
-    blocks = [getattr(getattr(block, "resource", block), "text", None) for block in answer.content]
-    texts = [text for text in blocks if isinstance(text, str)]
-    if texts or answer.structured_content is None:
-        return "\n".join(texts) if texts else None
+    """Return the text of an answer: its text blocks and embedded text resources, a line each.
+
+    An answer without them is its object as compact JSON, or None where it has no object either, as one of images.
+    """
+    texts = []
+    for block in answer.content:
+        text_holder = getattr(block, "resource", block)  # an embedded resource holds its text one level below
+        text = getattr(text_holder, "text", None)
+        if isinstance(text, str):
+            texts.append(text)
+    if texts:
+        return "\n".join(texts)
+    if answer.structured_content is None:
+        return None
     return compact(answer.structured_content)
 
 
@@ -36,35 +51,47 @@ def compact(value: Any) -> str:
 
 
 _FIELD = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+"""A field of a template: `{temperature}`, or `{wind.speed}` for a field of the object `wind`."""
 
 
 def filled(template: str, answer: "CallToolResult") -> str:
-    """Fill `{temperature} °C` with the fields of an object, `{wind.speed}` with those below.
+    """Fill a template, such as `{temperature} °C, wind {wind.speed}`, with the fields of the object in an answer.
 
-    Raises NoResult: `no_object`, or `no_field: NAME`.
+    The object is the answer's structured content, else its text read as JSON. Raises NoResult with the reason
+    `no_object`, or `no_field: wind.speed`.
     """
-    value: Any = answer.structured_content
-    if value is None:
+    content = _object_of(answer)
+    pieces = []
+    end_of_last = 0
+    for match in _FIELD.finditer(template):
+        pieces.append(template[end_of_last : match.start()])
+        pieces.append(compact(_field_of(content, match[1])))
+        end_of_last = match.end()
+    pieces.append(template[end_of_last:])
+    return "".join(pieces)
+
+
+def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
+    """Return the JSON object in an answer. Raises NoResult("no_object")."""
+    content: Any = answer.structured_content
+    if content is None:
         try:
-            value = json.loads(text_of(answer) or "")
+            content = json.loads(text_of(answer) or "")
         except (ValueError, RecursionError):
-            value = None
-    if not isinstance(value, Mapping):
+            content = None
+    if not isinstance(content, Mapping):
         raise NoResult("no_object")
-
-    def field(match: re.Match[str]) -> str:
-        below: Any = value
-        for name in match[1].split("."):
-            if not isinstance(below, Mapping) or name not in below:
-                raise NoResult(f"no_field: {match[1]}")
-            below = below[name]
-        return compact(below)
-
-    return _FIELD.sub(field, template)
+    return content
 
 
-CLOSE_SECONDS = 10.0  # a command that does not end by itself is killed well before
-_log = logging.getLogger(__name__)
+def _field_of(content: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path such as `wind.speed`, below an object. Raises NoResult(f"no_field: {path}")."""
+    value: Any = content
+    for name in path.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            raise NoResult(f"no_field: {path}")
+        value = value[name]
+    return value
 
 
 class McpTool(Tool):
@@ -73,8 +100,8 @@ class McpTool(Tool):
     Its named arguments are those that the server lists. Reasons: those of `Session.call` and `filled`, `tool_error`
     where the server reports an error, and `no_text` where it sent only images or audio.
 
-    It has one session at a time, which ends with the process. Not covered: servers that send requests while they answer
-    (sampling, elicitation, roots).
+    It has one session at a time, which the first call or `connect` opens, and which ends with `close`, or with the
+    process. Not covered: servers that send requests while they answer (sampling, elicitation, roots).
     """
 
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
@@ -84,16 +111,18 @@ class McpTool(Tool):
 
     def __init__(self, key: str, options: McpOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
-        self.name = options.name or "".join(word.capitalize() for word in lane_key(options.tool).split("_"))
-        self.description = options.description or lane_key(options.tool).replace("_", " ")
+        words = lane_key(options.tool).split("_")  # get_weather and getWeather are `get weather`
+        self.name = options.name or "".join(word.capitalize() for word in words)
+        self.description = options.description or " ".join(words)
         self.version = options.version
-        self.routed, self.server = options.wants is None, options.server
+        self.server = options.server
+        self.routed = options.wants is None
         self._session: Session | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while the session is opened or closed
 
     @property
     def schema(self) -> Schema:
-        """Return the arguments as the server lists them."""
+        """The arguments as the server lists them."""
         return self.options.input_schema
 
     def wants(self, text: str, document: Document) -> str | None:
@@ -114,26 +143,37 @@ class McpTool(Tool):
 
     def identity(self) -> Mapping[str, object]:
         """Return the server's address or command, its tool and its arguments; no secret, no folder."""
-        shown = "url" if self.options.command is None else "command"
-        kept = determining(self.options, "tool", "result")
-        schema = fingerprint(self.options.input_schema)
-        return {"command": None, "url": None, **kept, "arguments": schema, shown: self.options.shown}
+        connection: dict[str, str | None] = {"command": None, "url": None}
+        if self.options.command is None:
+            connection["url"] = self.options.shown
+        else:
+            connection["command"] = self.options.shown
+        arguments = fingerprint(self.options.input_schema)
+        return {**connection, **determining(self.options, "tool", "result"), "arguments": arguments}
 
     def selection(self) -> Mapping[str, object]:
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
         return determining(self.options, "wants")
 
     def close(self, session: Session | None = None) -> None:
-        """Close the open session, with `session` only where it is that; the next call opens another."""
+        """Close the open session, if any; the next call opens another.
+
+        With `session`, only where that is the open one: another thread may have replaced it already.
+        """
         with self._lock:
-            if self._session is not None and session in (None, self._session):
-                atexit.unregister(self._session.close)
-                closing = threading.Thread(target=self._session.close, daemon=True)
-                closing.start()  # apart: a server that hangs delays closing over HTTP for minutes
-                closing.join(CLOSE_SECONDS)
-                self._session = None
+            if self._session is None:
+                return
+            if session is not None and session is not self._session:
+                return
+            atexit.unregister(self._session.close)
+            # In a thread of its own: a server that hangs delays closing over HTTP for minutes.
+            closing = threading.Thread(target=self._session.close, daemon=True)
+            closing.start()
+            closing.join(CLOSE_SECONDS)
+            self._session = None
 
     def _opened(self) -> Session:
+        """Return the open session, or open one. Raises ToolDown."""
         with self._lock:
             if self._session is None:
                 self._session = open_session(self.key, self.options)
@@ -141,6 +181,7 @@ class McpTool(Tool):
             return self._session
 
     def _answer(self, call: ToolCall) -> ToolResult:
+        """Call the server's tool. Raises RetryableError where no answer came, ToolDown where no session opens."""
         session = self._opened()
         try:
             answer = session.call(call.arguments)
@@ -152,8 +193,14 @@ class McpTool(Tool):
             self.close(session)
             raise
         except NoResult as error:
-            if cause := error.__cause__:
-                message = self.options.public(cause)
-                _log.warning("%s(%.80s): %s; MCP client: %s", self.name, call.input, error.reason, message)
+            self._warn_of_cause(call, error)
             return ToolResult(None, error.reason)
-        return ToolResult(None, "no_text") if text is None else ToolResult(text)
+        if text is None:
+            return ToolResult(None, "no_text")
+        return ToolResult(text)
+
+    def _warn_of_cause(self, call: ToolCall, error: NoResult) -> None:
+        """Log the SDK's error that made a call have no result, where there is one."""
+        if isinstance(error.__cause__, Exception):
+            message = self.options.public(error.__cause__)
+            _log.warning("%s(%.80s): %s; MCP client: %s", self.name, call.input, error.reason, message)

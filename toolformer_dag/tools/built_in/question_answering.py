@@ -5,13 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.tools.model_readers import load_reader
 from toolformer_dag.tools.options import shown_url
-from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch
-from toolformer_dag.tools.readers import QuestionAnsweringOptions, Reader, load_reader
+from toolformer_dag.tools.passage_index import IndexingProgress
+from toolformer_dag.tools.passage_search import PassageSearch
+from toolformer_dag.tools.passages import Passage
+from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, Reader
 from toolformer_dag.tools.rules import questions
 from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
-READER_RULES = 4  # raise this when the reader without weights would answer a question in another way
+READER_RULES = 4
+"""Raise this when the reader without weights would answer a question in another way."""
 
 
 class QuestionAnswering(Tool):
@@ -27,10 +31,11 @@ class QuestionAnswering(Tool):
     def __init__(self, key: str, options: QuestionAnsweringOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
         self.batch_size = 1 if options.reader == "http" else Tool.batch_size
-        self._search: PassageSearch | None = None
-        self._reader: Reader | None = None
-        self._in_use = threading.Lock()
-        self._reading = nullcontext() if options.reader == "http" else self._in_use  # tokenizers are not thread-safe
+        self._search: PassageSearch | None = None  # opened by `prepare`, unless no passages are read
+        self._reader: Reader | None = None  # loaded by `prepare`
+        self._in_use = threading.Lock()  # held while these are loaded, and while a local model reads
+        # Tokenizers are not thread-safe; requests to an endpoint may overlap.
+        self._reading = nullcontext() if options.reader == "http" else self._in_use
 
     def at_inference(self) -> Tool:
         """Return the tool with the reader of `inference`."""
@@ -39,11 +44,15 @@ class QuestionAnswering(Tool):
         return type(self)(self.key, self.options.at_inference(), self.prompt)
 
     def prepare(self, progress: IndexingProgress) -> None:
-        """Build the index if it is missing, and load the reader."""
+        """Build the index if it is missing, and load the reader; does nothing the next time.
+
+        Raises PassageError and ModelError where these cannot be read.
+        """
         with self._in_use:
-            if self.options.passages_read:
-                self._search = self._search or self.options.open_search(progress)
-            self._reader = self._reader or load_reader(self.options)
+            if self.options.passages_read and self._search is None:
+                self._search = self.options.open_search(progress)
+            if self._reader is None:
+                self._reader = load_reader(self.options)
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
         return questions.propose_questions(text)
@@ -55,20 +64,37 @@ class QuestionAnswering(Tool):
         """Answer questions. Raises PassageError and ModelError where these cannot be read, and the reader's errors."""
         self.prepare(lambda done: None)
         assert self._reader is not None
-        texts = [unquote(call.input) for call in calls]
-        asked = {n: text for n, text in enumerate(texts) if any(map(str.isalnum, text))}
-        search, most = self._search, self.options.passages_read
-        passages = [[passage for _, passage in search.search(one, most)] if search else [] for one in asked.values()]
+        question_texts = []
+        places = []  # of the questions among the calls
+        for place, call in enumerate(calls):
+            text = unquote(call.input)
+            if any(map(str.isalnum, text)):
+                question_texts.append(text)
+                places.append(place)
+        results = [ToolResult(None, "no_question")] * len(calls)
+        if not question_texts:
+            return results
+
+        passages = [self._passages(question) for question in question_texts]
         with self._reading:
-            answers = self._reader(list(asked.values()), passages) if asked else []
-        by_number = dict(zip(asked, answers, strict=True))
-        return [by_number.get(n, ToolResult(None, "no_question")) for n in range(len(calls))]
+            answers = self._reader(question_texts, passages)
+        for place, answer in zip(places, answers, strict=True):
+            results[place] = answer
+        return results
+
+    def _passages(self, question: str) -> list[Passage]:
+        """Return the best passages for a question; none where `passages_read` is 0."""
+        if self._search is None:
+            return []
+        return [hit.passage for hit in self._search.search(question, self.options.passages_read)]
 
     def identity(self) -> Mapping[str, object]:
+        """Return what determines answers: how passages are found, where any are read, and the reader."""
         retrieval = self.options.retrieval_identity() if self.options.passages_read else {}
         return {**determining(self.options, "reader", "passages_read"), **retrieval, **self._reader_identity()}
 
     def _reader_identity(self) -> Mapping[str, object]:
+        """Return what determines the answers of the reader to the same questions and passages."""
         if self.options.reader == "embedded":
             return {"rules": READER_RULES}
         if self.options.reader == "http":

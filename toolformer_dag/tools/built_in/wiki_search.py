@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pydantic import Field
 
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.tools.passage_search import IndexingProgress, PassageSearch, RetrievalOptions
+from toolformer_dag.tools.passage_index import IndexingProgress
+from toolformer_dag.tools.passage_search import PassageSearch, RetrievalOptions
 from toolformer_dag.tools.passages import snippet
 from toolformer_dag.tools.rules import facts
 from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
@@ -35,13 +36,14 @@ class WikiSearch(Tool):
 
     def __init__(self, key: str, options: WikiSearchOptions, prompt: str) -> None:
         super().__init__(key, options, prompt)
-        self._search: PassageSearch | None = None
-        self._opening = threading.Lock()
+        self._search: PassageSearch | None = None  # opened by `prepare`
+        self._opening = threading.Lock()  # held while it is opened
 
     def prepare(self, progress: IndexingProgress) -> None:
-        """Build the index if it is missing and open it."""
+        """Build the index if it is missing and open it; does nothing the next time. Raises PassageError."""
         with self._opening:
-            self._search = self._search or self.options.open_search(progress)
+            if self._search is None:
+                self._search = self.options.open_search(progress)
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
         return facts.propose_searches(text)
@@ -55,12 +57,14 @@ class WikiSearch(Tool):
         return [self._result(unquote(call.input)) for call in calls]
 
     def _result(self, query: str) -> ToolResult:
+        """Return the snippet of the best passage for a query; the index is open."""
         assert self._search is not None
-        if not any(character.isalnum() for character in query):
+        if not any(map(str.isalnum, query)):
             return ToolResult(None, "no_search_terms")
-        for _, passage in self._search.search(query, 1):
-            return ToolResult(snippet(passage, self.options.snippet_characters))
-        return ToolResult(None, "nothing_found")
+        results = self._search.search(query, limit=1)
+        if not results:
+            return ToolResult(None, "nothing_found")
+        return ToolResult(snippet(results[0].passage, self.options.snippet_characters))
 
     def identity(self) -> Mapping[str, object]:
         return {**self.options.retrieval_identity(), **determining(self.options, "snippet_characters")}

@@ -8,46 +8,66 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from toolformer_dag.tools.passage_search import STOP_WORDS
+from toolformer_dag.tools.passage_terms import STOP_WORDS
 from toolformer_dag.tools.rules.questions import NAME
 from toolformer_dag.tools.tool import Proposed
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
 FACT = re.compile(rf"\b{NAME}|\b\d{{2,4}}s?\b")
+"""A name, or a number of two to four digits, as `1936` or `1930s`."""
 DAYS = "monday tuesday wednesday thursday friday saturday sunday"
 MONTHS = "january february march april may june july august september october november december"
 COMMON = STOP_WORDS | set(
     f"{DAYS} {MONTHS} however although according during several many one two some first since while despite also new "
     "other both most later early each".split()
 )
+"""Words with a capital letter that are no names, such as those that begin a sentence; in lower case."""
 WORD = re.compile(r"[A-Za-z]{3,}")
-NEAR, BEGIN, PER_TEXT, WORDS_BETWEEN = 200, 40, 3, 4
-"""Characters between name and fact at most, and before the first fact at least; calls of a text; words of a query."""
+NEAR = 200
+"""The most characters between a name and a fact."""
+BEGIN = 40
+"""The least characters before the first fact."""
+PER_TEXT = 3
+"""The most calls of a text."""
+WORDS_BETWEEN = 4
+"""The most words of a query besides the name."""
 
 
 def propose_searches(text: str) -> Iterator[Proposed]:
-    """Yield the first PER_TEXT searches: the nearest name before a new fact and the last words between the two."""
+    """Yield at most PER_TEXT searches, before facts that the text says for the first time.
+
+    The query is the nearest name before the fact and the last words between the two: in "The mathematician Ada Lovelace
+    was the daughter of Lord Byron.", before `Lord Byron`, it is `Ada Lovelace daughter`.
+    """
     yield from islice(_searches(text), PER_TEXT)
 
 
 def _searches(text: str) -> Iterator[Proposed]:
-    facts = [one for one in FACT.finditer(text) if one[0].lower() not in COMMON]
-    for number, fact in enumerate(facts):
-        name = next((one for one in reversed(facts[:number]) if one[0][0].isalpha()), None)
-        if name is not None and _is_new(text, fact) and fact.start() - name.end() < NEAR:
+    """Yield a search for each new fact whose nearest name before it is on the same line and within NEAR characters."""
+    name: re.Match[str] | None = None  # the last name before the fact
+    for fact in FACT.finditer(text):
+        if fact[0].lower() in COMMON:
+            continue
+        if name is not None and _is_new(text, fact):
             between = text[name.end() : fact.start()]
-            if "\n" not in between:
-                yield Proposed(fact.start(), _query(name[0], between), fact[0])
+            if len(between) < NEAR and "\n" not in between:
+                yield Proposed(fact.start(), _query(name[0], between), words=fact[0])
+        is_name = fact[0][0].isalpha()
+        if is_name:
+            name = fact
 
 
 def _query(name: str, between: str) -> str:
-    words = [one for one in WORD.findall(between) if one.lower() not in STOP_WORDS]
+    """Return the query from a name and the text between it and the fact."""
+    words = [word for word in WORD.findall(between) if word.lower() not in STOP_WORDS]
     return " ".join([name, *words[-WORDS_BETWEEN:]])
 
 
 def _is_new(text: str, fact: re.Match[str]) -> bool:
-    """Return whether a text says a fact for the first time, and not at the beginning of a sentence."""
+    """Return whether a text says a fact for the first time, neither in its first characters nor to begin a sentence."""
     before = text[: fact.start()]
-    lead = before.rstrip('"“( ')
-    return len(before) >= BEGIN and lead[-1:] not in ("", *".!?:\n") and fact[0].lower() not in before.lower()
+    last_character = before.rstrip('"“( ')[-1:]
+    begins_sentence = last_character in ("", ".", "!", "?", ":", "\n")
+    is_repeated = fact[0].lower() in before.lower()
+    return len(before) >= BEGIN and not begins_sentence and not is_repeated

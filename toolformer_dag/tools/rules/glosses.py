@@ -11,19 +11,31 @@ from toolformer_dag.tools.tool import Proposed
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
-OPEN, CLOSE = '"“‘«', '"”’»'
+OPEN = '"“‘«'
+"""The opening quotation marks."""
+CLOSE = '"”’»'
+"""The closing quotation marks."""
+# Words that announce a meaning, such as `, which roughly means`.
 CUE = (
     r"(?:,? (?:which|that) )?(?:roughly |literally |usually |often )?"
     r"(?:means|meaning|translated? as|translates (?:as|to)|translated|in English|literally|or|i\.e\.)"
 )
+# A quoted phrase, what may stand between it and its meaning (a dash, a bracket, a cue), and the quote that opens the
+# meaning.
 GLOSS = re.compile(
     rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}],?\s*[(\[—–-]?\s*(?:{CUE})?[:,]?\s*[{OPEN}]"
 )
 ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
+"""What stands between a phrase and its meaning, but not between two quotations in a row."""
 
 
 def glosses(text: str) -> Iterator[Proposed]:
-    """Yield a call for each quoted phrase with a gloss, whatever its language; quotations in a row are no gloss."""
+    """Yield a call for each quoted phrase with a gloss, whatever its language, where the meaning begins.
+
+    Quotations in a row are no gloss.
+    """
     for match in GLOSS.finditer(text):
-        if ANNOUNCED.search(text, match.end("phrase") + 1, match.end() - 1):
+        after_phrase = match.end("phrase") + 1
+        before_meaning = match.end() - 1
+        if ANNOUNCED.search(text, after_phrase, before_meaning):
             yield Proposed(match.end(), match["phrase"].strip())

@@ -6,6 +6,7 @@ right answers the loss kept 23 of 25, of wrong ones 2 of 45.
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from toolformer_dag.texts.look_ahead import UNNAMED
 from toolformer_dag.tools.tool import Proposed
@@ -13,7 +14,11 @@ from toolformer_dag.tools.tool import Proposed
 VERSION = "1"
 """Raised when the rule gives other calls."""
 NAME = r"[A-Z][\w'’-]+(?: (?:(?:of|the|de|la|von|van|del|di) )?[A-Z][\w'’.-]*\w)*"
+"""Words with capital letters, such as `Ada Lovelace` or `Bank of England`."""
 START = r"(?:^|(?<=[.!?\n] )|(?<=\n)|(?<=[.!?][\"”’] ))"
+"""The beginning of a sentence."""
+SHORTEST_NAME = 4
+"""Characters; most shorter names are abbreviations."""
 RELATIONS = {
     r"was born on": ("When was {} born?",),
     r"was born in": ("When was {} born?", "Where was {} born?"),
@@ -32,17 +37,37 @@ RELATIONS = {
     r"is located in": ("Where is {} located?",),
     r"is the capital of": ("What is {} the capital of?",),
 }
+"""Words after a name -> the questions to which the next words may be the answer, in order of preference."""
 ACTIVE = {"written": "wrote"}
-PATTERNS = [(re.compile(rf"{START}(?P<name>{NAME}) {words} "), asked) for words, asked in RELATIONS.items()]
+"""Participles whose past tense is another word."""
+
+
+class QuestionPattern(NamedTuple):
+    """A pattern of a name with the words of a relation, and the templates of its questions."""
+
+    pattern: re.Pattern[str]
+    templates: tuple[str, ...]
+
+
+PATTERNS = [
+    QuestionPattern(re.compile(rf"{START}(?P<name>{NAME}) {words} "), templates)
+    for words, templates in RELATIONS.items()
+]
 
 
 def propose_questions(text: str) -> Iterator[Proposed]:
-    """Yield questions where a relation's words end, of each place in the order of its templates."""
+    """Yield questions before what follows the words of a relation, at each place in order of preference.
+
+    Relations come in the order of RELATIONS, and places of a relation in that of the text.
+    """
     for pattern, templates in PATTERNS:
         for match in pattern.finditer(text):
-            name, verb = match["name"], match.groupdict().get("verb", "")
-            if name.lower() in UNNAMED or len(name) < 4:
+            name = match["name"]
+            participle = match.groupdict().get("verb", "")
+            if name.lower() in UNNAMED or len(name) < SHORTEST_NAME:
                 continue
             for template in templates:
-                verb = ACTIVE.get(verb, verb) if template.startswith("Who") else verb
+                # `Who wrote Emma?`, but `When was Emma written?`
+                is_active = template.startswith("Who")
+                verb = ACTIVE.get(participle, participle) if is_active else participle
                 yield Proposed(match.end(), template.format(name, verb=verb))

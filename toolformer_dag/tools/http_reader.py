@@ -1,0 +1,199 @@
+"""A reader behind an OpenAI-compatible HTTP endpoint."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from toolformer_dag.tools.options import shown_url, url_secrets, without
+from toolformer_dag.tools.passages import Passage
+from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, reader_input
+from toolformer_dag.tools.tool import NO_ANSWER, NoResult, RetryableError, ToolDown, ToolResult
+
+if TYPE_CHECKING:
+    import httpx  # a quarter of a second of CPU, which only an endpoint is worth
+
+MAX_ANSWER_BYTES = 4 << 20
+"""The longest answer, after decompression."""
+EXCERPT_CHARACTERS = 200
+"""The most characters of an endpoint's answer in a message."""
+UNKNOWN = "unknown"
+"""What the endpoint replies where the passages have no answer."""
+INSTRUCTION = f"Reply with the answer alone, in as few words as possible, or with `{UNKNOWN}`."
+"""The system message of each request."""
+BUSY = frozenset({408, 409, 425, 429})
+"""The statuses, besides 500 and above, after which the same request may succeed later."""
+REFUSED = frozenset({401, 402, 403, 404, 405, *range(300, 400)})
+"""The statuses that every request of the tool would get: a wrong URL, model, key or account."""
+
+
+class HttpAnswer(NamedTuple):
+    """The status and the decompressed body of an answer."""
+
+    status: int
+    body: bytes
+
+
+class Endpoint:
+    """A URL to which JSON is posted. An answer is bounded in bytes and in time.
+
+    Safe for several threads, whose requests share connections.
+
+    Requests run in an event loop of their own, so that one deadline ends all of a request: connecting, sending, headers
+    and body. A limit per read, as blocking clients have, lets an answer of a byte a second go on for ever.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
+        """Prepare requests with these headers, of at most `seconds` each; nothing is sent yet."""
+        import httpx
+
+        self.shown = shown_url(url)
+        self._url = url
+        self._seconds = seconds
+        header_secrets = [value.split()[-1] for value in headers.values()]  # the key of `Bearer KEY`
+        self._secrets = [*url_secrets(url), *header_secrets]
+        self._client = httpx.AsyncClient(timeout=seconds, headers={"Accept-Encoding": "gzip, deflate", **headers})
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def post(self, content: object) -> HttpAnswer:
+        """Send `content` as JSON and wait for the answer, whatever its status.
+
+        Raises RetryableError for a lost connection or a passed deadline, NoResult("answer_too_long") over
+        MAX_ANSWER_BYTES, and NoResult("malformed_response") for compressed data that is damaged.
+        """
+        import httpx
+
+        try:
+            return asyncio.run_coroutine_threadsafe(self._answer(content), self._loop).result()
+        except TimeoutError as error:
+            raise RetryableError(f"{self.shown}: no whole answer within {self._seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise RetryableError(f"{self.shown}: {type(error).__name__}: {self.public(str(error))}") from error
+
+    def public(self, text: str) -> str:
+        """Return a message of the backend without the secrets of the URL and the headers."""
+        return without(self._secrets, text)
+
+    async def _answer(self, content: object) -> HttpAnswer:
+        async with asyncio.timeout(self._seconds), self._client.stream("POST", self._url, json=content) as response:
+            return HttpAnswer(response.status_code, await _read_body(response))
+
+
+async def _read_body(response: "httpx.Response") -> bytes:
+    """Read and decompress a body block by block, since a megabyte of gzip can hold a gigabyte.
+
+    Raises NoResult as `Endpoint.post` does.
+    """
+    import httpx
+
+    body = bytearray()
+    try:
+        async for block in response.aiter_bytes():
+            if len(body) + len(block) > MAX_ANSWER_BYTES:
+                raise NoResult("answer_too_long")
+            body += block
+    except httpx.DecodingError as error:
+        raise NoResult("malformed_response") from error
+    return bytes(body)
+
+
+class HttpReader:
+    """An OpenAI-compatible endpoint, with a request per question; the runner handles retries and limits."""
+
+    def __init__(self, options: QuestionAnsweringOptions) -> None:
+        """Prepare requests. Raises ToolDown where the environment variable with the key has none."""
+        self._options = options
+        parts = urlsplit(str(options.url))
+        url = parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions").geturl()
+        self._endpoint = Endpoint(url, _headers(options.api_key_variable), options.request_timeout_s)
+
+    def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
+        """Answer each question from its passages.
+
+        Raises RetryableError for a lost connection, a busy server or an error that a gateway reports, and ToolDown for
+        a status that every request would get (REFUSED).
+        """
+        results = []
+        for question, question_passages in zip(questions, passages, strict=True):
+            results.append(self._ask(reader_input(question, question_passages)))
+        return results
+
+    def _ask(self, text: str) -> ToolResult:
+        """Send one request and read its answer. Raises as `read` does."""
+        request = {
+            "model": self._options.model,
+            "messages": [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}],
+            "temperature": 0,
+            "max_tokens": self._options.max_answer_tokens,
+        }
+        try:
+            answer = self._endpoint.post(request)
+        except NoResult as error:
+            return ToolResult(None, error.reason)
+        self._check_status(answer)
+        if answer.status != 200:
+            return ToolResult(None, f"status_{answer.status}")
+        completion = _json_object(answer.body)
+        reported_error = completion.get("error")  # some gateways send errors with status 200
+        if reported_error:
+            excerpt = self._endpoint.public(str(reported_error)[:EXCERPT_CHARACTERS])
+            raise RetryableError(f"{self._endpoint.shown}: {excerpt}")
+        return _result(completion)
+
+    def _check_status(self, answer: HttpAnswer) -> None:
+        """Raise RetryableError for a status of BUSY or from 500 on, ToolDown for one of REFUSED."""
+        shown = self._endpoint.shown
+        if answer.status in BUSY or answer.status >= 500:
+            raise RetryableError(f"{shown}: status {answer.status}")
+        if answer.status in REFUSED:
+            excerpt = self._endpoint.public(answer.body[:EXCERPT_CHARACTERS].decode("utf-8", "replace"))
+            raise ToolDown(
+                f"{shown} answered with status {answer.status}: {excerpt}; correct url, "
+                "model or api_key_variable of [tools.question_answering], or check the account"
+            )
+
+
+def _headers(key_variable: str | None) -> Mapping[str, str]:
+    """Return the header with the key in an environment variable; none without a variable.
+
+    Raises ToolDown where the variable is empty or cannot stand in a header.
+    """
+    if key_variable is None:
+        return {}
+    key = os.environ.get(key_variable, "").strip()
+    if not (key and key.isascii() and key.isprintable()):
+        reason = "holds characters that no header can" if key else "is empty"
+        raise ToolDown(
+            f"the environment variable {key_variable} {reason}; set it to the key, or remove api_key_variable"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _json_object(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in an answer; empty where it holds none."""
+    try:
+        value = json.loads(body, parse_int=float)  # an integer of thousands of digits is an error of its own
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _result(completion: Mapping[str, Any]) -> ToolResult:
+    """Return the answer in a chat completion, with the cost where the endpoint reports it (`usage.cost`).
+
+    Reasons: `no_answer` where the answer is empty or UNKNOWN, and `malformed_response` for another form of completion.
+    """
+    usage = completion.get("usage")
+    cost = usage.get("cost") if isinstance(usage, dict) else None
+    try:
+        answer = completion["choices"][0]["message"]["content"].strip()
+    except (LookupError, TypeError, AttributeError):
+        return ToolResult(None, "malformed_response", cost=cost)
+    is_unknown = answer.lower().strip(".`") == UNKNOWN
+    if not answer or is_unknown:
+        return ToolResult(None, NO_ANSWER.reason, cost=cost)
+    return ToolResult(answer, cost=cost)

@@ -1,0 +1,230 @@
+"""The way to an MCP server: a command or a URL, with answers of bounded length and mended lists of tools."""
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
+
+from toolformer_dag.settings.setting_types import expanded
+from toolformer_dag.tools.bounded_output import mended
+from toolformer_dag.tools.mcp_options import McpOptions
+from toolformer_dag.tools.tool import ToolDown
+
+if TYPE_CHECKING:
+    from mcp import StdioServerParameters
+    from mcp.client import Transport
+
+_log = logging.getLogger(__name__)
+MAX_ANSWER_BYTES = 4 << 20
+"""The longest answer, and the longest message of a stream of answers."""
+TOO_LONG = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
+BOUNDED_OUTPUT = str(Path(__file__).with_name("bounded_output.py"))
+"""The program that starts the command of a server and bounds the lines that it prints."""
+CONNECT_SECONDS = 30.0
+"""The limit for connecting to a URL and for sending to it."""
+READ_SECONDS = 300.0
+"""The limit between two pieces of an answer over HTTP, which may be a stream of events."""
+
+
+def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
+    """Return what `mcp.Client` connects to: a command with its environment, or a URL with its headers.
+
+    A command gets the environment variables that the SDK passes on (PATH, HOME, ...) and those in `env`; a URL gets
+    the bearer token in `token_env`, if any. `key` is that of the tool's section, for messages.
+
+    Raises ToolDown for a program that does not exist, and for a variable that is not set.
+    """
+    if options.command is not None:
+        return _command(key, options, options.command)
+    token = None if options.token_env is None else _variable(key, options.token_env)
+    return _http_transport(options.url or "", token)
+
+
+def _command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
+    """Return the command of a server, run by `bounded_output.py`. Raises ToolDown."""
+    from mcp import StdioServerParameters
+
+    program, *arguments = command
+    if program.startswith("~"):
+        program = str(expanded(Path(program)))
+    environment = {name: _variable(key, name) for name in options.env}
+    is_there = shutil.which(program) or (options.cwd / program).is_file()
+    if not is_there:
+        raise no_session(key, options, FileNotFoundError(f"there is no program {program!r}"))
+    bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *arguments]
+    return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
+
+
+def _variable(key: str, name: str) -> str:
+    """Return the value of an environment variable. Raises ToolDown where it is not set."""
+    value = os.environ.get(name)
+    if value is None:
+        raise ToolDown(
+            f"[tools.{key}]: the environment variable {name} is not set; export it, or remove it from the section"
+        )
+    return value
+
+
+def _http_transport(url: str, token: str | None) -> "Transport":
+    """Return the transport to a URL, whose answers are uncompressed and bounded (`_whole_lines`)."""
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    class BoundedStream(httpx2.AsyncByteStream):
+        """The body of an answer in whole lines; closing it closes the body."""
+
+        def __init__(self, body: Any, *, is_event_stream: bool) -> None:
+            self._body = body
+            self._is_event_stream = is_event_stream
+
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return _whole_lines(self._body, is_event_stream=self._is_event_stream)
+
+        async def aclose(self) -> None:
+            await self._body.aclose()
+
+    async def bound(response: Any) -> None:
+        # Without the header an answer that is compressed all the same stays so: it does not parse, and stays small.
+        response.headers.pop("content-encoding", None)
+        content_type = response.headers.get("content-type", "")
+        is_event_stream = content_type.startswith("text/event-stream")
+        response.stream = BoundedStream(response.stream, is_event_stream=is_event_stream)
+
+    headers = {"Accept-Encoding": "identity"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
+    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [bound]})
+    return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
+
+
+async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
+    """Yield the blocks of an answer's body, cut anew so that each ends with a line, and `mended`.
+
+    Raises StreamError where more than MAX_ANSWER_BYTES come: in all, or, of a stream of events, which may go on for
+    ever, in one line.
+    """
+    import httpx2
+
+    unfinished = b""  # the beginning of a line whose end has not come yet
+    total_bytes = 0
+    async for block in blocks:
+        total_bytes += len(block)
+        bounded_bytes = len(unfinished) + len(block) if is_event_stream else total_bytes
+        if bounded_bytes > MAX_ANSWER_BYTES:
+            raise httpx2.StreamError(TOO_LONG)
+        lines, line_end, rest = block.rpartition(b"\n")
+        if line_end:
+            yield mended(unfinished + lines + line_end)
+            unfinished = rest
+        else:
+            unfinished += block
+    yield mended(unfinished)
+
+
+class ToolSchemas(NamedTuple):
+    """The JSON schemas of a tool as its server declares them; `output` may be anything, or None."""
+
+    input: dict[str, Any]
+    output: Any
+
+
+@asynccontextmanager
+async def mended_streams(
+    target: "Transport | StdioServerParameters", schemas: dict[str, ToolSchemas]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Connect to a `transport` and give the streams from and to the server: a transport for `mcp.Client`.
+
+    Lists of tools that come from the server are mended, and `schemas` is filled from them, as `MendedMessages` says.
+    """
+    from mcp import StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    plain = stdio_client(target) if isinstance(target, StdioServerParameters) else target
+    async with plain as (from_server, to_server):
+        yield MendedMessages(from_server, schemas), to_server
+
+
+class MendedMessages:
+    """The stream of a server's messages, in which lists of tools are mended before the SDK reads them.
+
+    The SDK refuses a whole list for one tool that breaks the protocol. Here that tool is left out, with a warning.
+
+    The schemas of tools are taken out of the lists and put into `schemas`, by the tool's name: the SDK refuses a list
+    with a schema that is none, and refuses answers in text alone to a tool with an output schema, which many servers
+    give. `schemas` has a tool as soon as the list with the tool was read.
+    """
+
+    def __init__(self, stream: Any, schemas: dict[str, ToolSchemas]) -> None:
+        self._stream = stream
+        self._schemas = schemas
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> "MendedMessages":
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> Any:
+        return await self._stream.__aexit__(*raised)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for item in self._stream:
+            result = getattr(getattr(item, "message", None), "result", None)
+            if isinstance(result, dict) and isinstance(result.get("tools"), list):
+                mended_tools = [self._mended_tool(tool) for tool in result["tools"]]
+                result["tools"] = [tool for tool in mended_tools if tool is not None]
+            yield item
+
+    def _mended_tool(self, tool: Any) -> dict[str, Any] | None:
+        """Return a tool of a list without its schemas, which are put aside; None where it breaks the protocol."""
+        fields = tool if isinstance(tool, dict) else {}
+        name = fields.get("name")
+        input_schema = fields.get("inputSchema")
+        if not isinstance(name, str) or not isinstance(input_schema, dict):
+            _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
+            return None
+        self._schemas[name] = ToolSchemas(_mended_schema(input_schema), fields.get("outputSchema"))
+        description = fields.get("description")
+        return {
+            "name": name,
+            "description": description if isinstance(description, str) else "",
+            "inputSchema": {"type": "object"},
+        }
+
+
+def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's schema of its arguments without what means nothing; its type is `object` where it has none.
+
+    These are fields that are null, and `"properties": []`, as PHP writes an empty object.
+    """
+    mended_fields: dict[str, Any] = {"type": "object"}
+    for field, value in schema.items():
+        is_empty_object_of_php = field == "properties" and value == []
+        if value is not None and not is_empty_object_of_php:
+            mended_fields[field] = value
+    return mended_fields
+
+
+def no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
+    """Return the error for a server to which there is no connection; `error` says why."""
+    while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
+        error = error.exceptions[0]
+    if isinstance(error, ValidationError):
+        problem = f"a description from the MCP server {options.shown} breaks the protocol"
+        remedy = "fix the server, use another version of it"
+    elif options.command is not None:
+        problem = f"the MCP server {options.shown} does not start in {options.cwd}"
+        remedy = "run the command by hand to see its output"
+    else:
+        problem = f"no MCP server answers at {options.shown}"
+        remedy = "start it, correct the url"
+    patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
+    return ToolDown(f"[tools.{key}]: {problem} ({options.public(error)}); {remedy}, {patience}")

@@ -1,0 +1,184 @@
+"""Build BM25 indexes of passages. An index is a folder that is named by the content hash of its passages."""
+
+import functools
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import tantivy
+
+from toolformer_dag.files import (
+    FILES,
+    changed_unseen,
+    damaged_beside,
+    hashes_beside,
+    locked,
+    sealed,
+    sync,
+    write_whole,
+)
+from toolformer_dag.identity import cache_folder, file_hash
+from toolformer_dag.tools.passage_terms import analyzer, spaced
+from toolformer_dag.tools.passages import EMBEDDED, Passage, PassageError, read_passages
+
+_log = logging.getLogger(__name__)
+INDEX_VERSION = 2
+"""Raise this when the same passages are indexed in another way; part of folder names and identities."""
+COMMIT_PASSAGES = 250_000
+"""Passages after which an index that is being built is committed, so that a kill loses no more than these."""
+HEAP_BYTES = 200_000_000
+"""The memory of the index writer."""
+WRITER_THREADS = 2
+"""The threads of the index writer."""
+MANIFEST = "manifest.json"
+"""The file of a finished index that holds the hashes of all others, sealed."""
+IndexingProgress = Callable[[int], None]
+"""Called with the number of passages indexed so far."""
+
+
+def source_digest(source: str) -> str:
+    """Return the content hash of a passages file, whatever its name, or of the `embedded` passages.
+
+    Raises PassageError where the file cannot be read.
+    """
+    if source == EMBEDDED:
+        return _embedded_digest()
+    try:
+        return file_hash(Path(source))
+    except OSError as error:
+        raise PassageError(f"{source}: {error.strerror}. Set `passages` to a file or `{EMBEDDED}`.") from error
+
+
+@functools.cache
+def _embedded_digest() -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for passage in read_passages(EMBEDDED):
+        digest.update(passage.packed() + b"\n")
+    return digest.hexdigest()
+
+
+def index_version(source: str) -> int:
+    """Return the version of how passages are indexed. The embedded ones are ASCII, of which version 1 made the same."""
+    return 1 if source == EMBEDDED else INDEX_VERSION
+
+
+def index_folder(source: str, root: Path | None = None) -> Path:
+    """Return the folder of the index of `source` below `root`, built or not. Raises PassageError.
+
+    The default root is `indexes` in $TOOLFORMER_CACHE, else in toolformer-dag in the user's cache.
+    """
+    indexes = root or cache_folder() / "indexes"
+    return indexes / f"{source_digest(source)}-v{index_version(source)}"
+
+
+def ensure_index(
+    source: str,
+    root: Path | None = None,
+    progress: IndexingProgress | None = None,
+    commit_every: int = COMMIT_PASSAGES,
+) -> Path:
+    """Return the folder of the index of `source`; build the index where it is missing or damaged.
+
+    - The folder appears only when complete. A single process builds it, others wait.
+    - A build that was killed goes on after the last `commit_every` passages that were committed.
+    - Memory is bounded by the writer's 200 MB.
+    - The files of an index are read and compared with their hashes whenever this is called. A damaged index is renamed
+      to `.damaged`, in the place of an older one, and built again.
+
+    Raises PassageError.
+    """
+    folder = index_folder(source, root)
+    set_aside_damaged_index(folder, again=True)
+    if not folder.is_dir():
+        with _building(folder):
+            built_meanwhile = folder.is_dir()  # by the process that had the lock
+            if not built_meanwhile:
+                _build_index(source, folder, progress or (lambda done: None), commit_every)
+    return folder
+
+
+def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_every: int) -> None:
+    """Build the index in a folder beside, seal it with the hashes of its files, and rename the folder.
+
+    The caller holds the lock. Raises PassageError.
+    """
+    if source != EMBEDDED and changed_unseen([Path(source)]):
+        raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
+    unfinished = folder.with_suffix(".building")
+    write_index(read_passages(source), unfinished, progress, commit_every)
+    for lock in unfinished.glob(".tantivy-*.lock"):
+        lock.unlink()
+    manifest = unfinished / MANIFEST
+    write_whole(manifest, sealed(str(folder), {FILES: hashes_beside(manifest)}))
+    unfinished.replace(folder)
+    sync(folder.parent)
+
+
+def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
+    """Rename an index to `.damaged` where files of it are damaged; return these files.
+
+    An index that is not built is left alone. Files whose size and times did not change since they were hashed are
+    trusted; with `again` they are read.
+    """
+    if not folder.is_dir() or not damaged_beside(folder / MANIFEST, again):
+        return []
+    with _building(folder):
+        # Another process may have set it aside, and built it again, before this one got the lock.
+        damaged = damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
+        if damaged:
+            names = ", ".join(map(str, damaged))
+            _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
+            aside = folder.with_suffix(".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.replace(aside)
+    return damaged
+
+
+@contextmanager
+def _building(folder: Path) -> Iterator[None]:
+    """Hold the lock under which the index is built; wait for a process that holds it. Raises PassageError."""
+    try:
+        with locked(folder.with_suffix(".lock")):
+            yield
+    except OSError as error:
+        raise PassageError(f"{folder.parent}: {error}. Set `index_folder` to another folder.") from error
+
+
+def schema() -> tantivy.Schema:
+    """Return the fields of an index: words with frequencies, the stored passage, and its number, which breaks ties."""
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("words", tokenizer_name="words", index_option="freq")
+    builder.add_unsigned_field("number", fast=True)
+    builder.add_bytes_field("passage", stored=True)
+    return builder.build()
+
+
+def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
+    """Index the passages that the index in `folder` does not hold yet, and commit after every `commit_every` of them.
+
+    The passages must come in the same order every time: the first ones are taken to be those that are indexed already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    index = tantivy.Index(schema(), path=str(folder))
+    index.register_tokenizer("words", analyzer())
+    indexed_before = index.searcher().num_docs
+    progress(indexed_before)
+    writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
+    for number, passage in enumerate(islice(passages, indexed_before, None), indexed_before):
+        document = tantivy.Document()
+        document.add_text("words", spaced(passage.searched()))
+        document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
+        document.add_bytes("passage", passage.packed())
+        writer.add_document(document)
+        indexed = number + 1
+        if indexed % commit_every == 0:
+            writer.commit()
+            progress(indexed)
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+    progress(index.searcher().num_docs)

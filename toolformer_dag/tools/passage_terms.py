@@ -1,0 +1,68 @@
+"""The terms by which passages and queries are compared: their words, lower case, without accents."""
+
+import functools
+from itertools import pairwise
+from unicodedata import normalize
+
+import regex
+import tantivy
+
+from toolformer_dag.tools.passages import WITHOUT_SPACES
+
+MAX_TERM_BYTES = 40
+"""The longest term; what is longer is not indexed."""
+MAX_QUERY_TERMS = 64
+"""The most terms of a query that are searched for."""
+
+_STOP_WORDS = """
+a about after again all also am an and any are as at be been before being but by can could did do does for from had has
+have he her his how i if in into is it its me my no not of on or our out s she so some such t than that the their them
+then there these they this to too up us was we were what when where which while who whom whose why will with would you
+your
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""English words that queries are searched without, where they have others."""
+
+_RUN_WITHOUT_SPACES = regex.compile(f"{WITHOUT_SPACES}+")
+"""Consecutive letters of scripts that write no spaces between words."""
+
+
+@functools.cache
+def analyzer() -> tantivy.TextAnalyzer:
+    """Return the analyzer that cuts texts into terms: runs of letters and digits, lower case, accents folded.
+
+    Runs longer than MAX_TERM_BYTES are left out.
+    """
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+    builder = builder.filter(tantivy.Filter.remove_long(MAX_TERM_BYTES))
+    builder = builder.filter(tantivy.Filter.lowercase())
+    builder = builder.filter(tantivy.Filter.ascii_fold())
+    return builder.build()
+
+
+def spaced(text: str) -> str:
+    """Return a text in the form in which `analyzer` finds its words, also in scripts without spaces.
+
+    Accents are composed (NFC). In scripts without spaces, a run of letters becomes its pairs of neighbours and its
+    letters, so that a word is found within a sentence: `東京都` becomes ` 東京 京都 東 京 都 `. Other scripts stay as
+    they are.
+    """
+    if text.isascii():
+        return text
+    return str(_RUN_WITHOUT_SPACES.sub(_pairs_and_letters, normalize("NFC", text)))
+
+
+def _pairs_and_letters(run: regex.Match[str]) -> str:
+    letters = [character for character in run[0] if character.isalnum()]  # the analyzer splits at most marks
+    pairs = [first + second for first, second in pairwise(letters)]
+    return " ".join(["", *pairs, *letters, ""])
+
+
+def query_terms(query: str) -> list[str]:
+    """Return at most MAX_QUERY_TERMS distinct terms in order, without stop words unless there is nothing else.
+
+    Stop words are indexed but not searched: they take most of the time and hardly change the ranking.
+    """
+    distinct_terms = list(dict.fromkeys(analyzer().analyze(spaced(query))))
+    terms = [term for term in distinct_terms if term not in STOP_WORDS]
+    return (terms or distinct_terms)[:MAX_QUERY_TERMS]

@@ -1,0 +1,89 @@
+"""Find the numbers of a text."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+MAX_WHOLE_DIGITS = 15
+"""The most digits before the point."""
+MAX_DECIMALS = 12
+"""The most digits after the point."""
+UNIT_DIGITS = MAX_DECIMALS + 2  # a percent sign needs two more
+UNIT = 10**UNIT_DIGITS
+"""How many units of `Number.value` make 1: every number that is read is a whole number of units."""
+
+# Digits, points and commas together, with a percent sign after them, as in `1,234.5%`. Neither a letter, a digit nor a
+# mark comes before or after. Possessive (`*+`), so that no part of `10.5kg` matches. The lookbehinds follow the first
+# character: a pattern that begins with a character set is found many times faster. A point right after a closing mark
+# ends a sentence, and begins no number.
+RUN = re.compile(r"[.0-9](?<![\w.,].)(?<![\"'”’»)\]}%]\.)[0-9]*+(?:[.,][0-9]++)*+(?!\w)%?")
+# The part of a number before its point: plain, with a comma before every three digits, or as in India: 12,34,567.
+WHOLE = (
+    rf"0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}}"
+    r"|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4}"
+    r"|[1-9][0-9]?(?:,[0-9]{2}){1,5},[0-9]{3}"
+)
+SINGLE = re.compile(rf"({WHOLE}|(?=\.))(?:\.([0-9]{{1,{MAX_DECIMALS}}}))?(%?)")
+"""A whole run that is one number, such as `1,234.5%`; the groups are whole part, decimals and percent sign."""
+PART_OF_A_GROUPED_NUMBER = re.compile(",0[0-9]")
+"""What shows that a run with commas is a number in a foreign form, and no list of numbers such as `1,2,3`."""
+TOKEN = re.compile(r"\w+|[^\w\s]")
+"""A token, for distances: a word, a number, or a punctuation mark."""
+# An IBAN, three groups of four digits or more (a card, an account), or a telephone number after a `+`.
+IDENTIFIER = re.compile(
+    r"(?<![\w.,])"
+    r"(?:[A-Z]{2} ?[0-9]{2}(?: [0-9A-Z]{4}){2,}(?: [0-9A-Z]{1,4})?|[0-9]{4}(?: [0-9]{4}){2,}(?: [0-9]{1,4})?)"
+    r"(?![\w%]|[.,][0-9])|\+[0-9]{1,3}(?:[ -][0-9]{2,5}){2,}"
+)
+
+
+class Number(NamedTuple):
+    """A number at characters `start` to `end` of the text; `value` is in units of 1 / UNIT, with `%` applied."""
+
+    start: int
+    end: int
+    value: int
+
+
+def numbers(text: str) -> list[Number]:
+    """Return numbers such as 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of 1,2,3.
+
+    Each of 1,2,3 is at the characters of the whole list.
+
+    Not covered: digits joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
+    account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before
+    or 12 after the point. Signs are not read: in prose they are mostly dashes.
+    """
+    all_numbers: list[Number] = []
+    identifier_spans = [match.span() for match in IDENTIFIER.finditer(text)]
+    for run in RUN.finditer(text):
+        if _is_within(run.start(), identifier_spans):
+            continue
+        for piece in _pieces(run[0]):
+            match = SINGLE.fullmatch(piece)
+            if match:
+                whole, decimals, percent = match.groups("")
+                all_numbers.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
+    return all_numbers
+
+
+def _is_within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a character lies in one of these sorted, disjoint spans."""
+    last_before = bisect_right(spans, place, key=itemgetter(0)) - 1  # the last span that begins at or before it
+    return last_before >= 0 and place < spans[last_before][1]
+
+
+def _pieces(run: str) -> Sequence[str]:
+    """Return the parts of a run that may be numbers: the run itself, or the items of a list such as `1,2,3`."""
+    may_be_a_list = "," in run and "." not in run
+    if may_be_a_list and not SINGLE.fullmatch(run) and not PART_OF_A_GROUPED_NUMBER.search(run):
+        return run.split(",")
+    return (run,)
+
+
+def _value(whole: str, decimals: str, percent: str) -> int:
+    """Return the value of a number in units of 1 / UNIT, from its parts as written; each may be empty."""
+    value = int(whole.replace(",", "") + decimals.ljust(UNIT_DIGITS, "0"))
+    return value // 100 if percent else value
