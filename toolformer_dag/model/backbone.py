@@ -55,10 +55,9 @@ class Backbone:
         if not self.uses_custom_attention:
             return self._last_hidden(self.body(input_ids=ids, use_cache=False))
         options = {} if positions is None else {"position_ids": positions}
+        any_mask = torch.ones_like(ids)  # `attend` masks; without it transformers takes positions for packed sequences
         with custom_attention(self.model, attend, positions):
-            # a mask, because transformers takes positions without one for packed sequences
-            mask = torch.ones_like(ids)
-            return self._last_hidden(self.body(input_ids=ids, attention_mask=mask, use_cache=False, **options))
+            return self._last_hidden(self.body(input_ids=ids, attention_mask=any_mask, use_cache=False, **options))
 
     def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
         """Compute features [B, T, F] of tokens [B, T] after those in the model's own cache; return the new cache too.

@@ -111,6 +111,7 @@ class Encoding:
         self.bos = _leading_special_tokens(tokenizer)
         self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
 
+        # Where the tokens of ` [` alone do not write ` [` after others, the tokenizer changes the beginning of a text.
         needs_anchor = not self._appends_start(self._ids(ANCHOR), self._ids(API_START))
         self.anchor = ANCHOR if needs_anchor else ""
         self._anchor_ids = self._ids(ANCHOR) if needs_anchor else []
@@ -144,7 +145,10 @@ class Encoding:
         return [len(text.ids) for text in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each e(c) or e(c, r), given in the paper's form with the leading space."""
+        """Return the tokens of each e(c) or e(c, r), as the model writes it; they begin with `start`.
+
+        calls: in the paper's form, with the leading space.
+        """
         if not calls:
             return []
         written_calls = [in_markers(call, self.markers) for call in calls]

@@ -110,7 +110,7 @@ class CachedTexts:
         positions = key_positions[self.head.length :]  # [T]
         lengths = [len(sequence) for sequence in sequences]
         padding = None
-        if min(lengths) < width:
+        if min(lengths) < width:  # else nothing has to be set to zero
             is_padding = torch.arange(width, device=ids.device) >= on_device(lengths, ids.device)[:, None]  # [B, T]
             padding = is_padding[:, None, :, None]
         attend = _TextPass(
@@ -142,6 +142,7 @@ class _TextPass:
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend to head and text; queries and result are [B, H, T, D], keys and values [B, H_kv, T, D]."""
         if self.padding is not None:
             keys = keys.masked_fill(self.padding, 0)
             values = values.masked_fill(self.padding, 0)
@@ -314,11 +315,11 @@ class CachedBranches:
     def _open_texts(self, slots: set[int], width: int) -> None:
         """Choose whose keys are multiplied: at least those of `slots`, with their first `width` tokens.
 
-        The open ones stay where they do, and are not twice as many as needed. Else all slots are opened as they lie;
-        or, where less than half of them are used, the used ones are gathered, which copies their keys.
+        What is open stays open while it has all of these, and more than half of it is needed. Else all slots are
+        opened, without a copy; or, where at most half of them are used, copies of the used ones.
         """
-        is_enough = slots <= set(self.open_slots) and width <= self.open_width
-        if is_enough and 2 * len(slots) > len(self.open_slots):
+        is_open = slots <= set(self.open_slots) and width <= self.open_width
+        if is_open and 2 * len(slots) > len(self.open_slots):
             return
         self.open_width = width
         if 2 * len(slots) > self.texts.slots:
@@ -365,33 +366,42 @@ class _BranchStep:
         )
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Store the new keys and values, [B, H_kv, 1, D], and attend; queries and result are [B, H, 1, D]."""
+        """Attend to head, text and branch, the new token with them; queries and result are [B, H, 1, D].
+
+        The weights of all three parts come from one softmax over their scores.
+        """
         branches = self.branches
-        grid = branches.grid
         heads = branches.head_numbers[layer.number]
         head = branches.texts.head.layers[layer.number]
         text = branches.open_layers[layer.number]
         text_keys = text.keys[:, :, : branches.open_width]
         text_values = text.values[:, :, : branches.open_width]
-        stored = branches.layers[layer.number]
-        branch_keys = stored.keys[: len(queries), :, : self.length]
-        branch_values = stored.values[: len(queries), :, : self.length]
-        branch_keys[branches.branch_numbers, :, self.ages] = keys[:, :, 0]
-        branch_values[branches.branch_numbers, :, self.ages] = values[:, :, 0]
+        branch = self._with_new_token(layer, keys, values)
 
         # [B, H_kv, R, D], R: the query heads that share keys.
         grouped = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale
         scores = [
             _with_all(grouped, head.keys.mT),
-            grid.multiply(grouped, text_keys.mT, heads),
-            grouped @ branch_keys.mT,
+            branches.grid.multiply(grouped, text_keys.mT, heads),
+            grouped @ branch.keys.mT,
         ]
-        weights = layer.weights(torch.cat(scores, -1), self.visibility.bias(layer))
+        weights = layer.weights(torch.cat(scores, -1), self.visibility.bias(layer))  # [B, H_kv, R, all keys]
         sizes = [head.keys.shape[2], branches.open_width, self.length]
         head_weights, text_weights, branch_weights = torch.split(weights, sizes, -1)
-        answer = grid.multiply(text_weights, text_values, heads) + _with_all(head_weights, head.values)
-        answer += branch_weights @ branch_values
+        answer = branches.grid.multiply(text_weights, text_values, heads) + _with_all(head_weights, head.values)
+        answer += branch_weights @ branch.values
         return answer.flatten(1, 2)[:, :, None]  # values may be narrower than keys
+
+    def _with_new_token(self, layer: AttentionLayer, keys: Tensor, values: Tensor) -> LayerCache:
+        """Store the keys and values of the new token, [B, H_kv, 1, D]; return those of each branch's tokens so far."""
+        stored = self.branches.layers[layer.number]
+        branch = LayerCache(
+            stored.keys[: len(keys), :, : self.length],
+            stored.values[: len(values), :, : self.length],
+        )  # views: what is stored below is stored in the cache
+        branch.keys[self.branches.branch_numbers, :, self.ages] = keys[:, :, 0]
+        branch.values[self.branches.branch_numbers, :, self.ages] = values[:, :, 0]
+        return branch
 
 
 def _with_all(rows: Tensor, shared: Tensor) -> Tensor:

@@ -389,14 +389,17 @@ def _source(model: ModelSettings) -> dict[str, Any]:
 
 
 def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
-    """Return the data type to load the model `name` in, or the settings' model where that is None.
+    """Return the data type in which to load a model; `auto` leaves the choice to transformers.
 
-    dtype: the wanted one; None for that of the settings. `auto` is that of the settings' model, for another model too:
-    its config is read from the hub where no folder names the data type. Raises ModelError for an unknown one.
+    - name: the model's; None for the settings' model.
+    - dtype: the caller's choice; None for that of the settings, where `auto` means that of the settings' model, also
+      for another model.
+
+    Raises ModelError for a data type that is none of DTYPES.
     """
     if dtype is None:
         dtype = model_dtype(model)
-        if dtype == "auto" and name is not None:
+        if dtype == "auto" and name is not None:  # no folder tells the data type: ask the hub for the config
             dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
     if dtype not in ("auto", *DTYPES):
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")

@@ -1,6 +1,5 @@
 """Compute the losses of calls from log probabilities of tokens (paper, section 2)."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +25,13 @@ class ScoredText(NamedTuple):
 
     text: str
     prefix: str
+
+
+class NeededTokens(NamedTuple):
+    """The tokens x_j of a text whose log p is needed, by their distinct indices j, and the loss that they count as."""
+
+    kind: LossKind
+    indices: list[int]
 
 
 class LossScorer:
@@ -103,33 +109,40 @@ class LossScorer:
 
     def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
         """Add to `log_p` what these losses of the requests need, with a query per distinct text and prefix."""
-        kind_of: dict[ScoredText, LossKind] = {}
-        needed: dict[ScoredText, dict[int, None]] = defaultdict(dict)  # the indices j, as sets that keep their order
+        needed = self._needed_tokens(requests, kinds)
+        queries = []
+        for scored, tokens in needed.items():
+            self.log_p[scored] = {}  # stays so where no token of the window counts
+            if tokens.indices:
+                queries.append(self._query(scored, tokens))
+        answers = iter(self.backend.log_probabilities(queries))
+        for scored, tokens in needed.items():
+            if tokens.indices:
+                values = next(answers)[:, 0].tolist()  # a token per place
+                self.log_p[scored] = dict(zip(tokens.indices, values, strict=True))
+
+    def _needed_tokens(
+        self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
+    ) -> dict[ScoredText, NeededTokens]:
+        """Return by text and prefix which tokens of the text are needed, each once."""
+        needed: dict[ScoredText, NeededTokens] = {}
         for request in requests:
+            window = list(self._window(request))
             for kind in kinds:
                 scored = ScoredText(request.text, _prefix(kind, request))
-                kind_of[scored] = kind
-                needed[scored] = dict.fromkeys(self._window(request)) | needed[scored]
+                earlier = needed[scored].indices if scored in needed else []
+                needed[scored] = NeededTokens(kind, list(dict.fromkeys([*window, *earlier])))
+        return needed
 
-        queries = []
-        queried = []
-        for scored, indices in needed.items():
-            self.log_p[scored] = {}  # stays so where the window has no token that counts
-            if indices:
-                queries.append(self._query(kind_of[scored], scored, list(indices)))
-                queried.append(scored)
-        for scored, values in zip(queried, self.backend.log_probabilities(queries), strict=True):
-            self.log_p[scored] = dict(zip(needed[scored], values[:, 0].tolist(), strict=True))
-
-    def _query(self, kind: LossKind, scored: ScoredText, indices: Sequence[int]) -> TokenQuery:
-        """Ask for log p of the text's own tokens x_j, j in `indices`, after BOS and the prefix."""
+    def _query(self, scored: ScoredText, tokens: NeededTokens) -> TokenQuery:
+        """Ask for log p of some of the text's own tokens, after BOS and the prefix."""
         ids = self.texts[scored.text].ids
         return TokenQuery(
-            kind,
+            tokens.kind,
             prefix=self.encoding.bos + self.prefix_tokens[scored.prefix],
             text=ids,
-            places=indices,
-            tokens=[[ids[j]] for j in indices],
+            places=tokens.indices,
+            tokens=[[ids[j]] for j in tokens.indices],
         )
 
     def _window(self, request: LossRequest) -> range:

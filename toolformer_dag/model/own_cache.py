@@ -139,6 +139,7 @@ class ModelCache:
         """
         ids = padded(sequences, self.backbone.device)  # [B, T]
         new_width = ids.shape[1]
+        # Columns per pass: all at once, unless the model takes a single token after cached ones, or states are stored.
         step = new_width if self.use.chunks or not self.width else 1
         if every is not None and self.has_states:
             step = min(step, every)
@@ -165,25 +166,29 @@ class ModelCache:
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
-        """Return a cache of these rows, each cut to its first tokens, of which `lengths` has the number.
+        """Return a cache of these rows, each cut to its first tokens.
 
-        Shorter rows are padded on the left. Where the cache has states, they must have been stored at each of these
-        lengths.
+        lengths: how many tokens each row keeps. The new rows end in the same column, so shorter ones are padded on the
+        left. Where the cache has states, they must have been stored at each of these lengths.
         """
         device = self.backbone.device
         width = max(lengths)
         new_starts = []
-        shifts = []  # how many columns to the right each new row was
-        states = []
+        shifts = []  # by row: column c of the new cache was column c + shift
+        states = []  # by row: those after its last token
         for row, length in zip(rows, lengths, strict=True):
             start = self.starts[row]
             new_start = width - length
             new_starts.append(new_start)
             shifts.append(start - new_start)
             states.append(self.states[start + length] if self.has_states else [])
-        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)
-        row_index = on_device(rows, device)[:, None]
-        cut_rows = _CutRows(rows, row_index, columns.clamp(min=0), states)
+        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)  # [rows, width]
+        cut_rows = _CutRows(
+            rows=rows,
+            row_index=on_device(rows, device)[:, None],
+            columns=columns.clamp(min=0),  # padding may come from any column
+            states=states,
+        )
         return self._rearranged(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
 
     def texts(self, slots: int, width: int) -> "OwnTexts":
@@ -200,9 +205,9 @@ class ModelCache:
         return features
 
     def _recomputed(self, ids: Tensor) -> Tensor:
-        """Run all tokens of rows of equal length, in passes of as many rows as the budget allows.
+        """Append tokens [B, T] to rows of equal length, run all tokens of each row, and return the new ones' features.
 
-        Returns the features of the new ones, [B, T, F].
+        The result is [B, T, F]. A pass has as many rows as the budget allows.
         """
         as_keys = ids[:, None, :, None]  # a head of one dimension, so that transformers' cache holds the tokens
         tokens, _ = self.cache.update(as_keys, as_keys, 0)
@@ -364,9 +369,12 @@ class OwnBranches:
         return sum(len(group.numbers) for group in self.groups)
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
-        """Add a branch for each of `slots`, after those there are; branch b keeps the first `kept[b]` of its text."""
+        """Append a branch for each of `slots`; branch b keeps the first `kept[b]` tokens of its text.
+
+        Branches whose texts are in one cache, and that may share passes, are one group from here on.
+        """
         count_before = self.count
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)  # by cache and group, indices of `slots`
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)  # by cache and group of rows: indices of `slots`
         for index, (slot, length) in enumerate(zip(slots, kept, strict=True)):
             cache = self.texts.rows[slot].cache
             group = self.texts.head.use.group(index, length)
@@ -374,7 +382,8 @@ class OwnBranches:
         for indices in members.values():
             cached_rows = [self.texts.rows[slots[index]] for index in indices]
             beginnings = [self.texts.sequences[slots[index]][: kept[index]] for index in indices]
-            cache = self._cut_after(cached_rows[0].cache, [cached.row for cached in cached_rows], beginnings)
+            common_cache = cached_rows[0].cache
+            cache = self._cut_after(common_cache, [cached.row for cached in cached_rows], beginnings)
             self.groups.append(BranchGroup([count_before + index for index in indices], cache))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:

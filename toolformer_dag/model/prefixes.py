@@ -239,6 +239,7 @@ class _TreeAttention:
     passes: PassesByLayer
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend from each node to those above it; all are [trees, heads, width, D]."""
         of_nodes = KeysAndValues(keys[self.rows, :, self.columns], values[self.rows, :, self.columns])
         self.passes[layer.number].append(of_nodes)
         return attention(layer, queries, keys, values, self.visibility.bias(layer))
@@ -256,6 +257,7 @@ class _TextAttention:
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend to prefix and text; queries are [B, H, T, D], keys and values of the texts [B, H_kv, T, D]."""
         cached = self.layers[layer.number]
         node_keys = cached.keys[self.nodes].transpose(1, 2)  # [B, H_kv, N, D]
         node_values = cached.values[self.nodes].transpose(1, 2)

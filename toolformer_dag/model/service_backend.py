@@ -324,7 +324,7 @@ class ServiceRows:
         for (row, _), answer in zip(writing, self._backend.run(requests), strict=True):
             row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]
 
-        cut_off = [row for row, form in writing if len(row.ahead) == form.most]
+        cut_off = [row for row, form in writing if len(row.ahead) == form.most]  # by the limit
         walks = []
         for row in cut_off:
             tokens = [written.token for written in row.ahead]
@@ -358,13 +358,14 @@ def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
 def _query_request(query: TokenQuery) -> TokenRequest:
     """Return the request that answers a query.
 
-    Where the text's own tokens alone are asked for, the engine reads it; else it writes the text from the first place
-    to the last. At a place after the end of the text, it writes any token.
+    Where only the text's own tokens are asked for, the engine reads the text as a prompt. Else it writes the text from
+    the first place to the last, as a walk; at a place after the end of the text, it writes any token.
     """
     first = min(query.places)
     last = max(query.places)
     places = list(zip(query.places, query.tokens, strict=True))
-    if last < len(query.text) and all(list(tokens) == [query.text[place]] for place, tokens in places):
+    is_within_text = last < len(query.text)
+    if is_within_text and all(list(tokens) == [query.text[place]] for place, tokens in places):
         return TokenRequest([*query.prefix, *query.text[: last + 1]], reads_prompt=True)
     any_token = query.tokens[-1][0]
     walk = [*query.text[first:], any_token][: last - first + 1]

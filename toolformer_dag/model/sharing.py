@@ -169,8 +169,9 @@ def _run_branches(
 ) -> Tensor:
     """Run the trial with a cached head, two texts after it, and three branches that are continued by 2 tokens.
 
-    start: runs a head. Two branches keep `TEXT` tokens of the first text, and one keeps `SHORT` of the second; the
-    texts have further tokens, which no branch may see. Returns logits as `_expected_of_branches` does.
+    start: runs a head, in the way that is tried. Branches 0 and 2 keep `TEXT` tokens of the first text, branch 1 keeps
+    `SHORT` of the second. Each text has one more token, which no branch may see. Returns logits as
+    `_expected_of_branches` does.
     """
     text = tokens[HEAD : HEAD + TEXT]
     continuation = tokens[HEAD + TEXT :]

@@ -154,10 +154,10 @@ class TransformersBackend:
         )
 
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Answer queries, ordered by prefix, whose prefixes fit into memory together.
+        """Answer queries, ordered by prefix, whose prefixes fit into memory together: run all prefixes, then the texts.
 
-        A query whose answer is NaN runs again alone: a mask hides the numbers of another sequence in the pass, but not
-        those that overflowed.
+        A query whose answer is NaN runs again alone. Another sequence may have caused it: a mask hides what others in
+        the pass have computed, but not their NaN or infinity.
         """
         if self.sharing.cache is not None:
             queries = [_without_prefix(query) for query in queries]
