@@ -227,10 +227,10 @@ class NaiveBackend:
         return GreedyBatch(backbone, rows, rows.add(sequences))
 
     def _propose(self, ids: list[int], head: int, text: TokenText, start: Sequence[int], ends: Ends) -> list[list[int]]:
-        rows = self._logits(ids, "positions")[head + text.before - 1 :].softmax(-1)
-        probabilities = rows[: text.asked, start[0]].cpu().numpy()
-        for i in range(text.asked) if len(start) > 1 else ():
-            before = [*ids[: head + text.before + i], *start[:-1]]
+        rows = self._logits(ids, "positions")[head + text.first_place - 1 :].softmax(-1)
+        probabilities = rows[: text.place_count, start[0]].cpu().numpy()
+        for i in range(text.place_count) if len(start) > 1 else ():
+            before = [*ids[: head + text.first_place + i], *start[:-1]]
             further = self._logits(before, "positions")[-len(start) + 1 :].softmax(-1)
             probabilities[i] *= float(further[range(len(start) - 1), start[1:]].prod())
         return [

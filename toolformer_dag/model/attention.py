@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,10 @@ from transformers.models.gptj.modeling_gptj import GPTJAttention
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Locality:
-    """A sliding window or chunks: `mask(0, 0, q, k)` says which positions k a token at position q attends to.
+    """A sliding window or chunks, which hide tokens from later ones.
 
-    A sequence of at most `size` tokens is not limited by it.
+    - `mask`: `mask(0, 0, q, k)` says, by element, whether a token at position q attends to one at position k.
+    - `size`: the window or chunk. A sequence of at most `size` tokens is not limited by it.
     """
 
     mask: Callable[..., Tensor]
@@ -34,8 +35,10 @@ class Locality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """What the attention of layer `number` does with its scores.
+    """What the attention of a layer does with its scores.
 
+    - `number`: the layer's index in the model.
+    - `scale`: what products of queries and keys are multiplied by.
     - `softcap`: scores s become softcap * tanh(s / softcap).
     - `sinks` [H]: a score beside those of the keys, whose weight is dropped after the softmax.
     - `locality`: None where a token attends to all tokens before it.
@@ -53,14 +56,19 @@ class AttentionLayer:
         return self.softcap is None and self.sinks is None
 
     def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Return the softmax of scores [B, G, R, S], where G * R = H heads (or H, T), under the soft cap."""
+        """Return the weights of the keys: the softmax of the scores under soft cap, bias and sinks.
+
+        scores: [B, G, R, S], where G * R = H heads; or [B, H, T, S]. bias: broadcasts to that shape.
+        """
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = scores + bias
         if self.sinks is None:
             return scores.softmax(-1, torch.float32).to(scores.dtype)
+        # A score per head as if there were another key, which takes weight from the others.
         sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1, torch.float32)[..., :-1].to(scores.dtype)
+        with_sinks = torch.cat([scores, sinks], -1).softmax(-1, torch.float32)
+        return with_sinks[..., :-1].to(scores.dtype)
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
@@ -68,17 +76,21 @@ Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
 
 
 class Visibility:
-    """The keys that the queries of one pass attend to, as a bias per locality.
+    """Which keys the queries of a pass attend to, as a bias per locality, computed once for all layers.
 
-    - `seen`: booleans that broadcast to [B, T, S]; None where queries and keys are the same whole sequences.
-    - `queries` and `keys`: positions that broadcast to [B, T] and [B, S].
+    - `queries`, `keys`: positions in their sequences, which broadcast to [B, T] and [B, S].
     - `longest`: the largest of these positions, plus one.
+    - `dtype`: of the bias.
+    - `seen`: booleans that broadcast to [B, T, S]; None where queries and keys are the same whole sequences.
     """
 
     def __init__(
         self, queries: Tensor, keys: Tensor, longest: int, dtype: torch.dtype, seen: Tensor | None = None
     ) -> None:
-        self.queries, self.keys, self.longest, self.dtype = queries, keys, longest, dtype
+        self.queries = queries
+        self.keys = keys
+        self.longest = longest
+        self.dtype = dtype
         self.seen = seen
         self._biases: dict[Locality | None, Tensor] = {}
 
@@ -86,27 +98,34 @@ class Visibility:
         """Return zero where a query attends to a key, else minus infinity; broadcasts to [B, 1, T, S]."""
         locality = self.limiting(layer)
         if locality not in self._biases:
-            queries, keys = self.queries[..., :, None], self.keys[..., None, :]
-            seen = self.seen if self.seen is not None else queries >= keys
-            if locality is not None:
-                seen = seen & locality.mask(0, 0, queries, keys)
-            zeros = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
-            self._biases[locality] = zeros.masked_fill_(~seen, -torch.inf).unsqueeze(-3)
+            self._biases[locality] = self._bias(locality)
         return self._biases[locality]
+
+    def _bias(self, locality: Locality | None) -> Tensor:
+        queries = self.queries[..., :, None]
+        keys = self.keys[..., None, :]
+        seen = queries >= keys if self.seen is None else self.seen
+        if locality is not None:
+            seen = seen & locality.mask(0, 0, queries, keys)
+        zeros = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
+        return zeros.masked_fill_(~seen, -torch.inf).unsqueeze(-3)  # the same for all heads
 
     def limiting(self, layer: AttentionLayer) -> Locality | None:
         """Return the layer's locality where it hides a key of these sequences."""
-        return layer.locality if layer.locality is not None and self.longest > layer.locality.size else None
+        if layer.locality is None or self.longest <= layer.locality.size:
+            return None
+        return layer.locality
 
 
 def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute attention of queries [B, H, T, D] over keys [B, H_kv, S, D]; `bias` broadcasts to [B, 1, T, S].
+    """Compute attention of queries [B, H, T, D] over keys and values [B, H_kv, S, D]; return [B, H, T, D].
 
-    Grouped keys are repeated: with a bias, fused GPU kernels support no groups.
+    bias: broadcasts to [B, 1, T, S]. Grouped keys are repeated: with a bias, fused GPU kernels support no groups.
     """
     groups = queries.shape[1] // keys.shape[1]
     if groups > 1:
-        keys, values = (part.repeat_interleave(groups, 1) for part in (keys, values))
+        keys = keys.repeat_interleave(groups, 1)
+        values = values.repeat_interleave(groups, 1)
     if layer.is_plain:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
     return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
@@ -114,29 +133,42 @@ def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tens
 
 def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Compute causal attention within each sequence; padding on the right is never attended to."""
-    if layer.is_plain and (layer.locality is None or keys.shape[2] <= layer.locality.size):
-        grouped = queries.shape[1] > keys.shape[1]
+    length = keys.shape[2]
+    is_local = layer.locality is not None and length > layer.locality.size
+    if layer.is_plain and not is_local:
+        is_grouped = queries.shape[1] > keys.shape[1]
         return F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=grouped
+            queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=is_grouped
         )
-    places = torch.arange(keys.shape[2], device=keys.device)
-    return attention(layer, queries, keys, values, Visibility(places, places, len(places), queries.dtype).bias(layer))
+    positions = torch.arange(length, device=keys.device)
+    visibility = Visibility(queries=positions, keys=positions, longest=length, dtype=queries.dtype)
+    return attention(layer, queries, keys, values, visibility.bias(layer))
 
 
 NAME = "toolformer_dag"
+"""The name of this attention in transformers' `attn_implementation`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Replacement:
-    """The attention of a pass. `ignores_extras`: the model's own kernel (SDPA) knows no soft cap and no sinks.
+    """The attention that replaces a model's own for the length of a pass.
 
-    `rotations`: what GPT-J's layers rotate by, once the first of them has made it.
+    - `positions` [B, T]: those of the tokens that run; None where each sequence runs whole.
+    - `ignores_extras`: whether the model's own kernel (SDPA) knows no soft cap and no sinks, so that there are none.
+    - `rotations`: GPT-J's complex rotations of this pass, [B, T, 1, rotary_dim / 2]. None until its first layer runs.
     """
 
     attend: Attend
     positions: Tensor | None
     ignores_extras: bool
-    rotations: list[Tensor] = field(default_factory=list)
+    rotations: Tensor | None = None
+
+    def gptj_rotations(self, module: Any, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return what GPT-J rotates queries and keys by, computed by the first layer for all: cos + i sin, rounded."""
+        if self.rotations is None:
+            sines, cosines = module.embed_positions[position_ids].to(dtype).float().chunk(2, -1)
+            self.rotations = torch.complex(cosines, sines)[:, :, None]
+        return self.rotations
 
 
 _replacement: ContextVar[_Replacement] = ContextVar("replacement")
@@ -146,85 +178,108 @@ _replacement: ContextVar[_Replacement] = ContextVar("replacement")
 def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None) -> Iterator[None]:
     """Replace every attention of `model` with `attend` within the block.
 
-    `positions` [B, T]: those of the tokens that run; None where each sequence runs whole.
+    positions: those of the tokens that run, [B, T]; None where each sequence runs whole.
     """
-    before = model.config._attn_implementation
-    token = _replacement.set(_Replacement(attend, positions, before == "sdpa"))
+    implementation = model.config._attn_implementation
+    token = _replacement.set(_Replacement(attend, positions, ignores_extras=implementation == "sdpa"))
     model.config._attn_implementation = NAME
     patched = [module for module in model.modules() if type(module) in _METHODS]
     for module in patched:
-        vars(module).update({name: partial(method, module) for name, method in _METHODS[type(module)].items()})
+        for name, method in _METHODS[type(module)].items():
+            vars(module)[name] = partial(method, module)  # hides the method of the class
     try:
         yield
     finally:
         for module in patched:
             for name in _METHODS[type(module)]:
                 delattr(module, name)
-        model.config._attn_implementation = before
+        model.config._attn_implementation = implementation
         _replacement.reset(token)
 
 
 def _interface(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend as transformers asks: see `AttentionInterface` there. Raises NotImplementedError for a position bias."""
+    """Attend as transformers asks: see `AttentionInterface` there. Raises NotImplementedError for a position bias.
+
+    attention_mask: what `_mask` returned for the layer.
+    """
     if options.get("position_bias") is not None:
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
-    chosen = _replacement.get()
-    extras = {} if chosen.ignores_extras else {"softcap": options.get("softcap"), "sinks": options.get("s_aux")}
-    scale = options.get("scaling") or query.shape[-1] ** -0.5
-    layer = AttentionLayer(module.layer_idx, scale, locality=attention_mask, **extras)
-    answer = chosen.attend(layer, _tuned(module, query, chosen.positions), key, value)
+    replacement = _replacement.get()
+    layer = AttentionLayer(
+        number=module.layer_idx,
+        scale=options.get("scaling") or query.shape[-1] ** -0.5,
+        softcap=None if replacement.ignores_extras else options.get("softcap"),
+        sinks=None if replacement.ignores_extras else options.get("s_aux"),
+        locality=attention_mask,
+    )
+    answer = replacement.attend(layer, _tuned(module, query, replacement.positions), key, value)
     return answer.transpose(1, 2).contiguous(), None
 
 
 def _tuned(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
-    """Scale Llama 4's queries by their true positions; the model takes them for the first of a sequence."""
+    """Scale Llama 4's queries by their true positions; return those of other models as they are.
+
+    The model has scaled them already, as if they were the first tokens of a sequence.
+    """
     if positions is None or not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
         return query
 
-    taken = torch.arange(query.shape[2], device=query.device)
-    wanted, given = (
-        torch.log1p(torch.floor((places.float() + 1) / module.floor_scale)) * module.attn_scale + 1
-        for places in (positions, taken)
-    )
-    scaled: Tensor = query * (wanted / given)[:, None, :, None]
+    def scales(places: Tensor) -> Tensor:
+        steps: Tensor = torch.floor((places.float() + 1) / module.floor_scale)
+        grown: Tensor = torch.log1p(steps) * module.attn_scale
+        return grown + 1
+
+    assumed_positions = torch.arange(query.shape[2], device=query.device)
+    correction = scales(positions) / scales(assumed_positions)  # [B, T]
+    scaled: Tensor = query * correction[:, None, :, None]
     return scaled.to(query.dtype)
 
 
 def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
     """Return what a layer hides beyond causality, instead of the mask that transformers asks for."""
-    return None if mask_function is causal_mask_function else Locality(mask_function, local_size or 0)
+    if mask_function is causal_mask_function:
+        return None
+    return Locality(mask_function, local_size or 0)
 
 
 def _codegen_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
-    layer = AttentionLayer(module.layer_idx, 1 / float(module.scale_attn))
+    """Attend in place of CodeGen's `_attn`, which gets queries, keys and values [B, H, T, D]."""
+    layer = AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
     return _replacement.get().attend(layer, query, key, value), None
 
 
 def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
-    """Attend with all rotations of a layer as one complex product: GPT-J turns neighbouring numbers as a pair.
+    """Attend in place of GPT-J's `forward`: hidden states [B, T, F] in and out, with projections and rotations.
 
-    transformers copies the table of sines (500 kB) for every row in every layer, and every head's numbers five times.
+    All rotations of a layer are one complex product: GPT-J turns neighbouring numbers as a pair. transformers copies
+    the table of sines (500 kB) for every row in every layer, and every head's numbers five times.
     """
-    chosen, dtype = _replacement.get(), hidden_states.dtype
-    if not chosen.rotations:
-        sines, cosines = module.embed_positions[position_ids].to(dtype).float().chunk(2, -1)
-        chosen.rotations.append(torch.complex(cosines, sines)[:, :, None])
+    replacement = _replacement.get()
+    dtype = hidden_states.dtype
+    rotations = replacement.gptj_rotations(module, position_ids, dtype)
     heads = (*hidden_states.shape[:2], module.num_attention_heads, -1)
+
+    # Queries and keys turn together, [2, B, T, H, D]; `pairs` is a view of their first numbers, turned in place.
     turned = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)]).float().view(2, *heads)
-    pairs = turned[..., : module.rotary_dim].view(2, *heads, 2)
-    torch.view_as_complex(pairs).mul_(chosen.rotations[0])
-    queries, keys = turned.to(dtype).transpose(2, 3)
+    pairs = turned[..., : module.rotary_dim].view(2, *heads, 2)  # [2, B, T, H, rotary_dim / 2, 2]
+    torch.view_as_complex(pairs).mul_(rotations)
+
+    queries, keys = turned.to(dtype).transpose(2, 3)  # [B, H, T, D] each
     values = module.v_proj(hidden_states).view(heads).transpose(1, 2)
-    answer = chosen.attend(AttentionLayer(module.layer_idx, 1 / float(module.scale_attn)), queries, keys, values)
+    layer = AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
+    answer = replacement.attend(layer, queries, keys, values)
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None
 
 
 def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
-    size, local = module.config.window_size, module.attention_type == "local"
-    window = Locality(sliding_window_causal_mask_function(size), size) if local else None
-    layer = AttentionLayer(module.layer_id, 1.0, locality=window)
+    """Attend in place of GPT-Neo's `_attn`: without a scale, and with a window in every other layer."""
+    window = None
+    if module.attention_type == "local":
+        size = module.config.window_size
+        window = Locality(sliding_window_causal_mask_function(size), size)
+    layer = AttentionLayer(module.layer_id, scale=1.0, locality=window)
     return _replacement.get().attend(layer, query, key, value), None
 
 
@@ -233,7 +288,7 @@ _METHODS: dict[type, dict[str, Callable[..., Any]]] = {
     CodeGenAttention: {"_attn": _codegen_attention},
     GPTNeoSelfAttention: {"_attn": _gpt_neo_attention},
 }
-"""Attention that transformers' interface does not reach, with what replaces its methods."""
+"""Attention that transformers' interface does not reach: by class, the methods that are replaced."""
 
 
 AttentionInterface.register(NAME, _interface)
@@ -243,10 +298,16 @@ AttentionMaskInterface.register(NAME, _mask)
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Return the sequences as a tensor [B, T] on `device`, padded on the right with token 0."""
     width = max(map(len, sequences))
-    return on_device([[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device)
+    rows = []
+    for sequence in sequences:
+        padding = [0] * (width - len(sequence))
+        rows.append([*sequence, *padding])
+    return on_device(rows, device)
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Copy plain values to `device`; a GPU reads them from pinned memory, so the host does not wait."""
+    """Copy numbers, nested lists or an array to `device`; a GPU reads from pinned memory, so the host does not wait."""
     tensor = torch.as_tensor(values, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -10,15 +10,21 @@ from torch import Tensor
 from toolformer_dag.model.attention import Attend, causal, custom_attention
 from toolformer_dag.model.memory import TokenBudget
 
-ROWS = 1024  # rows of logits computed at once: their memory grows with the vocabulary
+ROWS = 1024
+"""Rows of logits that are computed at once: their memory grows with the vocabulary."""
 
 
 class Backbone:
-    """A model split into body and head.
+    """A model split into body and head: `features` are the last hidden states, and `logits` runs the head on them.
 
-    `features` returns the last hidden states. `logits` runs the model's own head on them, whatever it does besides a
-    matrix product (scaling, a soft cap). After `run_whole_model`, features are the logits themselves. `budget` limits
-    the tokens of a pass.
+    The head is the model's own, whatever it does besides a matrix product (scaling, a soft cap). A trial sets how the
+    model runs; see `choose_sharing`:
+
+    - `body`: the module whose last hidden states are the features.
+    - `whole`: whether the model is not split, because body and head apart give other logits. Features are then logits.
+    - `uses_custom_attention`: whether `attend` of `features` replaces the model's attention.
+
+    `budget`: the most tokens of a pass.
     """
 
     def __init__(self, model: Any, budget: TokenBudget) -> None:
@@ -36,21 +42,28 @@ class Backbone:
         return [body for body in modules if body is not None and body is not self.model]
 
     def run_whole_model(self) -> None:
-        """Stop splitting: use this where body and head apart do not reproduce the model's logits."""
-        self.body, self.whole = self.model, True
+        """Stop splitting the model: from here on, features are its logits."""
+        self.body = self.model
+        self.whole = True
 
     def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal) -> Tensor:
-        """Compute features [B, T, F] of token ids [B, T]."""
+        """Compute features [B, T, F] of token ids [B, T].
+
+        positions: those of the tokens, [B, T]; None where each row is a whole sequence.
+        attend: replaces the model's attention; without effect where `uses_custom_attention` is false.
+        """
         if not self.uses_custom_attention:
             return self._last_hidden(self.body(input_ids=ids, use_cache=False))
         options = {} if positions is None else {"position_ids": positions}
+        any_mask = torch.ones_like(ids)  # `attend` masks; without it transformers takes positions for packed sequences
         with custom_attention(self.model, attend, positions):
-            # a mask, because transformers takes positions without one for packed sequences
-            mask = torch.ones_like(ids)
-            return self._last_hidden(self.body(input_ids=ids, attention_mask=mask, use_cache=False, **options))
+            return self._last_hidden(self.body(input_ids=ids, attention_mask=any_mask, use_cache=False, **options))
 
     def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Compute features of tokens after the model's own `cache`, its argument `name`; return the cache too."""
+        """Compute features [B, T, F] of tokens [B, T] after those in the model's own cache; return the new cache too.
+
+        name: the argument of the body's `forward` that takes the cache. options: other arguments of it.
+        """
         output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
         return self._last_hidden(output), getattr(output, name)
 
@@ -58,17 +71,19 @@ class Backbone:
         """Compute logits [N, V] in float32 from features [N, F]."""
         if self.whole:
             return features.float()
-        with self._body_returns(features[None]):
-            logits: Tensor = self.model(input_ids=torch.zeros_like(features[None, :, 0], dtype=torch.long)).logits
+        sequence = features[None]  # [1, N, F], as one sequence
+        any_ids = torch.zeros_like(sequence[..., 0], dtype=torch.long)  # the body does not read them
+        with self._body_returns(sequence):
+            logits: Tensor = self.model(input_ids=any_ids).logits
         return logits[0].float()
 
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Compute log p of targets [N] or [N, C] in float32, of the same shape, from features [N, F]."""
-        several = targets if targets.ndim > 1 else targets[:, None]
+        """Compute log p of tokens in float32 nats: of `targets` [N] or [N, C] after features [N, F], in their shape."""
+        columns = targets if targets.ndim > 1 else targets[:, None]  # [N, C]
         parts = []
-        for rows, wanted in zip(torch.split(features, ROWS), torch.split(several, ROWS), strict=True):
-            logits = self.logits(rows)
-            parts.append(logits.gather(1, wanted) - logits.logsumexp(1, keepdim=True))
+        for part, part_targets in zip(torch.split(features, ROWS), torch.split(columns, ROWS), strict=True):
+            logits = self.logits(part)
+            parts.append(logits.gather(1, part_targets) - logits.logsumexp(1, keepdim=True))
         return torch.cat(parts).view_as(targets)
 
     def _last_hidden(self, output: Any) -> Tensor:
@@ -78,7 +93,7 @@ class Backbone:
 
     @contextmanager
     def _body_returns(self, features: Tensor) -> Iterator[None]:
-        """Let the body answer with these features, so that the model's own forward computes only its head."""
+        """Let the body return these features within the block, so that the model's forward computes only its head."""
         answer = self._output_type(last_hidden_state=features)
         self.body.forward = lambda *_, **__: answer
         try:

@@ -1,7 +1,8 @@
 """What the method asks of a language model: token ids in; probabilities, samples and greedy rows out. Imports no torch.
 
-The stages, decoding and perplexity use this interface alone; `TransformersBackend` implements it. A backend may share,
-cache and batch as it likes, as long as every number is that of the whole sequence alone.
+The stages, decoding and perplexity use this interface alone; `TransformersBackend` and `ServiceBackend` implement it. A
+backend may share, cache and batch as it likes, as long as every number is what the whole sequence gives when it runs
+alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,24 +16,26 @@ from numpy.typing import NDArray
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 LogProbabilities = NDArray[np.float32]
+"""log p in nats of the tokens of a `TokenQuery`, [places, tokens per place]."""
 
 
 class Ends(Protocol):
-    """Tells where samples end; `Encoding` does."""
+    """Decides where samples end; `Encoding` implements it."""
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each token may end a sample: its text holds "]", or it is EOS."""
+        """Return whether each token may end a sample, [tokens]: its text holds "]", or it is EOS."""
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
-        """Return whether a sample ends whose last token may end it."""
+        """Return whether a sample is complete; called where `may_end` holds for its last token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePoint:
-    """Samples that continue the first `kept` tokens of a text, and " [", after the head.
+    """A place in a text at which calls are sampled.
 
-    Each row of `streams` [samples, max_call_tokens] gives the uniform numbers of a sample: token t is the first whose
-    cumulative probability exceeds number t.
+    - `kept`: the samples continue the head, the text's first `kept` tokens and " [".
+    - `streams` [samples, max_call_tokens]: the uniform numbers of each sample. Token t is the first whose cumulative
+      probability exceeds number t.
     """
 
     kept: int
@@ -41,24 +44,30 @@ class SamplePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenText:
-    """Tokens after a head: x, "Output:" and x again, up to the last token that is needed.
+    """A text in which calls are proposed, as tokens after a head: x, "Output:", and x up to the last needed token.
 
-    p_i is asked after the first `before` + i tokens, for i < `asked`. `choose` gets p [asked] and returns the points
-    at which to sample, with at most `most_samples` samples; it may be called again when memory ran out.
+    - `first_place`, `place_count`: p_i is wanted after the first `first_place` + i tokens, for i < `place_count`. The
+      count is 0 where p is known and samples alone are missing.
+    - `choose`: gets p, [place_count], and returns the points at which to sample. A backend calls it once per text, and
+      again where memory ran out in between.
+    - `most_samples`: at least as many samples as the points have together.
     """
 
     ids: Sequence[int]
-    before: int
-    asked: int
+    first_place: int
+    place_count: int
     most_samples: int
     choose: Callable[[NDArray[np.float32]], Sequence[SamplePoint]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenQuery:
-    """log p of tokens inside a sequence: of `tokens[r]` after `prefix` and the first `places[r]` tokens of `text`.
+    """A question for log p of tokens inside a sequence.
 
-    Prefixes that begin alike are computed once. `kind`: the field of TokenCounts that the tokens are added to.
+    - `prefix`, `text`: the sequence, in two parts. Prefixes with a common beginning are computed once.
+    - `places`, `tokens`: log p of each token of `tokens[r]` is wanted after `prefix` and the first `places[r]` tokens
+      of `text`. All places have the same number of tokens.
+    - `kind`: the field of TokenCounts that the computed tokens are added to.
     """
 
     kind: str
@@ -72,8 +81,13 @@ class TokenQuery:
 class TokenCounts:
     """Tokens that went through the model by kind, without padding, and the number of passes.
 
-    prompt: heads of P(x); positions: texts after the head; samples: decoded tokens; loss_*: the three losses.
-    Decoding steps are not counted as passes. What greedy decoding runs is not counted.
+    - `prompt`: heads of P(x).
+    - `positions`: texts after the head, whose p_i were computed.
+    - `samples`: tokens of samples, and texts that ran for their samples alone.
+    - `loss_*`: the three losses. `perplexity`: held-out texts.
+    - `passes`: without the decoding steps of samples, which are `decoding_steps`.
+
+    What greedy decoding runs is not counted.
     """
 
     prompt: int = 0
@@ -91,17 +105,18 @@ class TokenCounts:
         setattr(self, kind, getattr(self, kind) + tokens)
 
     def as_dict(self) -> dict[str, int]:
-        """Return the counts by field."""
+        """Return the counts by field name."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The form in which a row goes on: a call, until its result.
+    """The form that a row has to keep to while it writes a call, until the call's result.
 
-    - `grammar`: llguidance's, of all that follows; where it is written whole, the token `end` alone may follow.
-    - `matcher`: its state after what is written.
-    - `most`: how many tokens follow at most.
+    - `grammar`: an llguidance grammar for everything that follows. After it is complete, only the token `end` may
+      follow.
+    - `matcher`: the state of that grammar after the tokens written so far.
+    - `most`: at most so many tokens follow.
     """
 
     grammar: str
@@ -110,7 +125,7 @@ class CallForm:
     end: int
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return which tokens may come next, by token."""
+        """Return which tokens may come next, [vocabulary]."""
         return np.frombuffer(self.matcher.compute_logit_bias(), np.uint8) > 0
 
     def allows(self, token: int) -> bool:
@@ -119,44 +134,52 @@ class CallForm:
 
 
 class GreedyRows(Protocol):
-    """Sequences of different lengths that are continued token by token, with the scores of their next tokens."""
+    """A batch of sequences of different lengths, its rows, that the caller continues token by token.
+
+    Between two steps the batch answers questions about the next token of each row. A row's number is its index in the
+    batch; `keep` changes it.
+    """
 
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
-        """Append a token to each row. `forms`: by row, the form in which it goes on from here to its end."""
+        """Append a token to each row.
+
+        forms: by row, the form of a call that begins with this token. It is passed once, and the row keeps to it until
+            it leaves the batch.
+        """
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows."""
+        """Keep only these rows, in this order."""
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Run sequences and add them after the rows; at most `greedy_rows` of the backend together."""
+        """Run sequences and append them as rows; the batch has at most `Backend.greedy_rows` rows in all."""
 
     def ranks(self, token: int) -> list[int]:
-        """Return, by row, how many tokens are more likely than `token`."""
+        """Return for each row how many tokens are more likely than `token` as the next one."""
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
-        """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
+        """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
 
     def likeliest(self, row: int, tokens: int) -> dict[int, float]:
-        """Return so many of the most likely next tokens of a row with their log p, the likeliest first."""
+        """Return a row's `tokens` most likely next tokens with their log p in nats, most likely first."""
 
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
         """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid pairs of a row and its next token."""
+        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
 
     def permit(self, row: int, form: CallForm) -> bool:
-        """Forbid next tokens that the form of a row does not allow; return whether it allows any."""
+        """Forbid the next tokens that a row's form does not allow; return whether it allows any."""
 
     def best(self) -> list[int]:
-        """Return the most likely next token of each row."""
+        """Return the most likely next token of each row, among those that are not forbidden."""
 
 
 class Backend(Protocol):
-    """A language model that runs.
+    """A language model that can be run.
 
-    - `identity`: library, version and arithmetic, as in `transformers 5.0.0, tf32`. The record of a part names it; no
-      fingerprint does, since another identity may change numbers by rounding alone.
+    - `identity`: library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with the computed
+      rows, but is in no fingerprint: another identity changes numbers by rounding alone.
     - `context_length`: the most tokens of a sequence.
     - `greedy_rows`: the most rows that `greedy` takes at once.
     - `counts`: the tokens that went through the model so far.
@@ -182,15 +205,15 @@ class Backend(Protocol):
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute p of the tokens `start` at every place that is asked, and sample where each text chooses.
+        """Compute p of the tokens `start` at the places of each text, and sample at the points that it chooses.
 
-        Returns, by text, the tokens of each sample in the order of its points; a sample ends with the first token with
-        which it `has_ended`, or with `sampling.max_call_tokens` tokens. Raises ModelError where a single text does not
-        fit into memory.
+        Returns for each text the tokens of its samples, without `start`, in the order of its points. A sample ends
+        with the first token with which it `has_ended`, or after `sampling.max_call_tokens` tokens. Raises ModelError
+        where a single text does not fit into memory.
         """
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute log p, [places, tokens per place] of each query. Raises ModelError as `propose` does."""
+        """Compute the log p of each query, in order. Raises ModelError as `propose` does."""
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyRows:
-        """Run sequences whose continuations are chosen by the caller; at most `greedy_rows`."""
+        """Run at most `greedy_rows` sequences, and return them as rows for the caller to continue."""

@@ -1,8 +1,9 @@
-"""Ask an OpenAI-compatible server to write texts again with calls in them. Nothing of its probabilities is needed."""
+"""Ask an OpenAI-compatible server to write texts again with calls in them. Its probabilities are not needed."""
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import sleep
 
 import httpx
@@ -10,54 +11,80 @@ import httpx
 from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 
-IN_FLIGHT, TRIES = 16, 5
-"""Requests at once; how often one is sent where the server is busy or the connection breaks."""
+IN_FLIGHT = 16
+"""Requests that are sent at once."""
+TRIES = 5
+"""How often a request is sent where the server is busy or the connection breaks."""
+FIRST_PAUSE = 0.5
+"""Seconds before the second time; each later pause is twice as long."""
+PATIENCE = 600
+"""Seconds to wait for a server."""
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the server's key."""
 BUSY = (408, 409, 429)
+"""HTTP codes of a server that may answer later, beside those from 500 on."""
 OF_A_TOKEN = 3
 """Characters of a token, at least, in texts that are written again."""
 
 
 def written_again(
-    model: ModelSettings, sampling: SamplingSettings, prompt: str, asked: Sequence[tuple[str, int]]
+    model: ModelSettings, sampling: SamplingSettings, prompt: str, samples: Sequence[tuple[str, int]]
 ) -> list[str]:
-    """Return what the server writes for each (text, sample), as the prompt's examples show it.
+    """Return what the server writes for each text, as the prompt's examples show it.
 
-    Requests go to the URLs in turn; the number of the sample and `sampling.seed` seed them. Raises ModelError where a
-    server refuses, or does not answer after TRIES requests.
+    model: the server's model; requests go to its URLs in turn. samples: pairs of a text and the number of its sample,
+    which seeds the request together with `sampling.seed`.
+
+    Raises ModelError where a server refuses, or does not answer after TRIES requests.
     """
-    headers = {"Authorization": f"Bearer {key}"} if (key := os.environ.get(KEY)) else {}
+    key = os.environ.get(KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    addresses = [f"{url.rstrip('/')}/chat/completions" for url in model.url]
+    with httpx.Client(headers=headers, timeout=PATIENCE) as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
+        waiting = []
+        for number, (text, sample) in enumerate(samples):
+            completion = _Completion(
+                address=addresses[number % len(addresses)],
+                body={
+                    "model": model.name,
+                    "messages": [{"role": "user", "content": f"{prompt}Input: {text}\nOutput:"}],
+                    "temperature": sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "max_tokens": len(text) // OF_A_TOKEN + 4 * sampling.max_call_tokens,
+                    "seed": sampling.seed + sample,
+                },
+            )
+            waiting.append(completion)
+        return list(threads.map(lambda completion: completion.written(client), waiting))
 
-    def written(number: int) -> str:
-        text, sample = asked[number]
-        request = {
-            "model": model.name,
-            "messages": [{"role": "user", "content": f"{prompt}Input: {text}\nOutput:"}],
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": len(text) // OF_A_TOKEN + 4 * sampling.max_call_tokens,
-            "seed": sampling.seed + sample,
-        }
-        address = f"{model.url[number % len(model.url)].rstrip('/')}/chat/completions"
-        return _answer(client, address, request)
 
-    with httpx.Client(headers=headers, timeout=600) as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
-        return list(threads.map(written, range(len(asked))))
+@dataclass(frozen=True)
+class _Completion:
+    """A request for a completion of a chat: where it goes, and its JSON."""
 
+    address: str
+    body: dict[str, object]
 
-def _answer(client: httpx.Client, address: str, request: dict[str, object]) -> str:
-    reason = ""
-    for attempt in range(TRIES):
-        sleep(0.5 * 2 ** (attempt - 1) if attempt else 0)
-        try:
-            response = client.post(address, json=request)
-            if response.status_code in BUSY or response.status_code >= 500:
-                reason = f"HTTP {response.status_code}"
-            else:
-                return str(response.raise_for_status().json()["choices"][0]["message"]["content"] or "")
-        except httpx.TransportError as error:
-            reason = str(error) or type(error).__name__
-        except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
-            raise ModelError(f"proposer.url: {address} gave no completion ({error}); correct [proposer]") from error
-    raise ModelError(f"proposer.url: {address} does not answer ({reason}); start the server and run again")
+    def written(self, client: httpx.Client) -> str:
+        """Send the request until it is answered, with pauses; return the text of the answer, "" where it has none.
+
+        Raises ModelError where the server refuses it, or is still busy or unreachable at the last of TRIES.
+        """
+        reason = ""
+        for attempt in range(TRIES):
+            if attempt:
+                sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+            try:
+                response = client.post(self.address, json=self.body)
+                if response.status_code in BUSY or response.status_code >= 500:
+                    reason = f"HTTP {response.status_code}"
+                    continue
+                response.raise_for_status()
+                return str(response.json()["choices"][0]["message"]["content"] or "")
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+            except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
+                raise ModelError(
+                    f"proposer.url: {self.address} gave no completion ({error}); correct [proposer]"
+                ) from error
+        raise ModelError(f"proposer.url: {self.address} does not answer ({reason}); start the server and run again")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,20 @@ from toolformer_dag.texts.calls import (
     marker_places,
 )
 
-ANCHOR = "a"  # any text that does not merge with the text after it
-NAME_ANCHORS = ("a", ".", "0", "\n", "]")  # the same before the name of a tool, with which a letter may merge
+ANCHOR = "a"
+"""Any text that does not merge with the text after it."""
+NAME_ANCHORS = ("a", ".", "0", "\n", "]")
+"""The same before the name of a tool; several, because a letter may merge with the name."""
 OUTPUT = "\nOutput: "
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTokens:
-    """The tokens x_1..x_n of a text.
+    """The tokens x_0..x_(n-1) of a text.
 
-    `offsets` [n]: the character at which each token begins. `inside` [n]: whether it begins inside a character.
+    - `ids`: their numbers in the vocabulary.
+    - `offsets` [n]: the character of the text at which each token begins.
+    - `inside` [n]: whether it begins inside a character, as the later bytes of an emoji do. No call can stand there.
     """
 
     ids: list[int]
@@ -43,8 +47,9 @@ class TextTokens:
 
         Raises OffsetError with the nearest boundary where no token begins there.
         """
-        starts = np.flatnonzero(~self.inside)
-        matches = starts[self.offsets[starts] == offset]
+        boundaries = np.flatnonzero(~self.inside)  # indices of the tokens that begin with a character
+        boundary_offsets = self.offsets[boundaries]
+        matches = boundaries[boundary_offsets == offset]
         if not len(matches):
             raise OffsetError(offset, self.nearest_boundary(offset))
         return int(matches[0])
@@ -54,59 +59,75 @@ class TextTokens:
 
         None where no token begins there, nor in or after the white space around it.
         """
-        starts = np.flatnonzero(~self.inside)  # tokens that begin inside a character have no place
-        place = place_at(text, self.offsets[starts], offset)
+        boundaries = np.flatnonzero(~self.inside)  # tokens that begin inside a character have no place
+        place = place_at(text, self.offsets[boundaries], offset)
         if place is None:
             return None
-        return CallPlace(place.offset, int(starts[place.token]), int(starts[place.position]))
+        return CallPlace(place.offset, int(boundaries[place.token]), int(boundaries[place.position]))
 
     def nearest_boundary(self, offset: int) -> int:
         """Return the character nearest to `offset` at which a token begins; 0 in a text without tokens."""
-        begins = self.offsets[~self.inside]
-        if not len(begins):
+        boundary_offsets = self.offsets[~self.inside]
+        if not len(boundary_offsets):
             return 0
-        return int(begins[np.argmin(np.abs(begins - offset))])
+        nearest = np.argmin(np.abs(boundary_offsets - offset))
+        return int(boundary_offsets[nearest])
+
+
+class Mark(NamedTuple):
+    """A marker of a call in a text, such as ` [`, and the character at which it begins."""
+
+    marker: str
+    start: int
 
 
 class Encoding:
     """A fast tokenizer that encodes the method's pieces separately, without special tokens.
 
     - The string of a special token in a text is encoded as the tokens of its characters.
-    - Calls that are given and read have the paper's form; here, and only here, they get the model's `markers`, by
-      default those that the tokenizer tells. Texts of C* have them already.
-    - The tokens of ` [`, or of another marker that opens a call, are always `start` before a name, in prompts, calls
-      and C* as in sampling and decoding. A tokenizer that merges ` [` with a name, or with the word before it, is
-      applied to the pieces apart. `added`: the tokens of markers that the tokenizer was given as tokens; only in calls
-      do texts hold these.
+    - Calls have the paper's form, ` [Name(input) -> result]`, wherever they are passed in or returned. Only here are
+      they rewritten with the model's `markers`, by default those in the tokenizer's files. Texts of C* have these
+      markers already.
+    - `start` are the tokens of ` [`, or of another marker that opens a call. A call always begins with them: in
+      prompts, calls and C* as in sampling and decoding. A tokenizer that merges ` [` with a name, or with the word
+      before it, is applied to the pieces apart.
+    - `added`: marker -> its tokens, for the markers that the tokenizer has as added tokens. Texts hold these tokens
+      only in calls.
     - `start`, `output` and calls stand inside a sequence. Some tokenizers (Llama-2) add a space before the first word.
-      For these, the pieces are tokenized after `anchor`, and its tokens are cut off. `anchor` is "" for all others.
+      For these, the pieces are tokenized after the text `anchor`, whose tokens are then cut off. `anchor` is "" for all
+      others.
+    - `bos`, `eos`: the tokens before and after a sequence, as lists, which are empty where the tokenizer adds none.
     """
 
     def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
         self.tokenizer = tokenizer
         self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
-        self._begun = call_opening(None, self.markers.begin)
-        tokens = tokenizer.get_added_vocab()
-        self.added: dict[str, list[int]] = {
-            marker: tokenizer(marker, add_special_tokens=False, split_special_tokens=False).input_ids
-            for _, marker in self.markers
-            if marker.strip() in tokens
-        }
+        self._call_opening = call_opening(None, self.markers.begin)
+        vocabulary_of_added = tokenizer.get_added_vocab()
+        self.added: dict[str, list[int]] = {}
+        for _, marker in self.markers:
+            if marker.strip() in vocabulary_of_added:
+                self.added[marker] = tokenizer(marker, add_special_tokens=False, split_special_tokens=False).input_ids
         self.bos = _leading_special_tokens(tokenizer)
         self.eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self.anchor = "" if self._appends_start(self._ids(ANCHOR), self._ids(API_START)) else ANCHOR
-        self._cut = self._ids(ANCHOR) if self.anchor else []
-        self.start, self.output = self._inside([self.markers.begin, OUTPUT])
-        self.start = self.added.get(self.markers.begin, self.start)
-        self._apart_tokens = {self.markers.begin: self.start, **self.added}
-        self._closing: tuple[str, ...] = (self.markers.end,)
+
+        # Where the tokens of ` [` alone do not write ` [` after others, the tokenizer changes the beginning of a text.
+        needs_anchor = not self._appends_start(self._ids(ANCHOR), self._ids(API_START))
+        self.anchor = ANCHOR if needs_anchor else ""
+        self._anchor_ids = self._ids(ANCHOR) if needs_anchor else []
+        begin_ids, self.output = self._ids_inside([self.markers.begin, OUTPUT])
+        self.start = self.added.get(self.markers.begin, begin_ids)
+
+        self._marker_ids = {self.markers.begin: self.start, **self.added}  # markers that are never merged with text
+        self._end_markers: tuple[str, ...] = (self.markers.end,)  # what ends a sample
 
     def head(self, prompt: str) -> list[int]:
         """Return the tokens of `prompt` and "Input: ", with BOS first where the tokenizer adds it."""
-        return self.bos + self.with_calls([in_markers(f"{prompt}Input: ", self.markers)])[0].ids
+        written = in_markers(f"{prompt}Input: ", self.markers)
+        return self.bos + self.with_calls([written])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize texts unchanged and return their offsets.
+        """Tokenize texts unchanged and return their tokens with offsets.
 
         Text that the tokenizer drops belongs to the next token. Marks that it merged into a letter (NFC) belong to
         that letter.
@@ -114,8 +135,8 @@ class Encoding:
         if not texts:
             return []
         encoded = self._encoded(texts, return_offsets_mapping=True)
-        parts = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
-        return [_text_tokens(text, ids, spans) for text, ids, spans in parts]
+        rows = zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True)
+        return [_text_tokens(text, ids, spans) for text, ids, spans in rows]
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, as `texts` gives them, at half the cost: without offsets."""
@@ -124,121 +145,162 @@ class Encoding:
         return [len(text.ids) for text in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
-        """Tokenize e(c) or e(c, r) with the leading space."""
+        """Return the tokens of each e(c) or e(c, r), as the model writes it; they begin with `start`.
+
+        calls: in the paper's form, with the leading space.
+        """
         if not calls:
             return []
-        written = [in_markers(call, self.markers) for call in calls]
-        pairs = zip(written, self._inside(written), strict=True)
-        return [
-            apart.ids if self._is_merged(call, ids) and (apart := self._apart(call, ids)) else ids
-            for call, ids in pairs
-        ]
+        written_calls = [in_markers(call, self.markers) for call in calls]
+        tokens_of_calls = []
+        for written, ids in zip(written_calls, self._ids_inside(written_calls), strict=True):
+            split = self._split(written, ids) if self._needs_split(written, ids) else None
+            tokens_of_calls.append(split.ids if split else ids)
+        return tokens_of_calls
 
     def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
         """Tokenize texts that may hold calls, in the model's markers: texts of C*, held-out texts.
 
         Without a call the tokens are those of `texts`.
         """
-        return [
-            tokens if self._are_apart(text, tokens) else self._apart(text, tokens.ids) or tokens
-            for text, tokens in zip(texts, self.texts(texts), strict=True)
-        ]
+        tokens_of_texts = []
+        for text, tokens in zip(texts, self.texts(texts), strict=True):
+            split = None if self._calls_are_split(text, tokens) else self._split(text, tokens.ids)
+            tokens_of_texts.append(split or tokens)
+        return tokens_of_texts
 
     def keeps_text_tokens(self) -> bool:
         """Return whether appending ` [` to a text leaves the text's own tokens unchanged."""
         if not self.anchor:
             return True
-        [start] = self._inside([API_START])
-        pieces = (API_START, start), (OUTPUT, self.output)
-        kept = all(self._ids(self.anchor + piece) == self._cut + ids for piece, ids in pieces)
-        return kept and self._appends_start(self._cut, start)
+        [start] = self._ids_inside([API_START])
+        for piece, ids in ((API_START, start), (OUTPUT, self.output)):
+            if self._ids(self.anchor + piece) != self._anchor_ids + ids:
+                return False
+        return self._appends_start(self._anchor_ids, start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """Return the text between " [" and the "]" that closes the call, of tokens sampled after " ["; else None."""
-        text, begin = self._text([*self.start, *sampled]), self.markers.begin.strip()
-        written = text[text.index(begin) + len(begin) :]
-        ends = [end for sign in self._closing if (end := find_behind_input(sign.strip(), written)) >= 0]
-        return in_paper_form(written[: min(ends)], self.markers) if ends else None
+        """Return the text between " [" and the "]" that closes the call, in the paper's form; None without "]".
+
+        sampled: the tokens after " [". A sample may also end with another marker: see `before_results`.
+        """
+        text = self._text([*self.start, *sampled])
+        begin = self.markers.begin.strip()
+        after_begin = text[text.index(begin) + len(begin) :]
+        ends = []
+        for marker in self._end_markers:
+            end = find_behind_input(marker.strip(), after_begin)
+            if end >= 0:
+                ends.append(end)
+        return in_paper_form(after_begin[: min(ends)], self.markers) if ends else None
 
     @cached_property
     def before_results(self) -> "Encoding":
         """The same for a model that was finetuned on calls with results: its samples end at "->" too.
 
-        What it would write after that is a result of its own.
+        What it would write after that is a result that no tool returned.
         """
         encoding = copy(self)
-        encoding.__dict__.pop("_ends", None)
-        encoding._closing = (*self._closing, self.markers.arrow)
+        encoding.__dict__.pop("_ending_tokens", None)  # cached for the original's markers
+        encoding._end_markers = (*self._end_markers, self.markers.arrow)
         return encoding
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
-        """Return whether a sample whose last token may end it is whole: a "]" in a string or a list ends none."""
+        """Return whether a sample whose last token may end it is complete: a "]" in a string or a list ends none."""
         return sampled[-1] in self.eos or self.body(sampled) is not None
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each token may end a sample; ids beyond the tokenizer's vocabulary do not."""
-        return np.isin(tokens, self._ends)
+        return np.isin(tokens, self._ending_tokens)
 
     @cached_property
-    def _ends(self) -> list[int]:
+    def _ending_tokens(self) -> list[int]:
         """The tokens whose text holds "]" (`)]` may be one token) or the end of a longer marker, and EOS."""
-        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
-        ends = list(self.eos)
-        for marker in self._closing:
+        token_texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        ending = list(self.eos)
+        for marker in self._end_markers:
+            if self.added.get(marker):
+                ending += self.added[marker]
+                continue
             sign = marker.strip()
-            tails = tuple(sign[at:] for at in range(1, len(sign)))
-            written = (token for token, text in enumerate(texts) if sign in text or text.startswith(tails))
-            ends += self.added.get(marker) or written
-        return ends
+            tails = tuple(sign[cut:] for cut in range(1, len(sign)))
+            for token, text in enumerate(token_texts):
+                if sign in text or text.startswith(tails):
+                    ending.append(token)
+        return ending
 
-    def _inside(self, pieces: Sequence[str]) -> list[list[int]]:
+    def _ids_inside(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each piece as it stands inside a sequence, not at its beginning."""
         encoded = self._encoded([self.anchor + piece for piece in pieces])
-        return [list(ids[len(self._cut) :]) for ids in encoded.input_ids]
+        return [list(ids[len(self._anchor_ids) :]) for ids in encoded.input_ids]
 
-    def _is_merged(self, call: str, ids: list[int]) -> bool:
-        return self._begun.match(call) is not None and (bool(self.added) or ids[: len(self.start)] != self.start)
+    def _needs_split(self, call: str, ids: list[int]) -> bool:
+        """Return whether a call's tokens do not begin with `start`, or its markers have tokens of their own."""
+        if self._call_opening.match(call) is None:
+            return False
+        return bool(self.added) or ids[: len(self.start)] != self.start
 
-    def _are_apart(self, text: str, tokens: TextTokens) -> bool:
-        """Return whether tokens begin at both ends of ` [` in each beginning of a call, and texts can write them."""
-        if not (ends := {end for match in self._begun.finditer(text) for end in match.span()}):
+    def _calls_are_split(self, text: str, tokens: TextTokens) -> bool:
+        """Return whether tokens begin at both ends of ` [` wherever a call begins, and no marker is an added token."""
+        ends_of_starts = {end for match in self._call_opening.finditer(text) for end in match.span()}
+        if not ends_of_starts:
             return True
-        return not self.added and ends <= set(tokens.offsets[~tokens.inside].tolist())
+        boundaries = set(tokens.offsets[~tokens.inside].tolist())
+        return not self.added and ends_of_starts <= boundaries
 
-    def _apart(self, text: str, whole: list[int]) -> TextTokens | None:
-        """Tokenize the pieces between the beginnings of calls apart; None where that gives another text than `whole`.
+    def _split(self, text: str, whole: list[int]) -> TextTokens | None:
+        """Tokenize the markers of calls and the text between them apart.
 
-        All tokens of ` [` begin where it begins. Where markers are `added` tokens, so do theirs.
+        whole: the tokens of the text in one piece. Returns None where the tokens of the pieces decode to another text
+        than these, which cannot be where markers are `added` tokens. All tokens of a marker begin where it begins.
         """
-        parts, at = [], 0
-        for mark, begin in self._marks(text):
-            piece = self._after_start(text[at:begin]) if at else self.texts([text[:begin]])[0]
-            ids = self._apart_tokens.get(mark, [])
-            parts.append(TextTokens(piece.ids, piece.offsets + at, piece.inside))
-            parts.append(TextTokens(ids, np.full(len(ids), begin, np.int32), np.zeros(len(ids), np.bool_)))
-            at = begin + len(mark)
+        parts: list[TextTokens] = []
+        piece_start = 0
+        for mark in self._marks(text):
+            piece_text = text[piece_start : mark.start]
+            piece = self._after_marker(piece_text) if piece_start else self.texts([piece_text])[0]
+            parts.append(TextTokens(piece.ids, piece.offsets + piece_start, piece.inside))
+            marker_ids = self._marker_ids.get(mark.marker, [])
+            parts.append(
+                TextTokens(
+                    marker_ids,
+                    offsets=np.full(len(marker_ids), mark.start, np.int32),
+                    inside=np.zeros(len(marker_ids), np.bool_),
+                )
+            )
+            piece_start = mark.start + len(mark.marker)
         ids = [token for part in parts for token in part.ids]
         if not self.added and self._text(ids) != self._text(whole):
             return None
-        offsets, inside = ([getattr(part, name) for part in parts] for name in ("offsets", "inside"))
-        return TextTokens(ids, np.concatenate(offsets), np.concatenate(inside))
+        offsets = np.concatenate([part.offsets for part in parts])
+        inside = np.concatenate([part.inside for part in parts])
+        return TextTokens(ids, offsets, inside)
 
-    def _marks(self, text: str) -> Iterator[tuple[str, int]]:
-        """Yield what has tokens of its own, with the character at which it begins, and the end of the text."""
+    def _marks(self, text: str) -> Iterator[Mark]:
+        """Yield the markers of calls that are tokenized apart, in order, and last an empty one: the end of the text."""
         if self.added:
-            yield from (place for place in marker_places(text, self.markers) if place[0] in self._apart_tokens)
+            for marker, start in marker_places(text, self.markers):
+                if marker in self._marker_ids:
+                    yield Mark(marker, start)
         else:
-            yield from ((match[0], match.start()) for match in self._begun.finditer(text))
-        yield "", len(text)
+            for match in self._call_opening.finditer(text):
+                yield Mark(match[0], match.start())
+        yield Mark("", len(text))
 
-    def _after_start(self, body: str) -> TextTokens:
-        [tokens] = self.texts([body])
-        for anchor in NAME_ANCHORS if self.anchor else ():
-            cut, [anchored] = len(self._ids(anchor)), self.texts([anchor + body])
-            if anchored.ids[:cut] == self._ids(anchor):
-                return TextTokens(anchored.ids[cut:], anchored.offsets[cut:] - len(anchor), anchored.inside[cut:])
-        return tokens
+    def _after_marker(self, text: str) -> TextTokens:
+        """Tokenize a text that follows a marker; where an anchor is needed, after the first that does not merge."""
+        if self.anchor:
+            for anchor in NAME_ANCHORS:
+                anchor_ids = self._ids(anchor)
+                cut = len(anchor_ids)
+                [anchored] = self.texts([anchor + text])
+                if anchored.ids[:cut] == anchor_ids:
+                    offsets = anchored.offsets[cut:] - len(anchor)
+                    return TextTokens(anchored.ids[cut:], offsets, anchored.inside[cut:])
+        return self.texts([text])[0]
 
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
+        """Return whether the tokens `start` after other tokens decode to ` [` after these's text."""
         return self._text(before + start) == self._text(before) + API_START
 
     def _ids(self, piece: str) -> list[int]:
@@ -255,19 +317,30 @@ class Encoding:
 
 
 def _leading_special_tokens(tokenizer: Any) -> list[int]:
+    """Return the tokens that the tokenizer adds before a text: what stands before "a" where both are encoded."""
     plain = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
-    starts = (i for i in range(len(full)) if full[i : i + len(plain)] == plain)
-    return list(full[: next(starts, 0)])
+    for start in range(len(full)):
+        if full[start : start + len(plain)] == plain:
+            return list(full[:start])
+    return []
 
 
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
-    starts, ends = np.array(spans, np.int32).reshape(-1, 2).T
-    before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
-    for gap in () if text.isascii() else np.flatnonzero(before < starts):
-        while before[gap] < starts[gap] and _combines(text[before[gap]]):
-            before[gap] += 1
-    return TextTokens(list(ids), np.minimum(starts, before), starts < before)
+    """Return the tokens of a text with offsets that leave no character out.
+
+    spans: the first character of each token, and the one after its last, as the tokenizer says. Between spans may be
+    gaps, which it dropped or merged.
+    """
+    starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
+    # Up to which character the tokens before each token reach, [n]. It lies after `starts` inside a character.
+    reached = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    if not text.isascii():
+        for token in np.flatnonzero(reached < starts):
+            # Marks at the beginning of a gap were merged into the letter before it; the rest was dropped.
+            while reached[token] < starts[token] and _combines(text[reached[token]]):
+                reached[token] += 1
+    return TextTokens(list(ids), offsets=np.minimum(starts, reached), inside=starts < reached)
 
 
 def _combines(character: str) -> bool:

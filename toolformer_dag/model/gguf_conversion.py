@@ -1,6 +1,6 @@
 """Convert a GGUF file to a folder of safetensors in bfloat16 and a tokenizer, in a process of its own.
 
-`python -m toolformer_dag.model.gguf_conversion FILE HASH FOLDER`: the hash of the file, and the folder to be written.
+`python -m toolformer_dag.model.gguf_conversion FILE HASH FOLDER`: HASH is that of the file, FOLDER is written.
 """
 
 import json
@@ -17,19 +17,27 @@ from toolformer_dag.model.weights import CONVERSION, ORIGIN
 
 
 def convert(file: Path, digest: str, folder: Path) -> None:
-    """Write model, tokenizer and identity to `folder`. The tokenizer begins with BOS where that clearly lowers a loss.
+    """Write a GGUF file's model and tokenizer, and its identity, to `folder`.
 
-    bfloat16 rounds quantized weights by less than they were rounded before. Whatever the libraries raise is raised.
+    digest: the hash of the file, which is part of the identity.
+
+    Texts begin with BOS where that clearly lowers a loss (`bos_gain`). bfloat16 rounds quantized weights by less than
+    they were rounded before. Whatever the libraries raise is raised.
     """
-    options = {"gguf_file": file.name, "dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
-    model = AutoModelForCausalLM.from_pretrained(file.parent, **options).eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    model.eval()
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    gain = bos_gain(model, Encoding(tokenizer), context_length(model.config))
-    if gain:
+    identity = {"gguf": digest, "conversion": str(CONVERSION)}
+    if bos_gain(model, Encoding(tokenizer), context_length(model.config)):
         set_bos(file.name, tokenizer, True)
+        identity["bos"] = tokenizer.bos_token
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    identity = {"gguf": digest, "conversion": str(CONVERSION), **({"bos": tokenizer.bos_token} if gain else {})}
     (folder / ORIGIN).write_text(json.dumps(identity), encoding="utf-8")
 
 

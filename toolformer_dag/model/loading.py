@@ -40,17 +40,18 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import in_markers
 
 THREADS = min(torch.get_num_threads(), cores())
-"""What torch was started with; threads without a core of their own would spin until they get one."""
+"""The threads of torch at start, at most one per core: others would spin until they get a core."""
 
 
 def fit_threads(model: Any) -> int:
-    """Set torch, for the whole process, to one thread where a small model runs on a CPU, else to what it began with.
+    """Set torch's threads for the whole process: one for a small model on a CPU, else THREADS.
 
     Returns the number of the model's parameters.
     """
-    size: int = sum(weight.numel() for weight in model.parameters())
-    torch.set_num_threads(1 if model.device.type == "cpu" and size < SMALL else THREADS)
-    return size
+    parameter_count: int = sum(weight.numel() for weight in model.parameters())
+    is_single = model.device.type == "cpu" and parameter_count < SMALL
+    torch.set_num_threads(1 if is_single else THREADS)
+    return parameter_count
 
 
 def fast_dtype() -> torch.dtype:
@@ -60,7 +61,9 @@ def fast_dtype() -> torch.dtype:
 
 _log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The data types that models run in, by their names in the settings."""
 UNLIMITED = 1 << 30
+"""The context length of a model whose config names none."""
 BOS_HELPS = (
     "%s: a text costs %.2f nats per token less after %s, which its tokenizer does not add; set model.bos = true to "
     "begin with it, or false to keep this"
@@ -73,8 +76,13 @@ disable_progress_bar()  # the bar of loading weights would break the progress di
 class LanguageModel:
     """A model in evaluation mode on its device, and its tokenizer.
 
-    `model`: a module of torch, or a `TokenService`. `context_length`: the most tokens of a sequence, whatever its
-    attention's window. `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
+    - `encoding`: the tokenizer as the method uses it.
+    - `context_length`: the most tokens of a sequence, whatever its attention's window.
+    - `name`: folder or hub id.
+    - `model`: a torch module, or a `TokenService`, which runs the model in another engine.
+    - `config`: the model's config in transformers.
+    - `parameters`: their number; 0 for a served model whose files are not on this machine.
+    - `identity`: hashes of the files it was loaded from; empty unless `load_identified` loaded it.
     """
 
     encoding: Encoding = field(repr=False)
@@ -99,53 +107,68 @@ class LanguageModel:
     @property
     def arithmetic(self) -> str:
         """Return how products are computed: tf32 for float32 on a GPU, else the data type of the weights."""
-        fast = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-        return "tf32" if fast and self.dtype == "float32" else self.dtype
+        has_tf32 = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        return "tf32" if has_tf32 and self.dtype == "float32" else self.dtype
 
 
 def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
     """Load the settings' causal LM, or the model `name`, under the settings' device and dtype; safetensors only.
 
-    Another model takes the data type of the settings' model for `auto`, so that a checkpoint, which is stored in
-    float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the whole process.
-    Where BOS clearly helps and the tokenizer does not add it, a warning names the setting. Raises ModelError where a
-    file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
+    - name: the folder or hub id of another model than the settings', such as a checkpoint.
+    - dtype: instead of that of the settings.
+
+    Where the data type is `auto`, another model takes that of the settings' model, so that a checkpoint, which is
+    stored in float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the
+    whole process. Where BOS clearly helps and the tokenizer does not add it, a warning names the setting.
+
+    Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    named = model if name in (None, model_name(model)) else model.other(name)
-    asked = named if name is None else named.model_copy(update={"url": ()})  # servers have the settings' model
+    chosen = model
+    if name is not None:
+        if name != model_name(model):
+            chosen = model.other(name)
+        chosen = chosen.model_copy(update={"url": ()})  # the servers have the settings' model
     load = _load_in_torch if model.in_torch else _load_in_service
-    return load(asked, _wanted_dtype(model, name, dtype))
+    return load(chosen, _dtype_to_load(model, name, dtype))
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
-    target = _device(model.device)
+    """Load the settings' model onto its device, with checks and warnings; see `load_model`."""
+    device = _device(model.device)
     options = {**_source(model), "use_safetensors": True, "dtype": dtype}
     tokenizer = load_encoding(model).tokenizer
     loaded = from_hub(AutoModelForCausalLM, model_name(model), options)
-    stored = str(loaded.dtype).removeprefix("torch.")
-    if stored not in DTYPES:
-        raise ModelError(f"the weights of {model.name!r} are {stored}; set model.dtype to {', '.join(DTYPES)}")
-    if target.type == "cpu" and stored != "float32" and fast_dtype() == torch.float32:
-        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', stored)
-    if target.type == "cuda" and stored == "float32":
+    loaded_dtype = str(loaded.dtype).removeprefix("torch.")
+    if loaded_dtype not in DTYPES:
+        raise ModelError(f"the weights of {model.name!r} are {loaded_dtype}; set model.dtype to {', '.join(DTYPES)}")
+    if device.type == "cpu" and loaded_dtype != "float32" and fast_dtype() == torch.float32:
+        _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', loaded_dtype)
+    if device.type == "cuda" and loaded_dtype == "float32":
         torch.set_float32_matmul_precision("high")
-    wrapped = wrap_language_model(model_name(model), loaded.to(target), tokenizer)
-    _warn_of_bos(model, wrapped)
-    return wrapped
+    language_model = wrap_language_model(model_name(model), loaded.to(device), tokenizer)
+    _warn_of_bos(model, language_model)
+    return language_model
 
 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
-    """Log where BOS would help and nothing is set; a checkpoint goes on as it was trained."""
-    open_question = model.bos is None and not Path(loaded.name, CHECKPOINT).is_file()
-    if open_question and (gain := bos_gain(loaded.model, loaded.encoding, loaded.context_length)):
+    """Log a warning where BOS would help and `model.bos` is not set.
+
+    There is none for a checkpoint, which goes on as it was trained.
+    """
+    is_checkpoint = Path(loaded.name, CHECKPOINT).is_file()
+    if model.bos is not None or is_checkpoint:
+        return
+    gain = bos_gain(loaded.model, loaded.encoding, loaded.context_length)
+    if gain:
         _log.warning(BOS_HELPS, loaded.name, gain, loaded.tokenizer.bos_token)
 
 
 SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
-"""By `model.engine`, the file whose `load_service` gives the engine as a `TokenService`; it alone needs a package."""
+"""By `model.engine`, the module whose `load_service` returns a `TokenService`; only it imports the engine's package."""
 
 
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
+    """Load the settings' model into its engine, or connect to the servers that have it; see `load_model`."""
     try:
         engine = import_module(SERVICES[model.engine])
     except ImportError as error:
@@ -153,40 +176,64 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
             f'model.engine = "{model.engine}" needs the package {model.engine} ({error}); install it as '
             f'docs/howto/{model.engine}.md says, or set model.engine = "transformers"'
         ) from error
-    name, encoding, config = model_name(model), load_encoding(model), load_config(model)
+    name = model_name(model)
+    encoding = load_encoding(model)
+    config = load_config(model)
     check_rows(name, encoding, config)
     length = context_length(config)
     service: TokenService = engine.load_service(model, str(dtype).removeprefix("torch."), config, length)
-    folder = model_folder(name, model.revision)  # a served model need not lie here
-    size = parameters(folder) if folder is not None else 0
-    return LanguageModel(encoding, length, name, service, encoding.tokenizer, config, size)
+    folder = model_folder(name, model.revision)  # the files of a served model may be on another machine
+    return LanguageModel(
+        encoding=encoding,
+        context_length=length,
+        name=name,
+        model=service,
+        tokenizer=encoding.tokenizer,
+        config=config,
+        parameters=0 if folder is None else parameters(folder),
+    )
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap a model and tokenizer in memory (such as a freshly trained model) and set evaluation mode.
+    """Wrap a torch model and tokenizer that are in memory already, such as those of a finished training.
 
-    Raises ModelError for a tokenizer that cannot write calls or a model that attends to later tokens.
+    The model is changed in place: activations are fused and evaluation mode is set. The number of torch threads is set
+    for the whole process.
+
+    Raises ModelError where the tokenizer cannot write calls or has tokens without an embedding, and where the model
+    attends to later tokens.
     """
     check_tokenizer(name, tokenizer)
     encoding = Encoding(tokenizer)
     check_rows(name, encoding, model.config)
     fuse_activations(model)
-    size = fit_threads(model)
+    parameter_count = fit_threads(model)
     model.eval()
     check_causal(model, trial_tokens(encoding))
-    return LanguageModel(encoding, context_length(model.config), name, model, tokenizer, model.config, size)
+    return LanguageModel(
+        encoding=encoding,
+        context_length=context_length(model.config),
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        config=model.config,
+        parameters=parameter_count,
+    )
 
 
 def check_rows(name: str, encoding: Encoding, config: Any) -> None:
-    """Raise ModelError where texts, calls or their ends may hold a token that the embedding has no row for.
+    """Raise ModelError where a sequence may hold a token that the model's embedding has no row for.
 
-    Special tokens beyond it, as Gemma 3's token of an image, stand in no text: their characters are encoded.
+    Special tokens beyond the rows, such as Gemma 3's token of an image, do no harm: where a text has their string, its
+    characters are encoded. Those that the method writes itself (BOS, EOS, markers of calls) have to have a row.
     """
-    rows, added = int(config.get_text_config().vocab_size), encoding.tokenizer.added_tokens_decoder
+    rows = int(config.get_text_config().vocab_size)
+    added_tokens = encoding.tokenizer.added_tokens_decoder
+    special = {token for token, content in added_tokens.items() if content.special}
     written = {*encoding.bos, *encoding.eos, *chain.from_iterable(encoding.added.values())}
-    unwritten = {token for token, content in added.items() if content.special} - written
+    never_written = special - written
     for text, token in encoding.tokenizer.get_vocab().items():
-        if token >= rows and token not in unwritten:
+        if token >= rows and token not in never_written:
             raise ModelError(
                 f"the tokenizer of {name!r} has the token {text!r} with number {token}, and the model has {rows} rows "
                 "of embeddings; call model.resize_token_embeddings(len(tokenizer)) and save both again, or remove the "
@@ -195,9 +242,10 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raise ModelError where the tokenizer gives no character offsets or cannot write a call.
+    """Raise ModelError where the tokenizer gives no character offsets, or cannot write a call apart from its text.
 
-    transformers silently builds an empty vocabulary from a folder without tokenizer files.
+    name: the model's, for the message. An empty vocabulary, which transformers silently builds from a folder without
+    tokenizer files, is found too.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
@@ -212,11 +260,14 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             f"the tokenizer of {name!r} adds a space before the first word and merges the end of a text with a "
             "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
-    call = in_markers(" [a(1) -> 2]", encoding.markers).strip()
-    if encoding.markers != PAPER_MARKERS and call not in tokenizer.decode(
-        encoding.calls([" [a(1) -> 2]"])[0], clean_up_tokenization_spaces=False
-    ):
-        raise ModelError(f"the tokenizer of {name!r} cannot write {call!r}; set [model] markers to what it can write")
+    if encoding.markers != PAPER_MARKERS:
+        call = " [a(1) -> 2]"
+        written = in_markers(call, encoding.markers).strip()
+        decoded = tokenizer.decode(encoding.calls([call])[0], clean_up_tokenization_spaces=False)
+        if written not in decoded:
+            raise ModelError(
+                f"the tokenizer of {name!r} cannot write {written!r}; set [model] markers to what it can write"
+            )
 
 
 def fuse_activations(model: nn.Module) -> None:
@@ -228,28 +279,49 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def context_length(config: Any) -> int:
-    """Return the most tokens in a sequence, from the text part of the config; no window of attention shortens it.
+    """Return the most tokens of a sequence, from the text part of a config; UNLIMITED where it names no length.
 
-    With LongRoPE, return the length of its short factors: beyond it, a token's keys depend on the sequence length.
+    A window of attention does not shorten it. With LongRoPE it is the length of the short factors: beyond that, a
+    token's keys depend on the length of its sequence.
     """
-    text = config.get_text_config()
-    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    return min(next((int(length) for length in lengths if length and length > 0), UNLIMITED), _short_factors(text))
+    text_config = config.get_text_config()
+    return min(_position_count(text_config), _short_factor_length(text_config))
 
 
-def _short_factors(text: Any) -> int:
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+def _position_count(text_config: Any) -> int:
+    """Return the number of positions that a config names; UNLIMITED where it names none."""
+    for name in ("max_position_embeddings", "max_seq_len"):
+        length = getattr(text_config, name, None)
+        if length and length > 0:
+            return int(length)
+    return UNLIMITED
+
+
+def _short_factor_length(text_config: Any) -> int:
+    """Return up to which length LongRoPE uses its short factors; UNLIMITED for models without it."""
+    rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    # The parameters of all layers, or a dictionary of parameters per kind of layer.
+    sections = [rope, *(section for section in rope.values() if isinstance(section, dict))]
     name = "original_max_position_embeddings"
-    lengths = [part.get(name) or getattr(text, name, None) for part in parts if part.get("rope_type") == "longrope"]
-    return min(map(int, filter(None, lengths)), default=UNLIMITED)
+    shortest = UNLIMITED
+    for section in sections:
+        if section.get("rope_type") == "longrope":
+            length = section.get(name) or getattr(text_config, name, None)
+            if length:
+                shortest = min(shortest, int(length))
+    return shortest
 
 
 def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Load a folder or hub id with a class of transformers. Raises ModelError, DamagedModel: see `require_whole`."""
+    """Load a folder or hub id with a class of transformers, such as AutoTokenizer; `options` are its arguments.
+
+    Raises DamagedModel where a file changed unseen since it was hashed (`require_whole`), ModelError where the class
+    cannot load the model.
+    """
     require_whole(name, options.get("revision"), weights="Model" in pretrained.__name__)
+    source = str(Path(name).expanduser()) if name.startswith("~") else name
     try:
-        return pretrained.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
+        return pretrained.from_pretrained(source, **options)
     except Exception as error:  # backends of transformers raise many kinds
         raise ModelError(
             f"{pretrained.__name__} cannot load {name!r}: {_one_line(error)}; give the folder of a model saved with "
@@ -262,6 +334,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _device(device: str) -> torch.device:
+    """Return the device of the settings; `auto` is a GPU where there is one. Raises ModelError where it is missing."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -271,13 +344,14 @@ def _device(device: str) -> torch.device:
 
 
 OF_THIS_MACHINE = ("is_local", "local_files_only")
-"""What transformers notes about how a tokenizer was loaded, and would write into the files of a published one."""
+"""Notes of transformers on how a tokenizer was loaded, which it would write into the files of a published one."""
 
 
 def load_encoding(model: ModelSettings) -> Encoding:
-    """Load the tokenizer of the settings' model, with the markers that its files tell, else those of the settings.
+    """Load the tokenizer of the settings' model, with the markers of calls in its files, else those of the settings.
 
-    Raises ModelError.
+    Raises ModelError where it is missing, unreadable, read otherwise than its sentencepiece model says, or unfit for
+    the method (`check_tokenizer`).
     """
     name = model_name(model)
     check_model(name, model.revision)
@@ -295,9 +369,9 @@ def load_encoding(model: ModelSettings) -> Encoding:
 
 
 def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
-    """Let a tokenizer begin sequences with its BOS, or with nothing; its saved files do so too.
+    """Let a tokenizer begin sequences with its BOS where `wanted`, else with nothing; its saved files do so too.
 
-    Raises ModelError where it has no BOS.
+    Raises ModelError where BOS is wanted and it has none.
     """
     if wanted and tokenizer.bos_token_id is None:
         raise ModelError(f"model.bos = true, but the tokenizer of {name!r} has no BOS; remove model.bos")
@@ -314,11 +388,18 @@ def _source(model: ModelSettings) -> dict[str, Any]:
     return {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
 
 
-def _wanted_dtype(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
-    """Return how to load; reads the config of the settings' model from the hub where no folder tells its data type."""
+def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
+    """Return the data type in which to load a model; `auto` leaves the choice to transformers.
+
+    - name: the model's; None for the settings' model.
+    - dtype: the caller's choice; None for that of the settings, where `auto` means that of the settings' model, also
+      for another model.
+
+    Raises ModelError for a data type that is none of DTYPES.
+    """
     if dtype is None:
         dtype = model_dtype(model)
-        if dtype == "auto" and name is not None:
+        if dtype == "auto" and name is not None:  # no folder tells the data type: ask the hub for the config
             dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
     if dtype not in ("auto", *DTYPES):
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
@@ -326,13 +407,13 @@ def _wanted_dtype(model: ModelSettings, name: str | None, dtype: str | None) -> 
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:
-    """Load as `load_model` does and record the identity of the files read. Raises ModelError.
+    """Load as `load_model` does and record the identity of the files that were read. Raises ModelError.
 
-    Loading is repeated when another run replaces the files meanwhile.
+    Loading is repeated where another run replaces the files meanwhile.
     """
-    named = model_name(model) if name is None else name
+    loaded_name = model_name(model) if name is None else name
     while True:
-        identity = model_identity(named, model.revision)
+        identity = model_identity(loaded_name, model.revision)
         loaded = load_model(model, name)
-        if model_identity(named, model.revision) == identity:
+        if model_identity(loaded_name, model.revision) == identity:
             return replace(loaded, identity={**identity, **determining(model, but=IDENTIFYING)})

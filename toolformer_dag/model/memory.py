@@ -13,19 +13,22 @@ CPU_TOKENS = 2048
 """Tokens of a pass that stay in a processor's cache; larger passes were slower (benchmarks/LOG.md)."""
 
 CACHE_PASSES = 8
-"""Keys of up to this many passes are cached at once: decoding needs many rows together."""
+"""Passes whose keys may be cached at once: decoding needs many rows together."""
 
 STREAMED = 8
-"""Texts of up to so many full caches follow each other: those that wait take the places of those that are done."""
+"""Full caches of texts that follow each other in a batch: those that wait take the places of those that are done."""
 
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Words in the messages of errors that mean that memory ran out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many texts, and branches after them, keep their keys at once.
+    """How many texts, and branches after them, may have their keys cached at once.
 
-    `probes`: branches of a text, open while no sample is drawn, that tell p of a " [" of several tokens.
+    - `texts`: texts with open samples.
+    - `branches`: continuations of these, which the samples are drawn on.
+    - `probes`: continuations of a text by a " [" of several tokens, open at once while p is computed at its places.
     """
 
     texts: int
@@ -34,7 +37,7 @@ class Places:
 
 
 class TokenBudget:
-    """A limit on the tokens of a pass, padding included."""
+    """A limit on the tokens of a pass, padding included. `tokens` becomes smaller when memory runs out."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -48,15 +51,21 @@ class TokenBudget:
         share: int = 1,
         order: Sequence[int] | None = None,
     ) -> list[Result]:
-        """Return the result of every index, in batches for `work` within `share` budgets or of a single index.
+        """Run `work` on batches of the indices of `lengths`; return the result of every index, in order.
 
-        Indices are sorted by length unless `order` is given. `lower` names the settings that shorten a sequence, for
-        the error message. When `work` runs out of memory, the budget is halved and the batch is cut again, so `work`
-        must be repeatable. Raises ModelError where a single sequence does not fit into memory under a budget of its own
-        length: `work` may spend a larger one on several rows of a sequence.
+        - lengths: the tokens of each index.
+        - work: returns the results of a batch of indices. It must be repeatable: when it runs out of memory, the budget
+          is halved and the batch is cut again.
+        - lower: the settings that shorten a sequence, for the error message.
+        - share: a batch has at most so many budgets of tokens, padding included, or a single index.
+        - order: that of the indices in batches; by length where it is None.
+
+        Raises ModelError where a single sequence does not fit into memory under a budget of its own length: `work` may
+        spend a larger one on several rows of a sequence.
         """
         results: dict[int, Result] = {}
-        waiting = list(order) if order is not None else sorted(range(len(lengths)), key=lengths.__getitem__)
+        by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+        waiting = by_length if order is None else list(order)
         while waiting:
             batch = next(batches(waiting, lengths, self.tokens * share))
             try:
@@ -64,9 +73,10 @@ class TokenBudget:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                if len(batch) == 1 and self.tokens <= lengths[batch[0]]:
+                length = lengths[batch[0]]
+                if len(batch) == 1 and self.tokens <= length:
                     raise ModelError(
-                        f"out of memory with a single sequence of {lengths[batch[0]]} tokens; lower {lower}, or use a "
+                        f"out of memory with a single sequence of {length} tokens; lower {lower}, or use a "
                         "smaller model, dtype bfloat16 or a device with more memory"
                     ) from error
                 self.tokens = max(1, self.tokens // 2)
@@ -87,21 +97,28 @@ def free_token_budget(model: Any, device: torch.device) -> int:
     """Estimate the tokens of a pass that take half of a GPU's free memory; return CPU_TOKENS on a CPU."""
     if device.type != "cuda":
         return CPU_TOKENS
-    free, _ = torch.cuda.mem_get_info(device)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
     config = model.config.get_text_config()
-    values = CACHE_PASSES * 2 * config.num_hidden_layers + 32  # the cached keys and values, a layer's activations
-    return max(CPU_TOKENS, int(free / 2 / (values * config.hidden_size * next(model.parameters()).element_size())))
+    cached_vectors = CACHE_PASSES * 2 * config.num_hidden_layers  # keys and values
+    activation_vectors = 32  # of a layer
+    bytes_per_number = next(model.parameters()).element_size()
+    bytes_per_token = (cached_vectors + activation_vectors) * config.hidden_size * bytes_per_number
+    return max(CPU_TOKENS, int(free_bytes / 2 / bytes_per_token))
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut indices, in this order, into batches of at most `tokens` padded tokens or of a single index."""
+    """Cut indices, in this order, into batches of at most `tokens` tokens with padding, or of a single index.
+
+    lengths: the tokens of each index. A batch is padded to its longest.
+    """
     batch: list[int] = []
     longest = 0
     for index in order:
         longest = max(longest, lengths[index])
         if batch and (len(batch) + 1) * longest > tokens:
             yield batch
-            batch, longest = [], lengths[index]
+            batch = []
+            longest = lengths[index]
         batch.append(index)
     if batch:
         yield batch

@@ -6,12 +6,11 @@ stored at every `GRID`-th token of a text, and the few tokens up to a position r
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +29,9 @@ from toolformer_dag.model.backbone import Backbone
 GRID = 16
 """Tokens between two stored states of a text."""
 ARGUMENTS = ("past_key_values", "cache_params", "state")
+"""Names under which models take their cache; `state` is RWKV's, a list of tensors without keys."""
 KNOWN_LAYERS = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+"""Layers of a cache that can be cut and copied here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +39,82 @@ class CacheUse:
     """How a model's own cache can be used.
 
     - `chunks`: whether several tokens may follow cached ones in a pass (Mamba's scan begins from zero).
-    - `company`: the rows that share a pass: `any` (shorter rows are padded on the left), those of `equal` length, or
-      `none` (RWKV in transformers mixes rows).
-    - `whole`: whether nothing is kept, and every row runs in full at each token.
+    - `company`: the rows that may share a pass: `any` (shorter rows are padded on the left), those of `equal` length,
+      or `none` (RWKV in transformers mixes rows).
+    - `whole`: whether nothing is cached, and every row runs in full at each token.
     """
 
     chunks: bool
     company: Literal["any", "equal", "none"]
     whole: bool = False
 
-    def mates(self, row: int, length: int) -> int:
-        """Return a number that is equal for rows, of this number and length, that may share a pass."""
+    def group(self, row: int, length: int) -> int:
+        """Return the group of a row of so many tokens: rows of one group may share a pass."""
         return {"any": 0, "equal": length, "none": row}[self.company]
 
     def grouped(self, lengths: Sequence[int]) -> Iterable[list[int]]:
-        """Return the numbers of the rows that may share a pass, by pass."""
+        """Return the rows, numbered as their lengths, that may share a pass: a list per pass."""
         groups: dict[int, list[int]] = defaultdict(list)
         for row, length in enumerate(lengths):
-            groups[self.mates(row, length)].append(row)
+            groups[self.group(row, length)].append(row)
         return groups.values()
 
 
-class ModelCache:
-    """Rows in the model's own cache; row r holds `lengths[r]` tokens from column `starts[r]` on.
+class Rearrangement(Protocol):
+    """Makes the tensors of a cache of other rows from those of a cache; the first dimension of each is the row."""
 
-    `states`: by number of columns, the states of linear attention after so many columns.
+    def keys(self, keys: Tensor) -> Tensor:
+        """Return the keys, or values, [rows, H_kv, columns, D], of the new rows."""
+
+    def state(self, number: int, state: Tensor) -> Tensor:
+        """Return a state of the new rows. `number`: its index among the states of the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class _ChosenRows:
+    """Takes the rows `rows` as they are; see `Rearrangement`."""
+
+    rows: Tensor
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return keys[self.rows]
+
+    def state(self, number: int, state: Tensor) -> Tensor:
+        return state[self.rows]
+
+
+@dataclass(frozen=True, eq=False)
+class _CutRows:
+    """Takes the beginnings of rows; see `Rearrangement`.
+
+    - `rows`: the old row of each new one; `row_index` [new rows, 1] is the same.
+    - `columns` [new rows, new width]: the old column of each new one.
+    - `states`: for each new row, the states of the whole cache after the column at which the row is cut.
+    """
+
+    rows: Sequence[int]
+    row_index: Tensor
+    columns: Tensor
+    states: Sequence[Sequence[Tensor]]
+
+    def keys(self, keys: Tensor) -> Tensor:
+        return keys[self.row_index, :, self.columns].transpose(1, 2)  # indices on both sides of a slice put it last
+
+    def state(self, number: int, state: Tensor) -> Tensor:
+        return torch.stack([states[number][row] for row, states in zip(self.rows, self.states, strict=True)])
+
+
+class ModelCache:
+    """Rows of tokens in the model's own cache. `run` appends columns; `select` and `cut` return other caches.
+
+    Row r holds `lengths[r]` tokens from column `starts[r]` on; before it is padding. A row that `run` padded on the
+    right holds padding after its tokens too, until `cut` removes it.
+
+    - `width`: the number of columns so far.
+    - `name`: the argument under which the model takes the cache; "" where nothing is cached.
+    - `cache`: transformers' cache, or RWKV's list of states, None before its first token. Where nothing is cached
+      (`CacheUse.whole`), it holds the tokens themselves.
+    - `states`: by number of columns, the states of linear attention after so many columns.
     """
 
     def __init__(self, backbone: Backbone, use: CacheUse, rows: int) -> None:
@@ -83,125 +135,152 @@ class ModelCache:
     def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
         """Append a sequence to each row, padded on the right; return features [B, T, F].
 
-        `every`: the number of new columns after which states are stored.
+        every: the number of new columns after which states are stored, where there are states.
         """
-        ids = padded(sequences, self.backbone.device)
-        step = ids.shape[1] if self.use.chunks or not self.width else 1
+        ids = padded(sequences, self.backbone.device)  # [B, T]
+        new_width = ids.shape[1]
+        # Columns per pass: all at once, unless the model takes a single token after cached ones, or states are stored.
+        step = new_width if self.use.chunks or not self.width else 1
         if every is not None and self.has_states:
             step = min(step, every)
-        before, features = self.width, []
-        for first in range(0, ids.shape[1], step):
+        width_before = self.width
+        features = []
+        for first in range(0, new_width, step):
             features.append(self._forward(ids[:, first : first + step]))
-            if every is not None and (self.width - before) % every == 0:
+            if every is not None and (self.width - width_before) % every == 0:
                 self.store_states()
-        self.lengths = [length + len(ids) for length, ids in zip(self.lengths, sequences, strict=True)]
+        self.lengths = [length + len(sequence) for length, sequence in zip(self.lengths, sequences, strict=True)]
         return torch.cat(features, 1)
 
     def store_states(self) -> None:
-        """Store the states after the columns so far; they are lost with the next token."""
+        """Store copies of the states after the columns so far: the next token changes them."""
         self.states[self.width] = [state.clone() for state in self._state_tensors()]
 
     def select(self, rows: Sequence[int]) -> "ModelCache":
         """Return a cache of these rows as they are; a row that is named twice is duplicated."""
-        chosen = on_device(rows, self.backbone.device)
-        return self._derived(
-            [self.starts[row] for row in rows],
-            [self.lengths[row] for row in rows],
-            self.width,
-            lambda part: part[chosen],
-            lambda _, state: state[chosen],
+        return self._rearranged(
+            _ChosenRows(on_device(rows, self.backbone.device)),
+            starts=[self.starts[row] for row in rows],
+            lengths=[self.lengths[row] for row in rows],
+            width=self.width,
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
-        """Return a cache of these rows, each cut to its first tokens; padding stands on the left.
+        """Return a cache of these rows, each cut to its first tokens.
 
-        Where the cache has states, they must have been stored at each of these lengths.
+        lengths: how many tokens each row keeps. The new rows end in the same column, so shorter ones are padded on the
+        left. Where the cache has states, they must have been stored at each of these lengths.
         """
-        device, width = self.backbone.device, max(lengths)
-        padding = [width - length for length in lengths]
-        starts = [self.starts[row] for row in rows]
-        offsets = [start - more for start, more in zip(starts, padding, strict=True)]
-        columns = (on_device(offsets, device)[:, None] + torch.arange(width, device=device)).clamp(min=0)
-        chosen = on_device(rows, device)[:, None]
-        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        return self._derived(
-            padding,
-            list(lengths),
-            width,
-            lambda part: part[chosen, :, columns].transpose(1, 2),
-            lambda at, _: torch.stack([self.states[end][at][row] for row, end in zip(rows, ends, strict=True)]),
+        device = self.backbone.device
+        width = max(lengths)
+        new_starts = []
+        shifts = []  # by row: column c of the new cache was column c + shift
+        states = []  # by row: those after its last token
+        for row, length in zip(rows, lengths, strict=True):
+            start = self.starts[row]
+            new_start = width - length
+            new_starts.append(new_start)
+            shifts.append(start - new_start)
+            states.append(self.states[start + length] if self.has_states else [])
+        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)  # [rows, width]
+        cut_rows = _CutRows(
+            rows=rows,
+            row_index=on_device(rows, device)[:, None],
+            columns=columns.clamp(min=0),  # padding may come from any column
+            states=states,
         )
+        return self._rearranged(cut_rows, starts=new_starts, lengths=list(lengths), width=width)
 
     def texts(self, slots: int, width: int) -> "OwnTexts":
         """Return texts after this single row, to be filled by `OwnTexts.features`; nothing is allocated."""
         return OwnTexts(self)
 
     def _forward(self, ids: Tensor) -> Tensor:
+        """Run the next columns [B, T]; return their features [B, T, F]."""
         if self.use.whole:
             features = self._recomputed(ids)
         else:
-            features, self.cache = self.backbone.cached_features(ids, self.name, self.cache, **self._places(ids))
+            features, self.cache = self.backbone.cached_features(ids, self.name, self.cache, **self._padding_of(ids))
         self.width += ids.shape[1]
         return features
 
     def _recomputed(self, ids: Tensor) -> Tensor:
-        """Run all tokens of rows of equal length, in passes of as many rows as the budget allows."""
-        column = ids[:, None, :, None]
-        tokens, _ = self.cache.update(column, column, 0)
-        rows = max(1, self.backbone.budget.tokens // tokens.shape[2])
-        return torch.cat([self.backbone.features(part)[:, self.width :] for part in tokens[:, 0, :, 0].split(rows)])
+        """Append tokens [B, T] to rows of equal length, run all tokens of each row, and return the new ones' features.
 
-    def _places(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return what tells the model where rows begin whose beginnings are padded."""
-        keyed = self.name != "state" and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
-        if not keyed or not any(self.starts):
+        The result is [B, T, F]. A pass has as many rows as the budget allows.
+        """
+        as_keys = ids[:, None, :, None]  # a head of one dimension, so that transformers' cache holds the tokens
+        tokens, _ = self.cache.update(as_keys, as_keys, 0)
+        rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[2])
+        parts = []
+        for part in tokens[:, 0, :, 0].split(rows_per_pass):
+            parts.append(self.backbone.features(part)[:, self.width :])
+        return torch.cat(parts)
+
+    def _padding_of(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return the model's arguments that say which columns are padding on the left, before new columns `ids` run.
+
+        There are none where no row is padded, and none for models without keys, whose rows never are.
+        """
+        has_keys = self.name != "state" and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
+        if not has_keys or not any(self.starts):
             return {}
         columns = torch.arange(self.width + ids.shape[1], device=ids.device)
-        mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()
+        mask = (columns >= on_device(self.starts, ids.device)[:, None]).long()  # [B, columns]
         if "position_ids" not in signature(self.backbone.body.forward).parameters:
             return {"attention_mask": mask}
-        return {"attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)[:, self.width :]}
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return {"attention_mask": mask, "position_ids": positions[:, self.width :]}
 
     def _state_tensors(self) -> list[Tensor]:
+        """Return the states of linear attention, in the order in which `_rearranged` numbers them."""
         if self.name == "state":
             return list(self.cache or ())
-        layers = [layer for layer in self.cache.layers if isinstance(layer, LinearAttentionLayer)]
-        parts = [part for layer in layers for part in (layer.conv_states, layer.recurrent_states)]
-        return [state for part in parts for state in part.values() if state is not None]
+        tensors = []
+        for layer in self.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                for states in (layer.conv_states, layer.recurrent_states):
+                    tensors += [state for state in states.values() if state is not None]
+        return tensors
 
-    def _derived(
-        self,
-        starts: list[int],
-        lengths: list[int],
-        width: int,
-        keys: Callable[[Tensor], Tensor],
-        state: Callable[[int, Tensor], Tensor],
+    def _rearranged(
+        self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
     ) -> "ModelCache":
-        """Return a cache of other rows: `keys` makes their keys and values, `state` their states, by number."""
-        derived = copy(self)
-        derived.starts, derived.lengths, derived.width, derived.states = starts, lengths, width, {}
-        numbers = count()
+        """Return a cache of other rows, with these starts, lengths and width; this one stays as it is."""
+        other = copy(self)
+        other.starts = starts
+        other.lengths = lengths
+        other.width = width
+        other.states = {}
         if self.name == "state":
-            derived.cache = [state(next(numbers), part) for part in self._state_tensors()]
-            return derived
-        derived.cache = copy(self.cache)
-        derived.cache.layers = list(map(copy, self.cache.layers))
-        for layer in derived.cache.layers:
-            for kind in ("conv_states", "recurrent_states") if isinstance(layer, LinearAttentionLayer) else ():
-                known = getattr(layer, kind).items()
-                setattr(layer, kind, {at: None if part is None else state(next(numbers), part) for at, part in known})
+            other.cache = [rearrangement.state(number, state) for number, state in enumerate(self._state_tensors())]
+            return other
+        other.cache = copy(self.cache)
+        other.cache.layers = [copy(layer) for layer in self.cache.layers]
+        next_state = 0
+        for layer in other.cache.layers:
+            if isinstance(layer, LinearAttentionLayer):
+                for field in ("conv_states", "recurrent_states"):
+                    states: dict[Any, Tensor | None] = {}
+                    for key, state in getattr(layer, field).items():
+                        states[key] = None
+                        if state is not None:
+                            states[key] = rearrangement.state(next_state, state)
+                            next_state += 1
+                    setattr(layer, field, states)
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
-                layer.keys, layer.values = keys(layer.keys), keys(layer.values)
-        return derived
+                layer.keys = rearrangement.keys(layer.keys)
+                layer.values = rearrangement.keys(layer.values)
+        return other
 
 
 def cache_argument(body: Any) -> str:
     """Return the name under which a model takes its cache. Raises NotImplementedError where it takes none."""
-    known = signature(body.forward).parameters
-    name = next((name for name in ARGUMENTS if name in known), None)
-    if name is None:
-        raise NotImplementedError(f"{type(body).__name__} takes no cache")
-    return name
+    parameters = signature(body.forward).parameters
+    for name in ARGUMENTS:
+        if name in parameters:
+            return name
+    raise NotImplementedError(f"{type(body).__name__} takes no cache")
 
 
 def _new_cache(backbone: Backbone, name: str) -> DynamicCache | None:
@@ -216,28 +295,44 @@ def _new_cache(backbone: Backbone, name: str) -> DynamicCache | None:
     return cache
 
 
+class CachedRow(NamedTuple):
+    """Where a text is cached: a row of a cache, whose first columns are the head's."""
+
+    cache: ModelCache
+    row: int
+
+
 class OwnTexts:
-    """Texts after a head in the model's own cache, a copy of the head's keys for each, by slot."""
+    """Texts after a head in the model's own cache, a copy of the head's keys for each.
+
+    By slot: `sequences`, the tokens of the text; `rows`, where it is cached. A text in a slot replaces the one before.
+    """
 
     def __init__(self, head: ModelCache) -> None:
         self.head = head
         self.sequences: dict[int, Sequence[int]] = {}
-        self.rows: dict[int, tuple[ModelCache, int]] = {}
+        self.rows: dict[int, CachedRow] = {}
 
     def tokens_run(self, sequence: Sequence[int]) -> int:
-        """Return how many tokens `features` runs for a text: those of the head too where nothing is kept."""
+        """Return how many tokens `features` runs for a text: those of the head too where nothing is cached."""
         return len(sequence) + (self.head.width if self.head.use.whole else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run texts after the head and store them in `slots`; return [len(slots), T - first, F]."""
+        """Run texts after the head and store them in `slots`; return features [len(slots), T - first, F].
+
+        first: the token of the texts at which the features begin; T is the length of the longest text.
+        """
         self.sequences.update(zip(slots, sequences, strict=True))
-        apart = self.head.use.company == "none"
+        is_alone = self.head.use.company == "none"
+        slots_of_passes = [[slot] for slot in slots] if is_alone else [slots]
         parts = []
-        for group in [[slot] for slot in slots] if apart else [slots]:
-            cache = self.head.select([0] * len(group))
+        for pass_slots in slots_of_passes:
+            cache = self.head.select([0] * len(pass_slots))
             cache.store_states()
-            parts.append(cache.run([self.sequences[slot] for slot in group], every=GRID)[:, first:])
-            self.rows.update((slot, (cache, row)) for row, slot in enumerate(group))
+            features = cache.run([self.sequences[slot] for slot in pass_slots], every=GRID)
+            parts.append(features[:, first:])
+            for row, slot in enumerate(pass_slots):
+                self.rows[slot] = CachedRow(cache, row)
         longest = max(part.shape[1] for part in parts)
         return torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
 
@@ -246,35 +341,50 @@ class OwnTexts:
         return OwnBranches(self)
 
 
+class BranchGroup(NamedTuple):
+    """Branches that share passes: `numbers[r]` is the branch in row r of the cache."""
+
+    numbers: list[int]
+    cache: ModelCache
+
+
 class OwnBranches:
     """Continuations of texts, one token at a time, each with keys and states of its own.
 
-    `tokens_run`: the number of tokens that the last step ran, with those that led to the first.
+    Branches are numbered in the order of `admit`, `add` and `select`, and each is in one of `groups`.
+
+    `tokens_run`: how many tokens the last step ran. The first step after `admit` also counts those that ran again
+    there, up to which states could not be cut.
     """
 
     def __init__(self, texts: OwnTexts) -> None:
         self.texts = texts
         self.tokens_run = 0
-        self._rerun = 0
-        self.groups: list[tuple[list[int], ModelCache]] = []
+        self.groups: list[BranchGroup] = []
+        self._tokens_run_again = 0
 
     @property
     def count(self) -> int:
         """The number of branches."""
-        return sum(len(numbers) for numbers, _ in self.groups)
+        return sum(len(group.numbers) for group in self.groups)
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
-        """Add a branch per slot after those there are; branch b keeps the first `kept[b]` tokens of its text."""
-        before = self.count
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for at, (slot, length) in enumerate(zip(slots, kept, strict=True)):
-            mates = self.texts.head.use.mates(at, length)
-            members[id(self.texts.rows[slot][0]), mates].append(at)
-        for group in members.values():
-            cache = self.texts.rows[slots[group[0]]][0]
-            texts = [self.texts.sequences[slots[at]][: kept[at]] for at in group]
-            begun = self._begun(cache, [self.texts.rows[slots[at]][1] for at in group], texts)
-            self.groups.append(([before + at for at in group], begun))
+        """Append a branch for each of `slots`; branch b keeps the first `kept[b]` tokens of its text.
+
+        Branches whose texts are in one cache, and that may share passes, are one group from here on.
+        """
+        count_before = self.count
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)  # by cache and group of rows: indices of `slots`
+        for index, (slot, length) in enumerate(zip(slots, kept, strict=True)):
+            cache = self.texts.rows[slot].cache
+            group = self.texts.head.use.group(index, length)
+            members[id(cache), group].append(index)
+        for indices in members.values():
+            cached_rows = [self.texts.rows[slots[index]] for index in indices]
+            beginnings = [self.texts.sequences[slots[index]][: kept[index]] for index in indices]
+            common_cache = cached_rows[0].cache
+            cache = self._cut_after(common_cache, [cached.row for cached in cached_rows], beginnings)
+            self.groups.append(BranchGroup([count_before + index for index in indices], cache))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Run sequences from their beginning, start a branch after each, and return the features at their ends [B, F].
@@ -282,52 +392,74 @@ class OwnBranches:
         Branches share passes with those that were added with them alone.
         """
         head = self.texts.head
-        use = replace(head.use, company="equal") if head.use.company == "any" and head.has_states else head.use
-        before = self.count
-        ends: dict[int, Tensor] = {}
-        for group in use.grouped(list(map(len, sequences))):
-            lengths = [len(sequences[at]) for at in group]
-            cache = ModelCache(head.backbone, head.use, len(group))
-            features = cache.run([sequences[at] for at in group])
-            ends.update(zip(group, features[range(len(group)), [length - 1 for length in lengths]], strict=True))
-            begun = cache.cut(range(len(group)), lengths) if use.company == "any" else cache
-            self.groups.append(([before + at for at in group], begun))
-        return torch.stack([ends[at] for at in range(len(sequences))])
+        use = head.use
+        if use.company == "any" and head.has_states:
+            use = replace(use, company="equal")  # states cannot be cut back to the end of a shorter sequence
+        count_before = self.count
+        features_at_ends: dict[int, Tensor] = {}  # by index of `sequences`, [F]
+        for indices in use.grouped([len(sequence) for sequence in sequences]):
+            group_sequences = [sequences[index] for index in indices]
+            lengths = [len(sequence) for sequence in group_sequences]
+            cache = ModelCache(head.backbone, head.use, rows=len(indices))
+            features = cache.run(group_sequences)  # [group, T, F]
+            last_tokens = [length - 1 for length in lengths]
+            features_at_ends.update(zip(indices, features[range(len(indices)), last_tokens], strict=True))
+            if use.company == "any":
+                cache = cache.cut(range(len(indices)), lengths)  # moves the padding to the left
+            self.groups.append(BranchGroup([count_before + index for index in indices], cache))
+        return torch.stack([features_at_ends[index] for index in range(len(sequences))])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token [B] to each branch; return its features [B, F]."""
-        parts = [cache.run([[token] for token in tokens[numbers].tolist()])[:, 0] for numbers, cache in self.groups]
-        lengths = [sum(cache.lengths) if cache.use.whole else len(numbers) for numbers, cache in self.groups]
-        self.tokens_run, self._rerun = sum(lengths) + self._rerun, 0
-        features = torch.cat(parts)
-        features[[number for numbers, _ in self.groups for number in numbers]] = features.clone()
+        parts = []
+        numbers = []
+        self.tokens_run = self._tokens_run_again
+        self._tokens_run_again = 0
+        for group in self.groups:
+            group_tokens = [[token] for token in tokens[group.numbers].tolist()]
+            parts.append(group.cache.run(group_tokens)[:, 0])
+            numbers += group.numbers
+            self.tokens_run += sum(group.cache.lengths) if group.cache.use.whole else len(group.numbers)
+        by_group = torch.cat(parts)
+        features = torch.empty_like(by_group)
+        features[numbers] = by_group
         return features
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these branches in this order; a row that is named twice is duplicated."""
-        groups, self.groups = self.groups, []
-        for numbers, cache in groups:
-            place = {number: at for at, number in enumerate(numbers)}
-            taken = [(new, place[old]) for new, old in enumerate(rows) if old in place]
-            for part in [[pair] for pair in taken] if cache.use.company == "none" else filter(None, [taken]):
-                self.groups.append(([new for new, _ in part], cache.select([at for _, at in part])))
+        selected = []
+        for group in self.groups:
+            row_of_branch = {number: row for row, number in enumerate(group.numbers)}
+            members = [(new, row_of_branch[old]) for new, old in enumerate(rows) if old in row_of_branch]
+            is_alone = group.cache.use.company == "none"
+            parts = [[member] for member in members] if is_alone else [members]
+            for part in parts:
+                if part:
+                    cache = group.cache.select([row for _, row in part])
+                    selected.append(BranchGroup([new for new, _ in part], cache))
+        self.groups = selected
 
     def branch(self, row: int) -> "OwnBranches":
-        """Return a copy of one branch."""
+        """Return a copy of one branch, which goes on by itself."""
         copied = copy(self)
         copied.select([row])
         return copied
 
-    def _begun(self, cache: ModelCache, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> ModelCache:
-        """Return the cache of a group after these beginnings of its texts."""
-        head, ends = self.texts.head.width, list(map(len, texts))
+    def _cut_after(self, cache: ModelCache, rows: Sequence[int], beginnings: Sequence[Sequence[int]]) -> ModelCache:
+        """Return rows of a cache cut after the head and the beginnings of their texts.
+
+        Where there are states, rows are cut after the last stored ones, and the tokens from there on run again.
+        """
+        head_width = self.texts.head.width
+        ends = [len(beginning) for beginning in beginnings]
         if not cache.has_states:
-            return cache.cut(rows, [head + end for end in ends])
-        stored = [end // GRID * GRID for end in ends]
-        begun = cache.cut(rows, [head + end for end in stored])
-        again = [ids[first:] for ids, first in zip(texts, stored, strict=True)]
-        self._rerun += sum(map(len, again))
-        begun.store_states()
-        if any(again):
-            begun.run(again, every=1)
-        return begun.cut(range(len(rows)), [head + end for end in ends])
+            return cache.cut(rows, [head_width + end for end in ends])
+        stored_ends = [end // GRID * GRID for end in ends]
+        cut = cache.cut(rows, [head_width + end for end in stored_ends])
+        remaining = [ids[end:] for ids, end in zip(beginnings, stored_ends, strict=True)]
+        self._tokens_run_again += sum(len(ids) for ids in remaining)
+        cut.store_states()
+        if any(remaining):
+            cut.run(remaining, every=1)
+        # The rows were padded to one length, and are cut again at their own ends.
+        return cut.cut(range(len(rows)), [head_width + end for end in ends])

@@ -1,9 +1,13 @@
-"""Run prefixes as trees, so that common beginnings are computed once, and the texts after them."""
+"""Run prefixes as trees, so that common beginnings are computed once, and the texts after them.
+
+A tree's nodes are tokens; the path from its root to a node is a sequence. All its nodes run in one pass, in which each
+attends to the nodes above it.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +25,17 @@ TREE_NODES = 128
 
 @dataclass(eq=False)
 class PrefixTree:
-    """Sequences as a tree of tokens; `above`: the nodes on the way to each node, from the root."""
+    """Sequences as a tree of tokens, which grows with `add`. Nodes are numbered in the order in which they were added.
+
+    - `tokens`: the token of each node.
+    - `above`: the nodes on the way to each node, from the root.
+    """
 
     tokens: list[int] = field(default_factory=list)
     above: list[list[int]] = field(default_factory=list)
 
     def add(self, sequence: Sequence[int], shared: Sequence[int]) -> list[int]:
-        """Add a sequence whose first nodes are `shared`; return all its nodes."""
+        """Add a sequence that begins with the tokens of the nodes `shared`; return the nodes of all its tokens."""
         path = list(shared)
         for token in sequence[len(shared) :]:
             self.tokens.append(token)
@@ -36,110 +44,223 @@ class PrefixTree:
         return path
 
     def visible(self, width: int) -> NDArray[np.bool_]:
-        """Return a mask [width, width]: each node attends to those above it and itself, padding to itself."""
+        """Return which columns each row attends to, [width, width]: itself and, for a node, those above it.
+
+        `width` may be above the number of nodes; what is beyond them is padding.
+        """
         mask = np.eye(width, dtype=np.bool_)
         for node, above in enumerate(self.above):
             mask[node, above] = True
         return mask
 
 
+class TreePath(NamedTuple):
+    """Where a sequence is in a forest: the number of its tree, and a node per token."""
+
+    tree: int
+    nodes: list[int]
+
+
 class Forest:
     """Trees over sequences in lexicographic order: neighbours then share the longest beginnings.
 
-    By sequence: `paths`, the number of its tree and its nodes, and how many tokens it added.
+    - `paths`: where each sequence is.
+    - `new_tokens`: how many nodes each sequence added; the others it shares with the one before it.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self.trees = [PrefixTree()]
-        self.paths: list[tuple[int, list[int]]] = []
+        self.paths: list[TreePath] = []
         self.new_tokens: list[int] = []
-        before, path = list[int](), list[int]()
+        previous: list[int] = []
+        previous_nodes: list[int] = []
         for sequence in map(list, sequences):
-            alike = takewhile(lambda pair: pair[0] == pair[1], zip(before, sequence, strict=False))
-            common = len(list(alike))
-            held = len(self.trees[-1].tokens)
-            if held and common < len(sequence) and held + len(sequence) - common > TREE_NODES:
+            common = _common_length(previous, sequence)
+            if self._is_full(new_tokens=len(sequence) - common):
                 self.trees.append(PrefixTree())
                 common = 0
-            before, path = sequence, self.trees[-1].add(sequence, path[:common])
-            self.paths.append((len(self.trees) - 1, path))
+            nodes = self.trees[-1].add(sequence, previous_nodes[:common])
+            self.paths.append(TreePath(len(self.trees) - 1, nodes))
             self.new_tokens.append(len(sequence) - common)
+            previous = sequence
+            previous_nodes = nodes
+
+    def _is_full(self, new_tokens: int) -> bool:
+        """Return whether so many new nodes need another tree. An empty tree takes any number."""
+        nodes = len(self.trees[-1].tokens)
+        return nodes > 0 and new_tokens > 0 and nodes + new_tokens > TREE_NODES
 
 
-Nodes = dict[int, list[tuple[Tensor, Tensor]]]
-"""Keys and values [nodes, H_kv, D] by layer, one pair per pass."""
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common from their beginning."""
+    length = 0
+    for token, other in zip(first, second, strict=False):
+        if token != other:
+            break
+        length += 1
+    return length
+
+
+class KeysAndValues(NamedTuple):
+    """Keys and values of nodes in a layer, [nodes, H_kv, D] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+PassesByLayer = dict[int, list[KeysAndValues]]
+"""By layer, what each pass computed, in order."""
 
 
 class CachedPrefixes:
-    """Cached keys, values and features of all nodes of the prefixes' trees.
+    """The prefixes of some texts after they ran: cached keys and values, and features, of all nodes of their trees.
 
-    `new_tokens`: how many tokens each prefix added to the trees. `passes`: the number of model passes.
+    Nodes are numbered through all trees, in the order in which these ran.
+
+    - `new_tokens`: how many tokens each prefix added to the trees.
+    - `passes`: the number of model passes that the prefixes took.
+    - `paths`: the nodes of each prefix.
+    - `node_features`: the features of each node, [nodes, F]; None where all prefixes are empty.
+    - `layers`: by layer, the keys and values of all nodes.
     """
 
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        """Run prefixes in lexicographic order with at most `budget` tokens per pass."""
+        """Run prefixes, in lexicographic order, with at most `budget` tokens per pass."""
         self.backbone = backbone
-        built = Forest(prefixes)
-        self.new_tokens = built.new_tokens
-        sizes = [len(tree.tokens) for tree in built.trees]
-        order = sorted(filter(sizes.__getitem__, range(len(sizes))), key=sizes.__getitem__)
-        starts = dict(zip(order, accumulate((sizes[tree] for tree in order), initial=0), strict=False))
-        self.paths = [[starts[tree] + node for node in path] for tree, path in built.paths]
-        nodes: Nodes = defaultdict(list)
-        cuts = list(batches(order, sizes, budget))
-        ends = [self._run_trees([built.trees[tree] for tree in cut], nodes) for cut in cuts]
-        self.passes = len(cuts)
-        self.ends = torch.cat(ends) if ends else None
-        self.layers = {layer: tuple(map(torch.cat, zip(*nodes.pop(layer), strict=True))) for layer in list(nodes)}
+        forest = Forest(prefixes)
+        self.new_tokens = forest.new_tokens
 
-    def features(self, chosen: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """Compute features [len(chosen), 1 + T, F]: at the last token of each prefix, then at its text's tokens.
+        sizes = [len(tree.tokens) for tree in forest.trees]
+        with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
+        order = sorted(with_tokens, key=sizes.__getitem__)  # trees of similar size run together, with little padding
+        first_nodes: dict[int, int] = {}  # by tree, the number of its root
+        node_count = 0
+        for tree in order:
+            first_nodes[tree] = node_count
+            node_count += sizes[tree]
+        self.paths: list[list[int]] = []
+        for path in forest.paths:
+            self.paths.append([first_nodes[path.tree] + node for node in path.nodes])
 
-        The first column of an empty prefix is undefined.
+        passes: PassesByLayer = defaultdict(list)
+        features = []
+        for batch in batches(order, sizes, budget):
+            features.append(self._run_trees([forest.trees[tree] for tree in batch], passes))
+        self.passes = len(features)
+        self.node_features = torch.cat(features) if features else None
+        self.layers: dict[int, KeysAndValues] = {}
+        for layer in list(passes):
+            keys, values = zip(*passes.pop(layer), strict=True)  # `pop` frees a layer's parts before the next is joined
+            self.layers[layer] = KeysAndValues(torch.cat(keys), torch.cat(values))
+
+    def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+        """Run texts, each after one of the prefixes; return features [B, 1 + T, F].
+
+        batch: the indices of the texts' prefixes, [B].
+
+        Column 0 has the features at the last token of the prefix, from which the first token of the text is predicted;
+        the other columns have those at the text's tokens. Column 0 of an empty prefix is undefined.
         """
-        ids = padded(texts, self.backbone.device)
-        paths = [self.paths[number] for number in chosen]
-        if self.ends is None:
+        ids = padded(texts, self.backbone.device)  # [B, T]
+        paths = [self.paths[index] for index in batch]
+        if self.node_features is None:
             return F.pad(self._run_texts(ids, texts, paths), (0, 0, 1, 0))
-        ends = self.ends[on_device([path[-1] if path else 0 for path in paths], ids.device)][:, None]
-        return torch.cat([ends, self._run_texts(ids, texts, paths)], 1) if ids.shape[1] else ends
+        last_nodes = on_device([path[-1] if path else 0 for path in paths], ids.device)
+        ends = self.node_features[last_nodes][:, None]  # [B, 1, F]
+        if not ids.shape[1]:
+            return ends
+        return torch.cat([ends, self._run_texts(ids, texts, paths)], 1)
 
-    def _run_trees(self, trees: Sequence[PrefixTree], nodes: Nodes) -> Tensor:
-        """Run trees in one pass, append their keys to `nodes`, and return features [nodes, F]."""
-        ids = padded([tree.tokens for tree in trees], self.backbone.device)
-        places = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
-        rows, columns = on_device(places, ids.device).T
-        seen = on_device(np.stack([tree.visible(ids.shape[1]) for tree in trees]), ids.device, torch.bool)
-        depths = [list(map(len, tree.above)) for tree in trees]
-        positions = padded(depths, ids.device)
-        visibility = Visibility(positions, positions, 1 + max(map(max, depths)), self.backbone.model.dtype, seen)
+    def _run_trees(self, trees: Sequence[PrefixTree], passes: PassesByLayer) -> Tensor:
+        """Run trees in one pass, a tree per row; return features [nodes, F].
 
-        def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            nodes[layer.number].append((keys[rows, :, columns], values[rows, :, columns]))
-            return attention(layer, queries, keys, values, visibility.bias(layer))
-
+        passes: gets the keys and values of the trees' nodes, in each layer.
+        """
+        ids = padded([tree.tokens for tree in trees], self.backbone.device)  # [trees, width]
+        located = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
+        rows, columns = on_device(located, ids.device).T  # [nodes] each: where each node is in `ids`
+        masks = np.stack([tree.visible(ids.shape[1]) for tree in trees])
+        depths = [[len(above) for above in tree.above] for tree in trees]  # a node's position in its sequence
+        positions = padded(depths, ids.device)  # [trees, width]
+        visibility = Visibility(
+            queries=positions,
+            keys=positions,
+            longest=1 + max(map(max, depths)),
+            dtype=self.backbone.model.dtype,
+            seen=on_device(masks, ids.device, torch.bool),
+        )
+        attend = _TreeAttention(rows, columns, visibility, passes)
         return self.backbone.features(ids, positions, attend)[rows, columns]
 
     def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts `ids` [B, T], each after the nodes of its path; return [B, T, F]."""
-        nodes = padded(paths, ids.device)
+        """Run texts, each after the nodes of its path; return features [B, T, F].
+
+        ids: the tokens of `texts`, padded, [B, T].
+        """
+        device = ids.device
+        nodes = padded(paths, device)  # [B, N], N: the tokens of the longest prefix
         if not nodes.shape[1]:
             return self.backbone.features(ids)
-        lengths = on_device([len(path) for path in paths], ids.device)[:, None]
-        steps = torch.arange(ids.shape[1], device=ids.device)
-        known = torch.arange(nodes.shape[1], device=ids.device) < lengths
-        own = steps[:, None] >= steps
+        prefix_lengths = on_device([len(path) for path in paths], device)[:, None]  # [B, 1]
+        steps = torch.arange(ids.shape[1], device=device)  # [T], the tokens of the texts
+        node_steps = torch.arange(nodes.shape[1], device=device)  # [N]
+
+        # A token attends to the nodes of its prefix, without their padding, and to its text's tokens up to itself.
+        sees_nodes = node_steps < prefix_lengths  # [B, N]
+        sees_text = steps[:, None] >= steps  # [T, T]
         shape = (len(ids), len(steps), -1)
-        seen = torch.cat([known[:, None].expand(shape), own.expand(shape)], -1)
-        last = on_device([max(0, len(text) - 1) for text in texts], ids.device)[:, None]
-        positions = lengths + torch.minimum(steps, last)  # padding may lie beyond the model's last position
-        places = torch.cat([torch.arange(nodes.shape[1], device=ids.device).expand(len(ids), -1), positions], 1)
-        longest = max(len(path) + len(text) for path, text in zip(paths, texts, strict=True))
-        visibility = Visibility(positions, places, longest, self.backbone.model.dtype, seen)
+        seen = torch.cat([sees_nodes[:, None].expand(shape), sees_text.expand(shape)], -1)  # [B, T, N + T]
 
-        def attend(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            before = (part[nodes].transpose(1, 2) for part in self.layers[layer.number])
-            keys, values = (torch.cat(parts, 2) for parts in zip(before, (keys, values), strict=True))
-            return attention(layer, queries, keys, values, visibility.bias(layer))
+        # Padding stays at the position of the last token: later ones may lie beyond the model's last position.
+        last_steps = on_device([max(0, len(text) - 1) for text in texts], device)[:, None]
+        positions = prefix_lengths + torch.minimum(steps, last_steps)  # [B, T]
+        key_positions = torch.cat([node_steps.expand(len(ids), -1), positions], 1)  # [B, N + T]
+        visibility = Visibility(
+            queries=positions,
+            keys=key_positions,
+            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),
+            dtype=self.backbone.model.dtype,
+            seen=seen,
+        )
+        return self.backbone.features(ids, positions, _TextAttention(self.layers, nodes, visibility))
 
-        return self.backbone.features(ids, positions, attend)
+
+@dataclass(frozen=True, eq=False)
+class _TreeAttention:
+    """Attention within trees, which also stores the keys and values of their nodes.
+
+    - `rows`, `columns` [nodes]: where each node is in the pass.
+    - `passes`: gets the keys and values of each layer.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    visibility: Visibility
+    passes: PassesByLayer
+
+    def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend from each node to those above it; all are [trees, heads, width, D]."""
+        of_nodes = KeysAndValues(keys[self.rows, :, self.columns], values[self.rows, :, self.columns])
+        self.passes[layer.number].append(of_nodes)
+        return attention(layer, queries, keys, values, self.visibility.bias(layer))
+
+
+@dataclass(frozen=True, eq=False)
+class _TextAttention:
+    """Attention of texts to the cached nodes of their prefixes, and then to their own tokens.
+
+    `nodes` [B, N]: the nodes of each text's prefix, padded.
+    """
+
+    layers: dict[int, KeysAndValues]
+    nodes: Tensor
+    visibility: Visibility
+
+    def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend to prefix and text; queries are [B, H, T, D], keys and values of the texts [B, H_kv, T, D]."""
+        cached = self.layers[layer.number]
+        node_keys = cached.keys[self.nodes].transpose(1, 2)  # [B, H_kv, N, D]
+        node_values = cached.values[self.nodes].transpose(1, 2)
+        all_keys = torch.cat([node_keys, keys], 2)  # [B, H_kv, N + T, D]
+        all_values = torch.cat([node_values, values], 2)
+        return attention(layer, queries, all_keys, all_values, self.visibility.bias(layer))

@@ -9,30 +9,34 @@ from numpy.typing import NDArray
 
 
 def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> NDArray[np.float64]:
-    """Return `count` numbers in [0, 1) for sample j at position i of the text `digest`; float64, [count].
+    """Return `count` uniform numbers in [0, 1) for a sample at a position of the text `digest`; float64, [count].
 
     The numbers are bits of SHAKE-128 over the four keys, so they do not depend on versions of numpy or torch. A larger
     `count` extends the same sequence.
     """
-    stream = shake_128(f"{seed}\0{digest}\0{position}\0{sample}".encode()).digest(8 * count)
-    return (np.frombuffer(stream, "<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    key = f"{seed}\0{digest}\0{position}\0{sample}".encode()
+    stream = shake_128(key).digest(8 * count)
+    mantissas = np.frombuffer(stream, "<u8") >> np.uint64(11)  # 53 bits of each 64, as many as a float64 holds
+    return mantissas.astype(np.float64) * 2.0**-53
 
 
 def select_positions(probabilities: NDArray[np.floating], tau_s: float, k: int) -> list[int]:
     """Return the `k` most probable positions of I = {i : p_i > tau_s}, ascending; ties go to the earlier."""
-    above = np.flatnonzero(probabilities > tau_s)
-    likeliest = above[np.argsort(-probabilities[above], kind="stable")[:k]]
-    return sorted(likeliest.tolist())
+    above = np.flatnonzero(probabilities > tau_s)  # I, ascending
+    descending = np.argsort(-probabilities[above], kind="stable")  # indices into I; a stable sort keeps ties in order
+    most_probable = above[descending[:k]]
+    return sorted(most_probable.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProposalRequest:
-    """A text x with n tokens; `digest` seeds its random streams.
+    """A text x of n tokens in which positions are to be found and calls to be sampled.
 
-    `probabilities` [n] and `stored`, pairs of (position, sample), are known already and are not recomputed.
-
-    With `calls`, text of calls with results that stand at the place of token x_i, i = `behind`, the only place is after
-    these: n is 1.
+    - `digest`: seeds the random streams of its samples.
+    - `probabilities` [n]: stored p_i, which are not recomputed; None where they are to be computed.
+    - `stored`: (position, sample) of the samples that are stored and not drawn again.
+    - `calls`: for the next call of a chain, the text of the calls with results that stand at the place of
+      token x_i, i = `behind`. The only place for a call is then after these, and n is 1.
     """
 
     text: str
@@ -45,9 +49,9 @@ class ProposalRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampledCall:
-    """Sample `sample` at position i = `position` (0-based, before token x_i).
+    """Sample number `sample` (from 0) at position i = `position`, before token x_i (i from 0).
 
-    `body` is the text between " [" and "]". Without "]" within the limit, it is None with the reason "no_end".
+    `body` is the text between " [" and "]". Without "]" within `max_call_tokens`, it is None with the reason "no_end".
     """
 
     position: int
@@ -79,9 +83,10 @@ WINDOW_WEIGHTS = (1 / 3, 4 / 15, 1 / 5, 2 / 15, 1 / 15)
 
 @dataclass(frozen=True, slots=True)
 class LossRequest:
-    """A call before token x_i of `text`, i = `position`; `tool` is the tool's name in the text.
+    """A call with its result whose losses are wanted, before token x_i of `text`, i = `position`.
 
-    `calls`: the text of the calls with results that stand before it at its place, where it is part of a chain.
+    - `tool`: the tool's name as it stands in the text.
+    - `calls`: in a chain, the text of the earlier calls with results at the same place; else "".
     """
 
     text: str
@@ -94,7 +99,13 @@ class LossRequest:
 
 @dataclass(frozen=True, slots=True)
 class NeedRequest:
-    """e(c) without a result before token x_i of `text`, after the calls `before`, or after `other`."""
+    """A call of a chain, and two beginnings of the chain, to find out which makes it likelier.
+
+    The call stands before token x_i of `text`, i = `position`. All three are texts in the paper's form:
+
+    - `before`, `other`: the two beginnings, calls with results.
+    - `call`: e(c), without a result.
+    """
 
     text: str
     position: int
@@ -105,9 +116,11 @@ class NeedRequest:
 
 @dataclass(frozen=True, slots=True)
 class CallLosses:
-    """L_i(empty), L_i(e(c)) and L_i(e(c, r)) in nats; all are NaN with the reason "does_not_fit".
+    """The losses of a call, in nats: L_i(empty), L_i(e(c)) and L_i(e(c, r)) (paper, section 2).
 
-    `loss_call` is None where it cannot matter: the largest possible delta, L_i(empty) - L_i(e(c, r)), is below a floor.
+    - `loss_call`: None where it cannot matter, because L_i(empty) - L_i(e(c, r)), the largest possible delta, is below
+      a floor.
+    - `reason`: "does_not_fit" where the call and its text exceed the context, and all losses are NaN; else None.
     """
 
     loss_empty: float

@@ -7,8 +7,8 @@ from toolformer_dag.model.weights import ModelError
 
 FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 """Names of sentencepiece models: of Llama, T5 and NLLB. Llama 3's tokenizer.model is none, but tiktoken's."""
-OWN = "tokenizer.json"
-"""With this file nothing is converted, and nothing has to be checked."""
+FAST_TOKENIZER = "tokenizer.json"
+"""The file of a fast tokenizer. With it nothing is converted, and nothing has to be checked."""
 TEXTS = ("the total is 94 + 23 = 117 apples .", "he came ( in 2019 ) -> [ and left", "добрый день , 東京 !")
 """In lower case and without accents: some tokenizers change these before sentencepiece sees the text."""
 
@@ -16,8 +16,8 @@ TEXTS = ("the total is 94 + 23 = 117 apples .", "he came ( in 2019 ) -> [ and le
 def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) -> None:
     """Raise ModelError where a tokenizer cuts texts otherwise than the sentencepiece model that it was read from.
 
-    `name`: folder or hub id. Compares pieces, because NLLB gives them other ids. Not covered: accents, upper case and
-    white space, where some tokenizers differ from their model by design.
+    name: folder or hub id. Compares the texts of tokens, because NLLB gives them other ids. Not covered: accents, upper
+    case and white space, where some tokenizers differ from their model by design.
     """
     file = sentencepiece_file(name, revision)
     if file is None:
@@ -29,27 +29,41 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
     except RuntimeError:  # tiktoken's file of the same name
         return
     for text in TEXTS:
-        read, pieces = tokenizer.tokenize(text), model.encode(text)
-        own = [tokenizer.unk_token if model.is_unknown(piece) else model.id_to_piece(piece) for piece in pieces]
-        if own != read:
+        tokens = tokenizer.tokenize(text)
+        expected = []
+        for token_id in model.encode(text):
+            is_unknown = model.is_unknown(token_id)
+            expected.append(tokenizer.unk_token if is_unknown else model.id_to_piece(token_id))
+        if tokens != expected:
             raise ModelError(
                 f"the tokenizer of {name!r} is read as {type(tokenizer).__name__}, which cuts {text!r} into "
-                f"{read[:6]}, while {file.name} says {own[:6]}; write its class into tokenizer_config.json, such as "
-                '{"tokenizer_class": "LlamaTokenizer"}, or add the tokenizer.json of the model'
+                f"{tokens[:6]}, while {file.name} says {expected[:6]}; write its class into tokenizer_config.json, "
+                'such as {"tokenizer_class": "LlamaTokenizer"}, or add the tokenizer.json of the model'
             )
 
 
 def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
     """Return the sentencepiece model that a tokenizer is read from; None where there is none, or a tokenizer.json too.
 
-    `name`: a folder, or a hub id that was loaded before and so is cached.
+    name: a folder, or a hub id that was loaded before and so is cached.
     """
+    if _model_file(name, FAST_TOKENIZER, revision) is not None:
+        return None
+    for file_name in FILES:
+        file = _model_file(name, file_name, revision)
+        if file is not None:
+            return file
+    return None
+
+
+def _model_file(name: str, file_name: str, revision: str | None) -> Path | None:
+    """Return a file of a model folder, or of a hub id from the hub's cache; None where it has no such file."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        own, *others = (file if file.is_file() else None for file in map(folder.joinpath, (OWN, *FILES)))
-    else:
-        from huggingface_hub import try_to_load_from_cache
+        file = folder / file_name
+        return file if file.is_file() else None
 
-        cached = [try_to_load_from_cache(name, file, revision=revision) for file in (OWN, *FILES)]
-        own, *others = (Path(file) if isinstance(file, str) else None for file in cached)
-    return next(filter(None, others), None) if own is None else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, file_name, revision=revision)
+    return Path(cached) if isinstance(cached, str) else None

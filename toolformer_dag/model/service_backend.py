@@ -1,7 +1,7 @@
 """Run a model in an engine that continues token ids behind the backend interface: the same rows, many in flight.
 
 - p of ` [` at every place of a text comes from one request per text that writes the text itself, token by token: each
-  token goes through the model once.
+  token goes through the model once. Such a request, whose tokens are decided before, is a walk.
 - Texts and heads are shared as the engine shares beginnings of requests.
 - Rows of decoding are continued some tokens ahead; a token that the caller does not choose is thrown away. A call is
   written in one request under its grammar.
@@ -10,6 +10,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,43 @@ UNRANKED = 1 << 30
 """The rank of tokens that are not among the MOST_LIKELY; a larger `decoding.k` reads as these."""
 AHEAD = 16
 """Tokens that a row of decoding is continued by at once."""
+
+
+class Walk(NamedTuple):
+    """Tokens to write after a prompt, whatever their log p, and the tokens whose log p is wanted at each of them."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    scored: Sequence[int]
+
+
+@dataclass(slots=True, eq=False)
+class ServedSample:
+    """A sample that is being drawn in an engine.
+
+    - `prompt`: head, text and " [", which it continues.
+    - `stream`: its uniform numbers, a token each at most.
+    - `tokens`: those that are drawn; they grow with each answer of the engine.
+    """
+
+    prompt: Sequence[int]
+    stream: NDArray[np.float64]
+    tokens: list[int] = field(default_factory=list)
+
+    def request(self, stops: Sequence[int], sampling: SamplingSettings) -> TokenRequest:
+        """Return the request that goes on until a token of `stops`, or the end of the stream."""
+        return TokenRequest(
+            [*self.prompt, *self.tokens],
+            most=len(self.stream) - len(self.tokens),
+            ends=stops,
+            stream=self.stream[len(self.tokens) :],
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        )
+
+    def is_complete(self, ends: Ends) -> bool:
+        """Return whether a sample with tokens has as many as it may have, or has ended."""
+        return len(self.tokens) >= len(self.stream) or ends.has_ended(self.tokens)
 
 
 class ServiceBackend:
@@ -38,11 +76,15 @@ class ServiceBackend:
     def run(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
         """Return the answers in the order of the requests.
 
-        `kinds`: what the tokens count as, by request or one for all; without any they are not counted.
+        kinds: the fields of `counts` that the tokens are added to: one per request, or one for all. Without any they
+            are not counted.
         """
-        answers = self.service.run(requests) if requests else []
-        for kind, answer in zip(cycle(kinds) if kinds else (), answers, strict=False):
-            self.counts.add(kind, answer.ran)
+        if not requests:
+            return []
+        answers = self.service.run(requests)
+        if kinds:
+            for kind, answer in zip(cycle(kinds), answers, strict=False):
+                self.counts.add(kind, answer.ran)
         return answers
 
     def propose(
@@ -54,248 +96,292 @@ class ServiceBackend:
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Propose as `Backend.propose` says; all texts are in flight at once."""
-        stops = np.flatnonzero(ends.may_end(np.arange(self.service.vocabulary))).tolist()
-        chosen = zip(texts, self._start_probabilities(head, texts, start), strict=True)
-        points = [(at, point) for at, (text, p) in enumerate(chosen) for point in text.choose(p)]
-        samples: list[list[list[int]]] = [[] for _ in texts]
-        going_on: list[tuple[list[int], NDArray[np.float64], list[int]]] = []
-        for at, point in points:
-            before = [*head, *texts[at].ids[: point.kept], *start]
-            for stream in point.streams:
-                samples[at].append([])
-                going_on.append((before, stream, samples[at][-1]))
-        self._sample_all(going_on, ends, stops, sampling)
-        return samples
+        samples_of_texts: list[list[ServedSample]] = []
+        for text, p in zip(texts, self._start_probabilities(head, texts, start), strict=True):
+            samples = []
+            for point in text.choose(p):
+                prompt = [*head, *text.ids[: point.kept], *start]
+                samples += [ServedSample(prompt, stream) for stream in point.streams]
+            samples_of_texts.append(samples)
 
-    def _sample_all(
-        self,
-        going_on: list[tuple[list[int], NDArray[np.float64], list[int]]],
-        ends: Ends,
-        stops: list[int],
-        sampling: SamplingSettings,
-    ) -> None:
-        """Fill samples, each after its prompt by its stream; one that stops without having ended goes on."""
-        while going_on:
-            requests = [
-                TokenRequest(
-                    [*before, *sample],
-                    len(stream) - len(sample),
-                    stops,
-                    stream=stream[len(sample) :],
-                    temperature=sampling.temperature,
-                    top_p=sampling.top_p,
-                )
-                for before, stream, sample in going_on
-            ]
-            for (_, _, sample), answer in zip(going_on, self.run(requests, ["samples"]), strict=True):
-                sample += answer.tokens
-            going_on = [one for one in going_on if len(one[2]) < len(one[1]) and not ends.has_ended(one[2])]
+        every_sample = [sample for samples in samples_of_texts for sample in samples]
+        self._draw(every_sample, ends, sampling)
+        tokens_of_texts = []
+        for samples in samples_of_texts:
+            tokens_of_texts.append([sample.tokens for sample in samples])
+        return tokens_of_texts
+
+    def _draw(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
+        """Draw the tokens of samples until all are complete: each request runs to a token that may end its sample."""
+        stops = np.flatnonzero(ends.may_end(np.arange(self.service.vocabulary))).tolist()
+        while samples:
+            answers = self.run([sample.request(stops, sampling) for sample in samples], ["samples"])
+            for sample, answer in zip(samples, answers, strict=True):
+                sample.tokens += answer.tokens
+            samples = [sample for sample in samples if not sample.is_complete(ends)]
 
     def _start_probabilities(
         self, head: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return, by text, p of the tokens `start` at each place [asked]."""
-        walks = [
-            ([*head, *text.ids[: text.before]], [*text.ids[text.before : text.before + text.asked - 1], start[0]])
-            for text in texts
-            if text.asked  # elsewhere p is known, and samples alone are missing
-        ]
-        first = iter(self.walk_scores(["positions"], [(*walk, [start[0]]) for walk in walks]))
-        log_p = [np.array([scores[start[0]] for scores in next(first)] if text.asked else []) for text in texts]
+        """Return p of the tokens `start` at the places of each text, [place_count]."""
+        first_token = start[0]
+        walks = []
+        for text in texts:
+            if text.place_count:  # elsewhere p is stored, and samples alone are missing
+                last_place = text.first_place + text.place_count - 1
+                walks.append(
+                    Walk(
+                        prompt=[*head, *text.ids[: text.first_place]],
+                        tokens=[*text.ids[text.first_place : last_place], first_token],
+                        scored=[first_token],
+                    )
+                )
+        scores_of_walks = iter(self.walk_scores(["positions"], walks))
+        log_p_of_texts = []
+        for text in texts:
+            steps = next(scores_of_walks) if text.place_count else []
+            log_p_of_texts.append(np.array([scores[first_token] for scores in steps]))
         for written in range(1, len(start)):
-            later = self._later_scores(head, texts, start[:written], start[written])
-            log_p = [before + more for before, more in zip(log_p, later, strict=True)]
-        return [np.exp(values).astype(np.float32) for values in log_p]
+            later = self._later_log_p(head, texts, written=start[:written], token=start[written])
+            log_p_of_texts = [log_p + more for log_p, more in zip(log_p_of_texts, later, strict=True)]
+        return [np.exp(log_p).astype(np.float32) for log_p in log_p_of_texts]
 
-    def _later_scores(
-        self, head: Sequence[int], texts: Sequence[TokenText], written: Sequence[int], token: int
+    def _later_log_p(
+        self, head: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
-        """Return, by text, log p of `token` after `written` at each place: a request per place."""
-        walks = [
-            ([*head, *text.ids[: text.before + i], *written], [token]) for text in texts for i in range(text.asked)
-        ]
-        steps = self.walk_scores(["positions"], [(*walk, [token]) for walk in walks])
-        values = np.array([step[token] for [step] in steps])
-        return np.split(values, np.cumsum([text.asked for text in texts])[:-1])
+        """Return log p of `token` where `written` stands at a place, for the places of each text: a request each."""
+        walks = []
+        for text in texts:
+            for place in range(text.first_place, text.first_place + text.place_count):
+                walks.append(Walk(prompt=[*head, *text.ids[:place], *written], tokens=[token], scored=[token]))
+        steps_of_walks = self.walk_scores(["positions"], walks)
+        log_p = np.array([scores[token] for [scores] in steps_of_walks])  # [places of all texts]
+        ends_of_texts = np.cumsum([text.place_count for text in texts])
+        return np.split(log_p, ends_of_texts[:-1])
 
-    def walk_scores(
-        self, kinds: Sequence[str], walks: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]
-    ) -> list[list[Scores]]:
-        """Write tokens after prompts; return log p before each: of the walk's tokens that are asked, and of its own.
+    def walk_scores(self, kinds: Sequence[str], walks: Sequence[Walk]) -> list[list[Scores]]:
+        """Write the tokens of walks; return for each walk the scores at each of its tokens, before it is written.
 
-        A walk is the prompt, what is written, and the tokens that are asked at each place.
+        Scores have log p of the written token and of those to be scored. kinds: as in `run`.
         """
-        asked = [TokenRequest(prompt, len(walk), walk=walk, scored=tokens) for prompt, walk, tokens in walks]
-        return list(map(_scores, self.run(asked, kinds)))
+        requests = [TokenRequest(walk.prompt, len(walk.tokens), walk=walk.tokens, scored=walk.scored) for walk in walks]
+        return [_ordered_scores(answer) for answer in self.run(requests, kinds)]
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
         """Compute log p: of the text's own tokens in a pass over the text, of others by writing it."""
-        answers = self.run(list(map(_request, queries)), [query.kind for query in queries])
-        return list(map(_values, queries, answers))
+        answers = self.run([_query_request(query) for query in queries], [query.kind for query in queries])
+        return [_query_values(query, answer) for query, answer in zip(queries, answers, strict=True)]
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
-        """Run sequences to be continued."""
+        """Run sequences, and return them as rows for the caller to continue."""
         return ServiceRows(self, sequences)
 
 
-class ServiceRows:
-    """Sequences of different lengths; see GreedyRows. Ranks from MOST_LIKELY on are UNRANKED."""
+class WrittenAhead(NamedTuple):
+    """A token that was written after a row, and the scores at its place, the likeliest token first."""
 
-    def __init__(self, backend: ServiceBackend, sequences: Sequence[Sequence[int]]) -> None:
-        self._backend = backend
-        self._rows: list[_Row] = []
-        self.add(sequences)
-
-    def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
-        """Append a token to each row; write the calls that begin."""
-        for at, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
-            row.append(token)
-            row.in_call |= at in forms
-        self._write(forms)
-        self._continue()
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows."""
-        self._rows = [self._rows[at] for at in rows]
-
-    def add(self, sequences: Sequence[Sequence[int]]) -> None:
-        """Run sequences and add them after the rows."""
-        self._rows += [_Row(list(ids)) for ids in sequences]
-        self._continue()
-
-    def likeliest(self, row: int, tokens: int) -> dict[int, float]:
-        """Return so many of the most likely next tokens of a row with their log p; at most MOST_LIKELY."""
-        return dict(islice(self._rows[row].scores.items(), tokens))
-
-    def ranks(self, token: int) -> list[int]:
-        """Return, by row, how many tokens are more likely than `token`."""
-        return [self._rank(row, token) for row in self._rows]
-
-    def _rank(self, row: "_Row", token: int) -> int:
-        """A token that is not listed may be as likely as the last one that is: then few may be more likely."""
-        listed = sorted(row.scores.values())
-        value = row.scores.get(token)
-        if value is None and len(listed) > 1 and listed[0] == listed[1]:
-            [[scores]] = self._backend.walk_scores([], [(row.ids, [token], [token])])
-            value = scores[token] if scores[token] >= listed[0] else None
-        return UNRANKED if value is None else sum(other > value for other in listed)
-
-    def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
-        """Return how many tokens but the first of `tokens` are more likely than all of `tokens` in this order."""
-        joint = self.log_probability(row, tokens)
-        rank = sum(value > joint for token, value in self._rows[row].scores.items() if token != tokens[0])
-        return rank if rank < MOST_LIKELY - 1 else UNRANKED
-
-    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
-        """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
-        known = self._rows[row].scores.get(tokens[0])
-        if known is not None and len(tokens) == 1:
-            return known
-        [steps] = self._backend.walk_scores([], [(self._rows[row].ids, tokens, tokens)])
-        return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
-
-    def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid pairs of a row and its next token."""
-        for at, token in places:
-            self._rows[at].forbidden.add(token)
-            self._rows[at].permitted = None
-
-    def permit(self, row: int, form: CallForm) -> bool:
-        """Return whether a token is written ahead in the form."""
-        ahead = self._rows[row].ahead
-        return bool(ahead) and form.allows(ahead[0][0])
-
-    def best(self) -> list[int]:
-        """Return the most likely next token of each row."""
-        lost = [row for row in self._rows if row.best is None and not row.in_call]
-        asked = [TokenRequest(row.ids, forbidden=row.forbidden) for row in lost]
-        for row, answer in zip(lost, self._backend.run(asked), strict=True):
-            [row.permitted] = answer.tokens
-        return [0 if row.best is None else row.best for row in self._rows]
-
-    def _write(self, forms: Mapping[int, CallForm]) -> None:
-        """Write calls ahead of rows. Only those that are cut off get scores, which tell where they end best."""
-        fitting = [(self._rows[at], form) for at, form in forms.items() if form.most > 0]
-        asked = [TokenRequest(row.ids, form.most, [form.end], grammar=form.grammar) for row, form in fitting]
-        for (row, _), answer in zip(fitting, self._backend.run(asked), strict=True):
-            row.ahead = [(token, {token: 0.0}) for token in answer.tokens]
-        cut = [row for row, form in fitting if len(row.ahead) == form.most]
-        walks = [
-            TokenRequest(row.ids, len(row.ahead), walk=[token for token, _ in row.ahead], likeliest=MOST_LIKELY)
-            for row in cut
-        ]
-        self._look_ahead(cut, walks)
-
-    def _continue(self) -> None:
-        """Continue the rows that have no scores of their next token, as far as the context reaches."""
-        waiting = [
-            row
-            for row in self._rows
-            if not row.ahead and not row.in_call and len(row.ids) < self._backend.context_length
-        ]
-        asked = [
-            TokenRequest(row.ids, min(AHEAD, self._backend.context_length - len(row.ids)), likeliest=MOST_LIKELY)
-            for row in waiting
-        ]
-        self._look_ahead(waiting, asked)
-
-    def _look_ahead(self, rows: Sequence["_Row"], asked: Sequence[TokenRequest]) -> None:
-        """Keep what is written ahead of rows, with its scores."""
-        for row, answer in zip(rows, self._backend.run(asked), strict=True):
-            row.ahead = list(zip(answer.tokens, _scores(answer), strict=True))
+    token: int
+    scores: Scores
 
 
 @dataclass(slots=True)
-class _Row:
-    """A sequence, what was written ahead of it with the scores at each place, and what may not come next.
+class ServiceRow:
+    """A sequence that is continued, and what the engine has written after it.
 
-    `in_call`: whether the row goes on as a call, whose tokens are all ahead from its beginning.
+    It is in one of two states. Outside a call, `ahead` are the tokens that the engine would write next, and is empty
+    where they have to be asked for. Within a call, whose tokens are written in one request when it begins, `ahead` are
+    those that are left of it.
+
+    - `forbidden`: tokens that may not come next.
+    - `permitted`: the most likely token that may, where none of the scored tokens may; None where nobody asked for it.
     """
 
     ids: list[int]
-    ahead: list[tuple[int, Scores]] = field(default_factory=list)
+    ahead: list[WrittenAhead] = field(default_factory=list)
     in_call: bool = False
     forbidden: set[int] = field(default_factory=set)
-    permitted: int | None = None  # the most likely permitted token, where it is none of the likeliest
+    permitted: int | None = None
 
     @property
     def scores(self) -> Scores:
-        return self.ahead[0][1] if self.ahead else {}
+        """Return log p of the likeliest next tokens; empty where nothing is written ahead."""
+        return self.ahead[0].scores if self.ahead else {}
 
     @property
     def best(self) -> int | None:
-        """Return the likeliest permitted token, None where it is not among the likeliest."""
+        """Return the likeliest permitted next token; None where it has to be asked for, or a call has no more."""
         if self.in_call:
-            return self.ahead[0][0] if self.ahead else None
-        return next((token for token in self.scores if token not in self.forbidden), self.permitted)
+            return self.ahead[0].token if self.ahead else None
+        for token in self.scores:
+            if token not in self.forbidden:
+                return token
+        return self.permitted
 
     def append(self, token: int) -> None:
+        """Append a token; what is written ahead stays where it begins with this token."""
         self.ids.append(token)
-        self.ahead = self.ahead[1:] if self.ahead and self.ahead[0][0] == token else []
-        self.forbidden, self.permitted = set(), None
+        is_written = bool(self.ahead) and self.ahead[0].token == token
+        self.ahead = self.ahead[1:] if is_written else []
+        self.forbidden = set()
+        self.permitted = None
 
 
-def _scores(answer: TokenAnswer) -> list[Scores]:
-    """Return log p by token at each written place, the likeliest first."""
+class ServiceRows:
+    """Sequences that the caller continues; see `GreedyRows` for the methods.
+
+    Ranks from MOST_LIKELY on are UNRANKED: the engine scores no more tokens.
+    """
+
+    def __init__(self, backend: ServiceBackend, sequences: Sequence[Sequence[int]]) -> None:
+        self._backend = backend
+        self._rows: list[ServiceRow] = []
+        self.add(sequences)
+
+    def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm]) -> None:
+        """Append a token to each row, and write the calls that begin with it to their end."""
+        for index, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
+            row.append(token)
+            if index in forms:
+                row.in_call = True
+        self._write_calls(forms)
+        self._continue()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._rows = [self._rows[index] for index in rows]
+
+    def add(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Run sequences and append them as rows."""
+        self._rows += [ServiceRow(list(ids)) for ids in sequences]
+        self._continue()
+
+    def likeliest(self, row: int, tokens: int) -> dict[int, float]:
+        """Return a row's most likely next tokens with their log p in nats; at most MOST_LIKELY."""
+        return dict(islice(self._rows[row].scores.items(), tokens))
+
+    def ranks(self, token: int) -> list[int]:
+        """Return for each row how many tokens are more likely than `token` as the next one."""
+        return [self._rank(row, token) for row in self._rows]
+
+    def _rank(self, row: ServiceRow, token: int) -> int:
+        """Return the rank of a token in a row.
+
+        A token without a score may be as likely as the least likely one that has one, where the engine cut a tie: then
+        its log p is asked for.
+        """
+        scores = sorted(row.scores.values())
+        log_p = row.scores.get(token)
+        may_be_tied = len(scores) > 1 and scores[0] == scores[1]
+        if log_p is None and may_be_tied:
+            [[step_scores]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
+            if step_scores[token] >= scores[0]:
+                log_p = step_scores[token]
+        if log_p is None:
+            return UNRANKED
+        return sum(other > log_p for other in scores)
+
+    def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
+        """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
+        joint = self.log_probability(row, tokens)
+        rank = sum(log_p > joint for token, log_p in self._rows[row].scores.items() if token != tokens[0])
+        return rank if rank < MOST_LIKELY - 1 else UNRANKED
+
+    def log_probability(self, row: int, tokens: Sequence[int]) -> float:
+        """Return the joint log probability, in nats, of `tokens` as the continuation of a row; nothing is appended."""
+        first_log_p = self._rows[row].scores.get(tokens[0])
+        if first_log_p is not None and len(tokens) == 1:
+            return first_log_p
+        [steps] = self._backend.walk_scores([], [Walk(self._rows[row].ids, tokens=tokens, scored=tokens)])
+        return sum(scores[token] for scores, token in zip(steps, tokens, strict=True))
+
+    def forbid(self, places: Sequence[tuple[int, int]]) -> None:
+        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
+        for row, token in places:
+            self._rows[row].forbidden.add(token)
+            self._rows[row].permitted = None
+
+    def permit(self, row: int, form: CallForm) -> bool:
+        """Return whether the call of a row goes on: the engine kept to its form when it wrote it."""
+        ahead = self._rows[row].ahead
+        return bool(ahead) and form.allows(ahead[0].token)
+
+    def best(self) -> list[int]:
+        """Return the most likely next token of each row, among those that are not forbidden; 0 after a call's end."""
+        unknown = [row for row in self._rows if row.best is None and not row.in_call]
+        answers = self._backend.run([TokenRequest(row.ids, forbidden=row.forbidden) for row in unknown])
+        for row, answer in zip(unknown, answers, strict=True):
+            [row.permitted] = answer.tokens
+        return [0 if row.best is None else row.best for row in self._rows]
+
+    def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
+        """Write ahead the calls of rows, each to its end or to the most tokens that its form allows.
+
+        Calls that are cut off by that limit run once more as walks, for the scores at their tokens: these tell where
+        the input ends best. The tokens of others have log p 0, which nobody reads.
+        """
+        writing = [(self._rows[index], form) for index, form in forms.items() if form.most > 0]
+        requests = [TokenRequest(row.ids, form.most, ends=[form.end], grammar=form.grammar) for row, form in writing]
+        for (row, _), answer in zip(writing, self._backend.run(requests), strict=True):
+            row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]
+
+        cut_off = [row for row, form in writing if len(row.ahead) == form.most]  # by the limit
+        walks = []
+        for row in cut_off:
+            tokens = [written.token for written in row.ahead]
+            walks.append(TokenRequest(row.ids, len(tokens), walk=tokens, likeliest=MOST_LIKELY))
+        self._write_ahead(cut_off, walks)
+
+    def _continue(self) -> None:
+        """Write AHEAD tokens after the rows that have none ahead and are in no call, as far as the context reaches."""
+        context = self._backend.context_length
+        waiting = []
+        for row in self._rows:
+            if not row.ahead and not row.in_call and len(row.ids) < context:
+                waiting.append(row)
+        requests = [TokenRequest(row.ids, min(AHEAD, context - len(row.ids)), likeliest=MOST_LIKELY) for row in waiting]
+        self._write_ahead(waiting, requests)
+
+    def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
+        """Run a request per row, and keep what it writes, with its scores."""
+        for row, answer in zip(rows, self._backend.run(requests), strict=True):
+            scores_of_steps = _ordered_scores(answer)
+            row.ahead = [
+                WrittenAhead(token, scores) for token, scores in zip(answer.tokens, scores_of_steps, strict=True)
+            ]
+
+
+def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
+    """Return the scores at each written token, the likeliest token first; of equally likely ones, the lower number."""
     return [dict(sorted(step.items(), key=lambda item: (-item[1], item[0]))) for step in answer.scores]
 
 
-def _request(query: TokenQuery) -> TokenRequest:
-    """Ask for a text's own tokens alone by reading it, else by writing it from the first place to the last.
+def _query_request(query: TokenQuery) -> TokenRequest:
+    """Return the request that answers a query.
 
-    Where the last place is the end of the text, any token is written there.
+    Where only the text's own tokens are asked for, the engine reads the text as a prompt. Else it writes the text from
+    the first place to the last, as a walk; at a place after the end of the text, it writes any token.
     """
-    first, last = min(query.places), max(query.places)
-    asked = list(zip(query.places, query.tokens, strict=True))
-    if last < len(query.text) and all(list(ids) == [query.text[place]] for place, ids in asked):
+    first = min(query.places)
+    last = max(query.places)
+    places = list(zip(query.places, query.tokens, strict=True))
+    is_within_text = last < len(query.text)
+    if is_within_text and all(list(tokens) == [query.text[place]] for place, tokens in places):
         return TokenRequest([*query.prefix, *query.text[: last + 1]], reads_prompt=True)
-    walk = [*query.text[first:], query.tokens[-1][0]][: last - first + 1]
-    others = sorted({token for place, ids in asked for token in ids if token != walk[place - first]})
-    return TokenRequest([*query.prefix, *query.text[:first]], len(walk), walk=walk, scored=others)
+    any_token = query.tokens[-1][0]
+    walk = [*query.text[first:], any_token][: last - first + 1]
+    other_tokens: set[int] = set()
+    for place, tokens in places:
+        other_tokens.update(token for token in tokens if token != walk[place - first])
+    return TokenRequest([*query.prefix, *query.text[:first]], len(walk), walk=walk, scored=sorted(other_tokens))
 
 
-def _values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
+def _query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
+    """Return the log p that a query asks for, [places, tokens per place], from the answer to its request."""
     if answer.prompt:
         return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
-    asked = zip((answer.scores[place - min(query.places)] for place in query.places), query.tokens, strict=True)
-    return np.array([[scores[token] for token in ids] for scores, ids in asked], np.float32)
+    first = min(query.places)
+    values = []
+    for place, tokens in zip(query.places, query.tokens, strict=True):
+        scores = answer.scores[place - first]
+        values.append([scores[token] for token in tokens])
+    return np.array(values, np.float32)

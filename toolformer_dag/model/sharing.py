@@ -25,52 +25,66 @@ from toolformer_dag.model.trials import (
 
 _log = logging.getLogger(__name__)
 
-SHARED, OWN_CACHE, RECOMPUTED = "shared keys", "own cache", "recomputed"
+SHARED = "shared keys"
+OWN_CACHE = "own cache"
+RECOMPUTED = "recomputed"
 GREEDY_ROOM = 32
-"""Own tokens of a greedy row before its room is doubled."""
+"""Tokens that a greedy row may be continued by before its room is doubled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What sequences with a common beginning share.
+    """What sequences with a common beginning share. `way` is one of these:
 
     - `shared keys`: the keys of the beginning are computed and stored once.
     - `own cache`: they are computed once and copied for each sequence, in the model's own cache.
     - `recomputed`: nothing; every sequence runs in full at each token.
+
+    `cache`: how the model's own cache is used; None for `shared keys`.
     """
 
     way: str
     cache: CacheUse | None = None
 
     def head(self, backbone: Backbone, ids: Sequence[int]) -> "Head":
-        """Run the common beginning of texts."""
+        """Run the common beginning of some texts, and return it with its keys cached."""
         if self.cache is None:
             return CachedHead(backbone, ids)
-        head = ModelCache(backbone, self.cache, 1)
+        head = ModelCache(backbone, self.cache, rows=1)
         head.run([ids])
         return head
 
     def rows(self, backbone: Backbone) -> "Branches":
-        """Return no branches yet; `add` runs sequences from their beginning and starts branches after them."""
+        """Return branches, none at first; their `add` runs sequences from the beginning and starts one after each."""
         if self.cache is not None:
-            return OwnBranches(OwnTexts(ModelCache(backbone, self.cache, 1)))
-        return CachedHead(backbone, []).texts(0, 0).branches(0, GREEDY_ROOM)
+            return OwnBranches(OwnTexts(ModelCache(backbone, self.cache, rows=1)))
+        return CachedHead(backbone, []).texts(slots=0, width=0).branches(capacity=0, room=GREEDY_ROOM)
 
 
 OWN_CACHES = [
-    Sharing(OWN_CACHE, CacheUse(chunks, company)) for chunks in (True, False) for company in ("any", "equal", "none")
+    Sharing(OWN_CACHE, CacheUse(chunks=True, company="any")),
+    Sharing(OWN_CACHE, CacheUse(chunks=True, company="equal")),
+    Sharing(OWN_CACHE, CacheUse(chunks=True, company="none")),
+    Sharing(OWN_CACHE, CacheUse(chunks=False, company="any")),
+    Sharing(OWN_CACHE, CacheUse(chunks=False, company="equal")),
+    Sharing(OWN_CACHE, CacheUse(chunks=False, company="none")),
 ]
-"""From the fastest to the slowest."""
+"""The ways to use a model's own cache, from the fastest to the slowest."""
 Head = CachedHead | ModelCache
+"""The common beginning of some texts, after it ran."""
 Texts = CachedTexts | OwnTexts
+"""Texts after a head, with their keys cached."""
 Branches = CachedBranches | OwnBranches
+"""Continuations of texts, which grow token by token."""
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
     """Return the first way that reproduces the model's own logits of short sequences, and log it with its cost.
 
-    `tokens`: as `trial_tokens` returns them. The backbone is switched to whole passes where body and head apart do not
-    reproduce the logits.
+    name: the model's, for the log. tokens: as `trial_tokens` returns them.
+
+    Changes the backbone: it runs the model whole where body and head apart do not reproduce the logits, and with the
+    model's own attention where that cannot be replaced.
     """
     sharing = _choose_sharing(backbone, tokens[:TRIAL])
     kind = f"{name!r} ({type(backbone.model).__name__})"
@@ -82,7 +96,9 @@ def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Shar
         _log.warning(
             "%s: its attention cannot be replaced, so its own cache serves: no token is computed twice, but every "
             "sample holds a copy of the keys of prompt and text%s%s",
-            *(kind, apart, slow),
+            kind,
+            apart,
+            slow,
         )
     else:
         _log.warning(
@@ -95,64 +111,89 @@ def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Shar
 
 @exact_products()
 def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
-    expected = own_logits(backbone.model, tokens)
-    split, tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype], TOLERANCES[backbone.model.dtype]
+    """Try the ways from the fastest to the slowest, without a word in the log; see `choose_sharing`."""
+    expected = own_logits(backbone.model, tokens)  # [T, V]
+    tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = False
-    if not _splits(backbone, tokens, expected, split):
+    if not _can_be_split(backbone, tokens, expected):
         backbone.run_whole_model()
-    elif _replaces_attention(backbone, tokens, expected, tolerance):
+    elif _attention_can_be_replaced(backbone, tokens, expected):
         return Sharing(SHARED)
     backbone.uses_custom_attention = False
-    expected = _branched(backbone.model, tokens, expected)
+    expected_of_branches = _expected_of_branches(backbone.model, tokens, expected)
     for sharing in OWN_CACHES:
-        if agrees(expected, logits_or_none(partial(_continued, sharing.head, backbone, tokens)), tolerance):
+        logits = logits_or_none(partial(_run_branches, sharing.head, backbone, tokens))
+        if agrees(expected_of_branches, logits, tolerance):
             return sharing
     return Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
 
 
-def _splits(backbone: Backbone, tokens: Sequence[int], expected: Tensor, tolerance: float) -> bool:
+def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+    """Return whether body and head apart give the model's logits; sets the first body of the backbone that does."""
+    tolerance = SAME_ORDER_TOLERANCES[backbone.model.dtype]
     for body in backbone.bodies():
         backbone.body = body
-        if agrees(expected, logits_or_none(partial(_plain, backbone, tokens)), tolerance):
+        if agrees(expected, logits_or_none(partial(_run_whole, backbone, tokens)), tolerance):
             return True
     return False
 
 
-def _replaces_attention(backbone: Backbone, tokens: Sequence[int], expected: Tensor, tolerance: float) -> bool:
+def _attention_can_be_replaced(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
+    """Return whether the logits stay under our attention, of a whole sequence and of branches with shared keys.
+
+    The backbone uses our attention from here on.
+    """
+    tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = True
-    if not agrees(expected, logits_or_none(partial(_plain, backbone, tokens)), tolerance):
+    if not agrees(expected, logits_or_none(partial(_run_whole, backbone, tokens)), tolerance):
         return False
-    logits = logits_or_none(partial(_continued, CachedHead, backbone, tokens))
-    return agrees(_branched(backbone.model, tokens, expected), logits, tolerance)
+    logits = logits_or_none(partial(_run_branches, CachedHead, backbone, tokens))
+    return agrees(_expected_of_branches(backbone.model, tokens, expected), logits, tolerance)
 
 
-def _plain(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+def _run_whole(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
+    """Compute the logits of a sequence in one pass, [T, V]."""
     return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
 
 
-HEAD, TEXT, SHORT = 6, 8, 3
-"""Tokens of the trial that are its head and its text, and of the text for a branch that begins early."""
+HEAD = 6
+"""Tokens of the trial that are its head."""
+TEXT = 8
+"""Tokens after these that are its text; two more continue it."""
+SHORT = 3
+"""Tokens of the text that a branch keeps which begins early."""
 
 
-def _continued(start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone, tokens: Sequence[int]) -> Tensor:
-    """Compute what `_branched` expects from a head, texts behind it, and branches with 2 own tokens.
+def _run_branches(
+    start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone, tokens: Sequence[int]
+) -> Tensor:
+    """Run the trial with a cached head, two texts after it, and three branches that are continued by 2 tokens.
 
-    Two branches keep `TEXT` tokens of their text and one `SHORT`; the texts have further tokens, which no branch may
-    see.
+    start: runs a head, in the way that is tried. Branches 0 and 2 keep `TEXT` tokens of the first text, branch 1 keeps
+    `SHORT` of the second. Each text has one more token, which no branch may see. Returns logits as
+    `_expected_of_branches` does.
     """
-    text, own = tokens[HEAD : HEAD + TEXT], tokens[HEAD + TEXT :]
+    text = tokens[HEAD : HEAD + TEXT]
+    continuation = tokens[HEAD + TEXT :]
     sequences = [[*text, tokens[0]], [*text[: SHORT + 1]]]
     texts = start(backbone, tokens[:HEAD]).texts(slots=2, width=TEXT + 1)
     features = texts.features([0, 1], sequences, first=0)[0, :TEXT]
-    branches = texts.branches(capacity=3, room=len(own))
+    branches = texts.branches(capacity=3, room=len(continuation))
     branches.admit([0, 1, 0], [TEXT, SHORT, TEXT])
-    steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in own]
+    steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in continuation]
     return backbone.logits(torch.cat([features, *steps]))
 
 
-def _branched(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
-    """Return the model's own logits: after the head, those of the text; then two tokens of each of 3 branches."""
-    long, early = HEAD + TEXT, HEAD + SHORT
-    short = own_logits(model, [*tokens[:early], *tokens[long:]])
-    steps = [row for at in (0, 1) for row in (whole[long + at], short[early + at], whole[long + at])]
-    return torch.stack([*whole[HEAD:long], *steps])
+def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
+    """Return the model's own logits of what `_run_branches` runs: those of the text, then two tokens of 3 branches.
+
+    whole: the logits of `tokens` in one pass, [T, V]. Returns [TEXT + 6, V].
+    """
+    end = HEAD + TEXT
+    early_end = HEAD + SHORT
+    early = own_logits(model, [*tokens[:early_end], *tokens[end:]])
+    rows = list(whole[HEAD:end])
+    for step in (0, 1):
+        long_row = whole[end + step]
+        rows += [long_row, early[early_end + step], long_row]
+    return torch.stack(rows)

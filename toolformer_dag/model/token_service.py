@@ -1,6 +1,6 @@
 """What `ServiceBackend` asks of an engine beside transformers: token ids in; tokens and log p out. Imports no torch.
 
-An engine is a file whose `load_service` returns a `TokenService`; its package, its options and its objects stay there.
+An engine is a module whose `load_service` returns a `TokenService`. Its package, options and objects stay there.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,23 +14,27 @@ MOST_LIKELY = 64
 """The most tokens whose log p `TokenRequest.likeliest` asks for."""
 
 Scores = dict[int, float]
-"""log p by token, of the model itself: neither temperature nor a restriction of the next token changes it."""
+"""log p in nats by token, of the model itself: neither temperature nor a restriction of the next token changes it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRequest:
-    """Continue `prompt` by at most `most` tokens, at least one; EOS ends nothing unless it is in `ends`.
+    """A request to continue `prompt` by at most `most` tokens, at least one.
 
-    The next token is the likeliest, unless one of these decides it:
+    Which token is next: the likeliest, unless one of these decides it:
 
-    - `walk`: as many tokens as `most`, which are written whatever their log p, which the answer has.
-    - `stream`: uniform numbers; token t is the first whose cumulative probability, under `temperature` and `top_p`,
-      exceeds number t.
-    - `grammar`: llguidance's, of all that is written; `forbidden`: tokens that may not be written.
+    - `walk`: the tokens to write, as many as `most`, whatever their log p.
+    - `stream`: uniform numbers, one per token; a token is the first whose cumulative probability, under `temperature`
+      and `top_p`, exceeds its number.
+    - `grammar`: an llguidance grammar, to which all that is written keeps.
+    - `forbidden`: tokens that may not be written.
 
-    `ends`: tokens that end the answer, as its last. What is asked of the model's numbers:
+    Where it ends: after a token of `ends`, which is part of the answer. EOS ends nothing unless it is among them.
 
-    - `likeliest`, `scored`: log p at each written place of so many of the likeliest tokens, or of these, and of the
+    Which numbers of the model the answer has:
+
+    - `likeliest`: log p of so many of the likeliest tokens, and of the written one, at each written place.
+    - `scored`: log p of these tokens, and of the written one, at each written place. A walk has at least that of the
       written one.
     - `reads_prompt`: log p of each token of the prompt.
     """
@@ -51,11 +55,12 @@ class TokenRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenAnswer:
-    """Say what was written after a prompt.
+    """The answer to a `TokenRequest`.
 
-    - `tokens`: the written tokens; `scores`: at each of them what was asked, empty where nothing was.
-    - `prompt`: log p of each token of the prompt, NaN for the first; empty where it was not asked.
-    - `ran`: how many tokens went through the model for it; those whose keys the engine had did not.
+    - `tokens`: the written tokens.
+    - `scores`: the requested log p at each of them, before it is written; empty where none were requested.
+    - `prompt`: log p of each token of the prompt, NaN for the first; empty where they were not requested.
+    - `ran`: how many tokens went through the model for it, without those whose keys the engine had cached.
     """
 
     tokens: list[int]
@@ -67,8 +72,9 @@ class TokenAnswer:
 class TokenService(Protocol):
     """An engine that continues token ids.
 
-    - `library`: its name and version, as in `vllm 0.32.0`; `dtype`: the data type that it computes in.
-    - `vocabulary`: how many tokens it tells apart.
+    - `library`: its name and version, such as `vllm 0.32.0`.
+    - `dtype`: the data type that it computes in.
+    - `vocabulary`: the number of its tokens.
     """
 
     library: str

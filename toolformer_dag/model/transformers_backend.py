@@ -9,6 +9,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, To
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBudget, free_token_budget
+from toolformer_dag.model.open_samples import CallSampling
 from toolformer_dag.model.prefixes import CachedPrefixes
 from toolformer_dag.model.proposing import Proposing
 from toolformer_dag.model.sharing import Head, choose_sharing
@@ -27,11 +29,18 @@ from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import SamplingSettings
 
 
+class RunHead(NamedTuple):
+    """The tokens of a prompt's head, and the head after it ran, with its keys cached."""
+
+    ids: list[int]
+    cached: Head
+
+
 class TransformersBackend:
     """A model of transformers; see `Backend`.
 
     - `sharing`: how sequences with a common beginning share its work; chosen by a trial and logged.
-    - `budget` limits the tokens of a pass, padding included. The default follows from the free memory. It is halved
+    - `budget`: the most tokens of a pass, padding included. The default follows from the free memory. It is halved
       when memory runs out.
     - Device, budget and order change results only by rounding.
     """
@@ -46,7 +55,7 @@ class TransformersBackend:
         self.budget = TokenBudget(token_budget or free_token_budget(language_model.model, language_model.device))
         self.backbone = Backbone(language_model.model, self.budget)
         self.sharing = choose_sharing(self.backbone, language_model.name, trial_tokens(language_model.encoding))
-        self._head: tuple[list[int], Head] | None = None
+        self._last_head: RunHead | None = None
 
     @property
     def identity(self) -> str:
@@ -63,93 +72,134 @@ class TransformersBackend:
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
         """Propose as `Backend.propose` says, in batches by length. Only the last head stays cached."""
-        if self._head is None or self._head[0] != list(head):
-            self.counts.add("prompt", len(head))
+        run_head = self._run_head(head)
+        calls = CallSampling(start, ends, sampling)
+        lengths = [self._stored_tokens(text, head_length=len(head), room=calls.room) for text in texts]
+        return self.budget.run(
+            lengths,
+            partial(self._propose_batch, run_head, texts, calls),
+            share=CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED,
+            lower="segment_tokens, k, m or max_call_tokens",
+        )
+
+    def _run_head(self, ids: Sequence[int]) -> RunHead:
+        """Return the head that begins with these tokens, run unless it is the last one that ran."""
+        if self._last_head is None or self._last_head.ids != list(ids):
+            self.counts.add("prompt", len(ids))
             self.counts.passes += 1
-            self._head = (list(head), self.sharing.head(self.backbone, head))
-        given = self.backbone, self._head[1], self.counts, start, ends, sampling
-        room = len(start) + sampling.max_call_tokens
+            self._last_head = RunHead(list(ids), self.sharing.head(self.backbone, ids))
+        return self._last_head
 
-        def work(batch: list[int]) -> list[list[list[int]]]:
-            chosen = [texts[number] for number in batch]
-            return Proposing(*given, chosen, self._places(len(head), chosen, room)).run()
-
-        lengths = [self._stored_tokens(len(head), text, room) for text in texts]
-        share = CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED
-        return self.budget.run(lengths, work, share=share, lower="segment_tokens, k, m or max_call_tokens")
+    def _propose_batch(
+        self, head: RunHead, texts: Sequence[TokenText], calls: CallSampling, batch: Sequence[int]
+    ) -> list[list[list[int]]]:
+        """Return the tokens of the samples of some texts; `batch` has their indices."""
+        batch_texts = [texts[index] for index in batch]
+        proposing = Proposing(
+            backbone=self.backbone,
+            head=head.cached,
+            counts=self.counts,
+            calls=calls,
+            items=batch_texts,
+            places=self._places(batch_texts, head_length=len(head.ids), room=calls.room),
+        )
+        return proposing.run()
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute log p; queries are sorted so that common beginnings of prefixes run once."""
+        """Compute the log p of each query. Queries run sorted by prefix, so that common beginnings run once."""
 
         def work(batch: list[int]) -> list[LogProbabilities]:
-            return self._answers([queries[number] for number in batch])
+            return self._answers([queries[index] for index in batch])
 
         lengths = [len(query.prefix) for query in queries]
-        order = sorted(range(len(queries)), key=lambda number: list(queries[number].prefix))
-        return self.budget.run(lengths, work, lower="max_call_tokens", share=CACHE_PASSES, order=order)
+        by_prefix = sorted(range(len(queries)), key=lambda index: list(queries[index].prefix))
+        return self.budget.run(lengths, work, lower="max_call_tokens", share=CACHE_PASSES, order=by_prefix)
 
     @torch.inference_mode()
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
-        """Run sequences to be continued."""
+        """Run sequences, and return them as rows for the caller to continue."""
         branches = self.sharing.rows(self.backbone)
         return GreedyBatch(self.backbone, branches, branches.add(sequences))
 
-    def _stored_tokens(self, head: int, text: TokenText, room: int) -> int:
-        """Return how many tokens' keys a text and all its samples store, with `room` tokens for each sample."""
-        if self.sharing.cache is None:
-            return len(text.ids) + text.most_samples * room
-        return head + len(text.ids) + text.most_samples * (head + len(text.ids) + room)
+    def _stored_tokens(self, text: TokenText, *, head_length: int, room: int) -> int:
+        """Return how many tokens' keys a text and all its samples store; each sample has up to `room` tokens.
 
-    def _places(self, head: int, texts: Sequence[TokenText], room: int) -> Places:
+        With shared keys the samples refer to those of head and text. In the model's own cache, each has a copy.
+        """
+        text_length = len(text.ids)
+        if self.sharing.cache is None:
+            return text_length + text.most_samples * room
+        return head_length + text_length + text.most_samples * (head_length + text_length + room)
+
+    def _places(self, texts: Sequence[TokenText], *, head_length: int, room: int) -> Places:
         """Return how many texts and branches fit into memory: half of it is for texts, half for branches.
 
-        A text keeps its slot until the last of its samples ends, when most have ended long before. In the model's own
-        cache branches copy their text's keys, and all texts run at once.
+        A branch continues a text by up to `room` tokens. A text keeps its place until the last of its samples ends,
+        when most have ended long before. In the model's own cache branches copy their text's keys, and all texts run
+        at once.
         """
-        longest, most = max(len(text.ids) for text in texts), max(1, *(text.most_samples for text in texts))
-        half = self.budget.tokens * CACHE_PASSES // 2
+        longest = max(len(text.ids) for text in texts)
+        most_samples = max(1, *(text.most_samples for text in texts))
+        half = self.budget.tokens * CACHE_PASSES // 2  # tokens whose keys fit into half of the memory
         if self.sharing.cache is not None:
-            probes = min(half // (head + longest + room), self.budget.tokens)
-            return Places(len(texts), len(texts) * most, max(1, probes))
+            probes = min(half // (head_length + longest + room), self.budget.tokens)
+            return Places(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, probes))
         fitting = min(half // room, self.budget.tokens)
-        branches = max(most, min(fitting, len(texts) * most))
-        return Places(min(len(texts), max(1, half // longest)), branches, max(1, fitting))
+        wanted = len(texts) * most_samples
+        return Places(
+            texts=min(len(texts), max(1, half // longest)),
+            branches=max(most_samples, min(fitting, wanted)),
+            probes=max(1, fitting),
+        )
 
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Answer queries, ordered by prefix, whose prefixes fit into memory together.
+        """Answer queries, ordered by prefix, whose prefixes fit into memory together: run all prefixes, then the texts.
 
-        A query whose answer is NaN is run again alone: no mask hides a neighbour whose numbers overflow.
+        A query whose answer is NaN runs again alone. Another sequence may have caused it: a mask hides what others in
+        the pass have computed, but not their NaN or infinity.
         """
         if self.sharing.cache is not None:
-            queries = list(map(_without_prefix, queries))
+            queries = [_without_prefix(query) for query in queries]
         prefixes = CachedPrefixes(self.backbone, [query.prefix for query in queries], self.budget.tokens)
         self.counts.passes += prefixes.passes
         for query, new_tokens in zip(queries, prefixes.new_tokens, strict=True):
             self.counts.add(query.kind, new_tokens)
+
         lengths = [len(query.prefix) + max(query.places) for query in queries]
         work = partial(self._run_texts, prefixes, queries)
         answers = self.budget.run(lengths, work, lower="segment_tokens or max_call_tokens")
-        for number in np.flatnonzero([np.isnan(values).any() for values in answers]) if len(queries) > 1 else ():
-            [answers[number]] = self._answers([queries[number]])
+        if len(queries) > 1:
+            for index, answer in enumerate(answers):
+                if np.isnan(answer).any():
+                    [answers[index]] = self._answers([queries[index]])
         return answers
 
     def _run_texts(
         self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]
     ) -> list[LogProbabilities]:
-        chosen = [queries[number] for number in batch]
-        features = prefixes.features(batch, [query.text[: max(query.places)] for query in chosen])
-        located = [(row, place) for row, query in enumerate(chosen) for place in query.places]
-        rows, columns = on_device(located, features.device).T
-        targets = on_device([tokens for query in chosen for tokens in query.tokens], features.device)
-        values = self.backbone.log_probabilities(features[rows, columns], targets).cpu().numpy()
-        for query in chosen:
-            self.counts.add(query.kind, max(query.places))
+        """Run the texts of some queries after their cached prefixes, in one pass; `batch` has the queries' indices.
+
+        Returns the answer of each: log p, [places, tokens per place].
+        """
+        batch_queries = [queries[index] for index in batch]
+        # A text ends before the last place: the token there is predicted, not read.
+        read_texts = [query.text[: max(query.places)] for query in batch_queries]
+        features = prefixes.features(batch, read_texts)  # [B, 1 + T, F]; column p is what precedes place p
+        located = [(row, place) for row, query in enumerate(batch_queries) for place in query.places]
+        targets = [tokens for query in batch_queries for tokens in query.tokens]
+        rows, columns = on_device(located, features.device).T  # [N] each, N: the places of all queries
+        log_p = self.backbone.log_probabilities(features[rows, columns], on_device(targets, features.device))
+        values = log_p.cpu().numpy()  # [N, tokens per place]
+
+        for query, text in zip(batch_queries, read_texts, strict=True):
+            self.counts.add(query.kind, len(text))
         self.counts.passes += 1
-        return np.split(values, np.cumsum([len(query.places) for query in chosen])[:-1])
+        ends_of_queries = np.cumsum([len(query.places) for query in batch_queries])
+        return np.split(values, ends_of_queries[:-1])
 
 
 def _without_prefix(query: TokenQuery) -> TokenQuery:
-    """Return the same question as one about a text after nothing, for models that share no keys."""
+    """Return the same question about a text without a prefix, for models whose prefixes are not cached apart."""
     places = [len(query.prefix) + place for place in query.places]
     return replace(query, prefix=[], text=[*query.prefix, *query.text], places=places)

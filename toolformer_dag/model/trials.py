@@ -18,23 +18,25 @@ ORDINARY_TEXT = (
     "wood to the market on Monday morning."
 )
 """English without names or markup, on which a model behaves as it does in use."""
-TRIAL, TRIAL_ENDS = 16, 8
-"""Tokens of a trial, and those of another end of it that begins after the first `TRIAL_ENDS`."""
+TRIAL = 16
+"""Tokens of a trial."""
+TRIAL_ENDS = 8
+"""Tokens of another end for it, in place of those after its first `TRIAL_ENDS`."""
 SAME_ORDER_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 1e-2}
-"""Shares of the largest logit that rounding explains between passes of the model's own operations."""
+"""Differences, in shares of the largest logit, that rounding explains between passes of the same operations."""
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Shares of the largest logit that another order of summation explains. Missing attention differs by more."""
+"""Differences, in shares of the largest logit, that another order of summation explains; less than a missing token."""
 
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Multiply float32 in full inside the block: TF32 on a GPU rounds more than the trials of a model allow."""
-    before = torch.get_float32_matmul_precision()
+    """Multiply float32 in full within the block: TF32 on a GPU rounds more than the trials of a model allow."""
+    precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(precision)
 
 
 @exact_products()
@@ -42,13 +44,16 @@ def exact_products() -> Iterator[None]:
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """Raise ModelError for a model that attends to later tokens (BERT loads as a causal model too).
 
-    `tokens`: as `trial_tokens` returns them.
+    Compares the logits of the first tokens of two sequences that end differently. tokens: as `trial_tokens` returns
+    them.
     """
-    # same length: another length rounds differently, which may change the choice of an expert
-    begin, end, other_end = tokens[:TRIAL_ENDS], tokens[TRIAL_ENDS:TRIAL], tokens[TRIAL:]
-    expected, actual = (own_logits(model, [*begin, *tail])[: len(begin)] for tail in (end, other_end))
-    tolerance = SAME_ORDER_TOLERANCES[model.dtype] * expected.abs().max()
-    if bool((expected - actual).abs().max() > tolerance):  # false for NaN
+    begin = tokens[:TRIAL_ENDS]
+    end = tokens[TRIAL_ENDS:TRIAL]
+    other_end = tokens[TRIAL:]  # as long: another length rounds differently, which may change the choice of an expert
+    logits = own_logits(model, [*begin, *end])[: len(begin)]
+    other_logits = own_logits(model, [*begin, *other_end])[: len(begin)]
+    tolerance = SAME_ORDER_TOLERANCES[model.dtype] * logits.abs().max()
+    if bool((logits - other_logits).abs().max() > tolerance):  # false for NaN
         raise ModelError(
             f"{type(model).__name__} attends to later tokens; use a causal model (some models need "
             "is_decoder = true in config.json)"
@@ -61,12 +66,14 @@ def trial_tokens(encoding: Encoding) -> list[int]:
     On control tokens, which some vocabularies begin with, the logits of a trained model are chaotic. A vocabulary that
     lacks the text's words gives its other ordinary tokens, and repeats them where they are few.
     """
-    tokenizer, wanted = encoding.tokenizer, TRIAL + TRIAL_ENDS
+    tokenizer = encoding.tokenizer
+    count = TRIAL + TRIAL_ENDS
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     ordinary = [token for token in encoding.texts([ORDINARY_TEXT])[0].ids if token not in special]
-    if len(ordinary) < wanted:
+    if len(ordinary) < count:
         ordinary += sorted({*tokenizer.get_vocab().values()} - {*ordinary, *special})
-    return [*encoding.bos, *islice(cycle(ordinary), wanted)][:wanted]
+    tokens = [*encoding.bos, *islice(cycle(ordinary), count)]
+    return tokens[:count]
 
 
 def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
@@ -75,10 +82,10 @@ def own_logits(model: Any, tokens: Sequence[int]) -> Tensor:
     return logits
 
 
-def logits_or_none(way: Callable[[], Tensor]) -> Tensor | None:
-    """Return the logits of `way`, or None where the model is incompatible with it. Raises out-of-memory errors."""
+def logits_or_none(compute: Callable[[], Tensor]) -> Tensor | None:
+    """Return the logits that `compute` returns; None where the model refuses that way. Raises out-of-memory errors."""
     try:
-        return way()
+        return compute()
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
@@ -86,29 +93,43 @@ def logits_or_none(way: Callable[[], Tensor]) -> Tensor | None:
 
 
 def agrees(expected: Tensor, actual: Tensor | None, tolerance: float) -> bool:
-    """Return whether two tables of logits differ by at most `tolerance` times the largest expected logit."""
-    return actual is not None and bool((expected - actual).abs().max() <= tolerance * expected.abs().max())
+    """Return whether two tables of logits differ by at most `tolerance` times the largest expected logit.
+
+    False where the actual ones are None or NaN.
+    """
+    if actual is None:
+        return False
+    difference = (expected - actual).abs().max()
+    return bool(difference <= tolerance * expected.abs().max())
 
 
 CLEARLY = 3.0
-"""Standard errors by which BOS has to lower the loss, and `LOWER` nats per token."""
+"""Standard errors by which BOS has to lower the loss."""
 LOWER = 0.1
+"""Nats per token by which BOS has to lower the loss too."""
 
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
-    """Return how many nats per token `ORDINARY_TEXT` costs less after BOS; 0 where that is not clear.
+    """Return by how many nats per token BOS lowers the loss of `ORDINARY_TEXT`; 0 where that is not clear.
 
-    `context`: the most tokens of a sequence. 0 too where the tokenizer has no BOS, or adds it itself.
+    context: the most tokens of a sequence.
+
+    It is 0 too where the tokenizer has no BOS, or adds it itself, and where the model has no row for it.
     """
-    bos, ids = encoding.tokenizer.bos_token_id, encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
+    bos = encoding.tokenizer.bos_token_id
     if encoding.bos or bos is None or bos >= model.config.get_text_config().vocab_size:
         return 0.0
-    gains = _losses(model, ids) - _losses(model, [bos, *ids])[1:]
+    ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
+    losses = _token_losses(model, ids)
+    losses_after_bos = _token_losses(model, [bos, *ids])[1:]  # the first text token has no loss without BOS
+    gains = losses - losses_after_bos
     gain = float(gains.mean())
-    return gain if gain > max(LOWER, CLEARLY * float(gains.std()) / len(gains) ** 0.5) else 0.0
+    standard_error = float(gains.std()) / len(gains) ** 0.5
+    return gain if gain > max(LOWER, CLEARLY * standard_error) else 0.0
 
 
-def _losses(model: Any, ids: Sequence[int]) -> Tensor:
+def _token_losses(model: Any, ids: Sequence[int]) -> Tensor:
+    """Return the loss of each token after the first, in nats, [tokens - 1]."""
     targets = torch.tensor(ids[1:], device=model.device)
     return torch.nn.functional.cross_entropy(own_logits(model, ids)[:-1], targets, reduction="none")

@@ -5,10 +5,10 @@ takes sampling parameters whole, so the numbers are those of this process; it lo
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
-from itertools import count, cycle
+from itertools import count
 from math import nan
 from typing import Any
 
@@ -28,16 +28,16 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.setting_types import meant
 
 IN_FLIGHT = 256
-"""Requests that wait at the servers at once; more wait here."""
+"""Requests that are at the servers at once; further ones wait here."""
 PATIENCE = httpx.Timeout(3600, connect=10)
-"""Seconds: a request waits until the server's batch has room for it."""
+"""Seconds to wait for an answer and for a connection: a request waits until the server's batch has room for it."""
 KEY = "VLLM_API_KEY"
 """The environment variable that holds the servers' key, as `vllm serve` reads it."""
-COMMAND = (
+START_COMMAND = (
     "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --logits-processors toolformer_dag.model.vllm_streams:Streams "
     "--enable-scale-out --max-logprobs 65 --enable-prompt-tokens-details"
 )
-OURS = (
+SET_HERE = (
     "model",
     "tokenizer",
     "revision",
@@ -48,13 +48,18 @@ OURS = (
     "max_logprobs",
     "structured_outputs_config",
 )
-"""Options of vLLM that follow from `[model]` or from what is asked of the model."""
+"""Options of vLLM that `[model]` or this module sets, so that `[model.vllm]` may not."""
 
 
 def load_service(model: ModelSettings, dtype: str, config: Any, context_length: int) -> TokenService:
-    """Load the settings' model, or ask the servers that have it. Raises ModelError, DamagedModel.
+    """Load the settings' model into vLLM, or connect to the servers that have it.
 
-    `dtype`: a data type or `auto`. Not covered: which architectures vLLM knows; it says so itself.
+    - dtype: a data type or `auto`.
+    - config: the model's config in transformers.
+    - context_length: the most tokens of a sequence.
+
+    Raises ModelError where vLLM or a server cannot run the model, DamagedModel where a file of it is damaged. Which
+    architectures vLLM knows, it says itself.
     """
     name = model_name(model)
     if config.model_type == "gptj" and config.tie_word_embeddings:
@@ -65,15 +70,8 @@ def load_service(model: ModelSettings, dtype: str, config: Any, context_length: 
 
 
 def _load(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
-    """Load a model folder or hub id with `model.vllm`'s options."""
-    known = {option.name for option in fields(EngineArgs)} - set(OURS)
-    for option in model.vllm:
-        if option in OURS:
-            raise ModelError(f"model.vllm.{option} follows from [model]; remove it, and set what [model] has for it")
-        if option not in known:
-            raise ModelError(
-                f"model.vllm.{option}: vLLM {VERSION} has no such option; {meant(option, known, 'options')}"
-            )
+    """Load a model folder or hub id in this process, with the options of `[model.vllm]`. Raises as `load_service`."""
+    _check_options(model.vllm)
     require_whole(name, model.revision)
     options = {"enable_prefix_caching": True, "max_model_len": context_length, **model.vllm}
     try:
@@ -95,6 +93,18 @@ def _load(model: ModelSettings, name: str, dtype: str, context_length: int) -> L
         ) from error
 
 
+def _check_options(options: Collection[str]) -> None:
+    """Raise ModelError for an option in `[model.vllm]` that is set here, or that vLLM does not have."""
+    settable = {option.name for option in fields(EngineArgs)} - set(SET_HERE)
+    for option in options:
+        if option in SET_HERE:
+            raise ModelError(f"model.vllm.{option} follows from [model]; remove it, and set what [model] has for it")
+        if option not in settable:
+            raise ModelError(
+                f"model.vllm.{option}: vLLM {VERSION} has no such option; {meant(option, settable, 'options')}"
+            )
+
+
 class VllmService:
     """vLLM in this process; see `TokenService`."""
 
@@ -109,77 +119,112 @@ class VllmService:
         """Answer requests in their order."""
         prompts: list[Any] = [{"prompt_token_ids": list(request.prompt)} for request in requests]
         params = [sampling_params(request, self.vocabulary) for request in requests]
-        return list(map(_local_answer, self.llm.generate(prompts, params, use_tqdm=False)))
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [_local_answer(output) for output in outputs]
 
 
 class ServedVllm:
-    """Servers of a model that are asked in turn; see `TokenService`. Raises ModelError where one does not answer.
+    """Servers of one model; see `TokenService`. Requests go to them in turn.
 
-    Data type and vocabulary are those that the settings and the model's config name.
+    Data type and vocabulary are those that the settings and the model's config name. Raises ModelError where a server
+    does not answer.
     """
 
     library = VllmService.library
 
     def __init__(self, urls: Sequence[str], name: str, dtype: str, vocabulary: int) -> None:
-        self.dtype, self.vocabulary = dtype, vocabulary
+        """Connect to the servers, and check that each has the model `name` and the logits processor."""
+        self.dtype = dtype
+        self.vocabulary = vocabulary
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
-        self._turn = cycle(url.rstrip("/") for url in urls)
+        self._urls = [url.rstrip("/") for url in urls]
+        self._next_server = count()  # numbers of requests, through all calls of `run`
         self._http = httpx.Client(headers=headers, timeout=PATIENCE, limits=limits)
-        for _ in urls:
-            self._check(next(self._turn), name)
+        for url in self._urls:
+            self._check(url, name)
 
     def _check(self, url: str, name: str) -> None:
-        """Raise ModelError where a server has another model, or not the logits processor."""
-        roots = [model.get("root") or model["id"] for model in self._asked("GET", f"{url}/v1/models")["data"]]
-        if name not in roots:
-            raise ModelError(f"model.url: {url} serves {', '.join(roots)}, not {name}; start it with {COMMAND}")
-        walk = [1, 2]
-        if self._answer(TokenRequest([1], len(walk), walk=walk, likeliest=1), url).tokens != walk:
-            raise ModelError(f"model.url: {url} runs without the logits processor; start it with {COMMAND}")
+        """Raise ModelError where a server has another model, or lacks the logits processor."""
+        served = [model.get("root") or model["id"] for model in self._response("GET", f"{url}/v1/models")["data"]]
+        if name not in served:
+            raise ModelError(f"model.url: {url} serves {', '.join(served)}, not {name}; start it with {START_COMMAND}")
+        walk = [1, 2]  # tokens that the model would hardly write by itself
+        answer = self._answer(TokenRequest([1], len(walk), walk=walk, likeliest=1), url)
+        if answer.tokens != walk:
+            raise ModelError(f"model.url: {url} runs without the logits processor; start it with {START_COMMAND}")
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
         """Answer requests in their order."""
+        urls = [self._urls[next(self._next_server) % len(self._urls)] for _ in requests]
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            return list(pool.map(self._answer, requests, self._turn))
+            return list(pool.map(self._answer, requests, urls))
 
     def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
-        named = msgspec.to_builtins(sampling_params(request, self.vocabulary)).items()
-        params = {key: value for key, value in named if not key.startswith("_")}
-        if ids := params.get("logprob_token_ids"):  # the written token counts among as many: ask for one more
-            params["logprob_token_ids"] = [*ids, next(token for token in count() if token not in ids)]
-            params["logprobs"] = len(ids) + 1
+        """Send a request to a server, and return its answer."""
+        fields = msgspec.to_builtins(sampling_params(request, self.vocabulary))
+        params = {field: value for field, value in fields.items() if not field.startswith("_")}
+        scored = params.get("logprob_token_ids")
+        if scored:
+            # The server counts the written token among as many as are scored: one more makes room for it.
+            another = next(token for token in count() if token not in scored)
+            params["logprob_token_ids"] = [*scored, another]
+            params["logprobs"] = len(scored) + 1
         body = {"token_ids": list(request.prompt), "sampling_params": params}
-        return _served_answer(request.prompt, self._asked("POST", f"{url}/inference/v1/generate", body))
+        return _served_answer(request.prompt, self._response("POST", f"{url}/inference/v1/generate", body))
 
-    def _asked(self, method: str, address: str, body: Any = None) -> Any:
+    def _response(self, method: str, address: str, body: Any = None) -> Any:
+        """Return the JSON that a server responds with. Raises ModelError where it is not reached, or refuses."""
         try:
-            answer = self._http.request(method, address, json=body)
-            answer.raise_for_status()
+            response = self._http.request(method, address, json=body)
+            response.raise_for_status()
         except httpx.HTTPError as error:
             reason = error.response.text[:400] if isinstance(error, httpx.HTTPStatusError) else str(error)
             raise ModelError(
-                f"model.url: {address} does not answer ({type(error).__name__}: {reason}); start it with {COMMAND}, or "
-                "remove model.url"
+                f"model.url: {address} does not answer ({type(error).__name__}: {reason}); start it with "
+                f"{START_COMMAND}, or remove model.url"
             ) from error
-        return answer.json()
+        return response.json()
 
 
 def _local_answer(output: Any) -> TokenAnswer:
+    """Return the answer in vLLM's output of a request in this process."""
     [written] = output.outputs
-    scores = [{token: one.logprob for token, one in step.items()} for step in written.logprobs or ()]
-    rows = zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False)
-    read = [row[token].logprob if row else nan for token, row in rows]
-    ran = len(output.prompt_token_ids) + len(written.token_ids) - 1 - (output.num_cached_tokens or 0)
-    return TokenAnswer(list(written.token_ids), ran, scores, read)
+    scores = []
+    for step in written.logprobs or ():
+        scores.append({token: entry.logprob for token, entry in step.items()})
+    prompt_log_p = []
+    for token, row in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False):
+        prompt_log_p.append(row[token].logprob if row else nan)  # the first token has no row
+    prompt_length = len(output.prompt_token_ids)
+    return TokenAnswer(
+        tokens=list(written.token_ids),
+        ran=_tokens_run(prompt_length, len(written.token_ids), output.num_cached_tokens),
+        scores=scores,
+        prompt=prompt_log_p,
+    )
 
 
-def _served_answer(prompt: Sequence[int], answer: Any) -> TokenAnswer:
-    [choice] = answer["choices"]
-    steps = (choice["logprobs"] or {"content": ()})["content"]
-    scores = [{one["token_id"]: one["logprob"] for one in step["top_logprobs"]} for step in steps]
-    rows = zip(prompt, answer["prompt_logprobs"] or (), strict=False)
-    read = [row[str(token)]["logprob"] if row else nan for token, row in rows]
-    cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
-    return TokenAnswer(choice["token_ids"], len(prompt) + len(choice["token_ids"]) - 1 - cached, scores, read)
+def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
+    """Return the answer in the JSON of a server's response."""
+    [choice] = response["choices"]
+    scores = []
+    if choice["logprobs"]:
+        for step in choice["logprobs"]["content"]:
+            scores.append({entry["token_id"]: entry["logprob"] for entry in step["top_logprobs"]})
+    prompt_log_p = []
+    for token, row in zip(prompt, response["prompt_logprobs"] or (), strict=False):
+        prompt_log_p.append(row[str(token)]["logprob"] if row else nan)  # the first token has no row
+    details = response["usage"]["prompt_tokens_details"] or {}
+    return TokenAnswer(
+        tokens=choice["token_ids"],
+        ran=_tokens_run(len(prompt), len(choice["token_ids"]), details.get("cached_tokens")),
+        scores=scores,
+        prompt=prompt_log_p,
+    )
+
+
+def _tokens_run(prompt: int, written: int, cached: int | None) -> int:
+    """Return how many tokens went through the model: all but the last written one, and those that were cached."""
+    return prompt + written - 1 - (cached or 0)

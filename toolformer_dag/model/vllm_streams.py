@@ -1,6 +1,6 @@
 """Turn requests into vLLM's parameters, and decide in its workers what follows a stream of numbers or a walk."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,16 +12,26 @@ from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 from toolformer_dag.model.drawing import draw
 from toolformer_dag.model.token_service import TokenRequest
 
-STREAM, WALK = "stream", "walk"
-"""Keys of `SamplingParams.extra_args`: uniform numbers with temperature and top_p beside them; tokens to write."""
+STREAM = "stream"
+"""The key of `SamplingParams.extra_args` for a request's uniform numbers; temperature and top_p are beside it."""
+WALK = "walk"
+"""The key for the tokens that a request writes whatever their log p."""
 
 
 def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
-    """Return a request's parameters; `Streams` reads their `extra_args` again."""
-    extra: dict[str, Any] | None = {WALK: list(request.walk)} if request.walk else None
+    """Return a request's parameters for vLLM. A stream or a walk is in `extra_args`, where `Streams` reads it.
+
+    vocabulary: the number of the model's tokens.
+    """
+    extra: dict[str, Any] | None = None
     if request.stream is not None:
         extra = {STREAM: request.stream.tolist(), "temperature": request.temperature, "top_p": request.top_p}
-    allowed = sorted(set(range(vocabulary)).difference(request.forbidden)) if request.forbidden else None
+    elif request.walk:
+        extra = {WALK: list(request.walk)}
+    allowed = None
+    if request.forbidden:
+        allowed = sorted(set(range(vocabulary)).difference(request.forbidden))
+    scores_of_walk = min(len(request.walk), 1)  # a walk has at least the log p of the written token
     return SamplingParams(
         max_tokens=request.most,
         temperature=0,
@@ -30,21 +40,32 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
         stop_token_ids=list(request.ends),
         allowed_token_ids=allowed,
         structured_outputs=request.grammar and StructuredOutputsParams(grammar=request.grammar),
-        logprobs=len(request.scored) or request.likeliest or min(len(request.walk), 1) or None,
+        logprobs=len(request.scored) or request.likeliest or scores_of_walk or None,
         logprob_token_ids=list(request.scored) or None,
         prompt_logprobs=0 if request.reads_prompt else None,
         extra_args=extra,
     )
 
 
-class Streams(LogitsProcessor):
-    """Decides the next token of requests with a stream or a walk; vLLM then finds no other token.
+class BatchRow(NamedTuple):
+    """A request with a stream or a walk in vLLM's batch.
 
-    Token t of a sample is the first whose cumulative probability exceeds number t of its stream.
+    `options`: its `extra_args`. `written`: the tokens that it has written so far; vLLM appends to this list.
+    """
+
+    options: dict[str, Any]
+    written: list[int]
+
+
+class Streams(LogitsProcessor):
+    """Decides the next token of requests with a stream or a walk: vLLM then has a single token to choose from.
+
+    Token t of a sample is the first whose cumulative probability exceeds number t of its stream. `_rows` has these
+    requests by their row in vLLM's batch; vLLM says in `update_state` how the batch changes.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, tuple[dict[str, Any], list[int]]] = {}
+        self._rows: dict[int, BatchRow] = {}
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -61,45 +82,54 @@ class Streams(LogitsProcessor):
         for index in batch_update.removed:
             self._rows.pop(index, None)
         for index, params, _, written in batch_update.added:
-            self._put(index, (params.extra_args, written) if params.extra_args else None)
-        for origin, target, direction in batch_update.moved:
-            first, second = self._rows.pop(origin, None), self._rows.pop(target, None)
-            self._put(target, first)
+            self._put(index, BatchRow(params.extra_args, written) if params.extra_args else None)
+        for source, target, direction in batch_update.moved:
+            source_row = self._rows.pop(source, None)
+            target_row = self._rows.pop(target, None)
+            self._put(target, source_row)
             if direction is MoveDirectionality.SWAP:
-                self._put(origin, second)
+                self._put(source, target_row)
 
-    def _put(self, index: int, row: tuple[dict[str, Any], list[int]] | None) -> None:
+    def _put(self, index: int, row: BatchRow | None) -> None:
+        """Set which request is in a row of the batch; None for one with neither stream nor walk."""
         self._rows.pop(index, None)
         if row is not None:
             self._rows[index] = row
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Bar all tokens but the one that a request's stream or walk decides."""
+        """Leave each request with a stream or a walk a single token, in place; return the logits [rows, V]."""
         tokens = self._walked(len(logits)) | self._drawn(logits)
         if tokens:
-            rows, chosen = (torch.tensor(ids, device=logits.device) for ids in zip(*tokens.items(), strict=True))
+            rows = torch.tensor(list(tokens), device=logits.device)
+            chosen = torch.tensor(list(tokens.values()), device=logits.device)
             logits[rows] = -torch.inf
             logits[rows, chosen] = 0.0
         return logits
 
-    def _walked(self, rows: int) -> dict[int, int]:
-        return {
-            index: asked[WALK][len(written)]
-            for index, (asked, written) in self._rows.items()
-            if index < rows and len(written) < len(asked.get(WALK, ()))
-        }
+    def _walked(self, row_count: int) -> dict[int, int]:
+        """Return the next token of each walk that is not at its end, by row."""
+        tokens = {}
+        for index, row in self._rows.items():
+            walk = row.options.get(WALK, ())
+            if index < row_count and len(row.written) < len(walk):
+                tokens[index] = walk[len(row.written)]
+        return tokens
 
     def _drawn(self, logits: Tensor) -> dict[int, int]:
-        live = {
-            index: (asked, asked[STREAM][len(written)])
-            for index, (asked, written) in self._rows.items()
-            if index < len(logits) and len(written) < len(asked.get(STREAM, ()))
-        }
-        if not live:
+        """Draw the next token of each stream that is not at its end; return them by row. logits: [rows, V]."""
+        numbers = {}  # the uniform number of each stream's next token, by row
+        for index, row in self._rows.items():
+            stream = row.options.get(STREAM, ())
+            if index < len(logits) and len(row.written) < len(stream):
+                numbers[index] = stream[len(row.written)]
+        if not numbers:
             return {}
-        asked, _ = next(iter(live.values()))  # a call of `propose` samples in one way
-        scores = logits[list(live)].float()
-        uniforms = torch.tensor([number for _, number in live.values()], dtype=torch.float64, device=logits.device)
-        rows = torch.arange(len(live), device=logits.device)
-        drawn = draw(scores, rows, uniforms, asked["temperature"], asked["top_p"])
-        return dict(zip(live, drawn.tolist(), strict=True))
+        options = self._rows[next(iter(numbers))].options  # a call of `propose` samples in one way
+        drawn = draw(
+            logits[list(numbers)].float(),
+            rows=torch.arange(len(numbers), device=logits.device),
+            uniforms=torch.tensor(list(numbers.values()), dtype=torch.float64, device=logits.device),
+            temperature=options["temperature"],
+            top_p=options["top_p"],
+        )
+        return dict(zip(numbers, drawn.tolist(), strict=True))

@@ -7,8 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -29,7 +28,7 @@ class ModelError(UserError):
 
 
 class DamagedModel(ModelError):
-    """A model whose files hold something else than when they were hashed, under the same size and times."""
+    """A model with a file whose content changed since it was hashed, while its size and times did not."""
 
     REASON = (
         "is damaged: its content changed since it was hashed, its size and times did not, and no row is made with it; "
@@ -60,28 +59,38 @@ slower."""
 
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where Linux tells a container's limit of processor time."""
+UNLIMITED_CORES = 1_000_000
 
 
 def cores() -> int:
-    """Return the cores this process may use: hardware threads of one core count once, a container's share is kept."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    return max(1, min(len({_core(cpu) for cpu in allowed}), _quota()))
+    """Return how many cores this process may use, at least 1.
+
+    Hardware threads of one core count once, and a container's limit is kept to.
+    """
+    hardware_threads = set(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):  # on Linux, those that are left to this process
+        hardware_threads = os.sched_getaffinity(0)
+    distinct_cores = {_core(thread) for thread in hardware_threads}
+    return max(1, min(len(distinct_cores), _container_cores()))
 
 
-def _core(cpu: int) -> str:
-    """The hardware threads that share the core of one of them."""
-    file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return file.read_text() if file.is_file() else str(cpu)
+def _core(thread: int) -> str:
+    """Return a name of the core that a hardware thread is of: the list of all its threads, where Linux tells it."""
+    file = Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list")
+    return file.read_text() if file.is_file() else str(thread)
 
 
-def _quota() -> int:
-    """Whole cores that a container's limit leaves; a large number where there is none."""
-    share, _, period = QUOTA.read_text().partition(" ") if QUOTA.is_file() else ("max", "", "")
-    return 1_000_000 if share == "max" else int(share) // int(period)
+def _container_cores() -> int:
+    """Return the whole cores that the container's limit leaves; UNLIMITED_CORES where there is none."""
+    if not QUOTA.is_file():
+        return UNLIMITED_CORES
+    share, _, period = QUOTA.read_text().partition(" ")  # microseconds of processor time per period of microseconds
+    return UNLIMITED_CORES if share == "max" else int(share) // int(period)
 
 
 def is_small(model: ModelSettings) -> bool:
-    """Say whether the settings' model lies in a local folder and computes on a single thread."""
+    """Return whether the settings' model is in a local folder and so small that it computes on a single thread."""
     return 0 < parameters(Path(model_name(model))) < SMALL
 
 
@@ -92,7 +101,8 @@ def parameters(folder: Path) -> int:
     total = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "numpy") as weights:
-            total += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118, no mapping
+            for name in weights.keys():  # noqa: SIM118, no mapping
+                total += prod(weights.get_slice(name).get_shape())
     return total
 
 
@@ -119,65 +129,82 @@ IDENTIFYING = ("name", "revision", "dtype")
 
 
 def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
-    """Return hashes of the files that determine a folder's results, or the hub's id and revision.
+    """Return what identifies a model, from which fingerprints follow:
 
-    Of a GGUF file, return its hash, how it is converted, and whether BOS was chosen.
+    - of a folder, the hash of each file that determines its results, by the file's name
+    - of a GGUF file, its hash, the version of the conversion, and BOS where it was chosen
+    - of a hub id, the id and the revision
+
     A hub id without a revision means `main`; pin a revision to notice changes of the branch. Raises ModelError for a
     path that is not a model folder. Not covered: whether the files fit each other.
     """
-    if folder := _folder(name):
-        if folder.parent == _conversions():
-            return dict(json.loads((folder / ORIGIN).read_bytes()))
-        return {file.name: file_hash(file) for file in _files(folder)}
-    return {"id": name, "revision": revision or "main"}
+    folder = _folder(name)
+    if folder is None:
+        return {"id": name, "revision": revision or "main"}
+    if folder.parent == _conversions():
+        return dict(json.loads((folder / ORIGIN).read_bytes()))
+    return {file.name: file_hash(file) for file in _required_files(folder)}
 
 
 def is_packaged(identity: Mapping[str, object]) -> bool:
-    """Return whether an identity is that of a model of this package; these know the synthetic world alone."""
-    return any(model_identity(str(folder)).items() <= identity.items() for folder in (MODEL, SMALL_MODEL))
+    """Return whether an identity is that of a model in this package, which knows the synthetic world only.
+
+    The identity may have further fields, such as settings.
+    """
+    packaged = [model_identity(str(folder)) for folder in (MODEL, SMALL_MODEL)]
+    return any(files.items() <= identity.items() for files in packaged)
 
 
 SHA_256 = re.compile("[0-9a-f]{64}")
+"""The name of a large file in the hub's cache: the hash of its content."""
 CHECKPOINT = "training.json"
 """The sealed record of a model that was finetuned here."""
 
 
 def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") -> Path:
-    """Return the folder of a checkpoint that a round publishes."""
+    """Return the folder of a checkpoint of the settings' round, whether it exists or not."""
     return settings.paths.local / f"training{settings.rounds.suffix}" / name / "model"
 
 
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:
-    """Read the files of a model that are about to be loaded, `weights` among them or not.
+    """Read the files of a model that are about to be loaded, and compare them with their hashes.
 
-    Raises DamagedModel where a file holds something else than its identity says: the cached hash of an identity tells
-    whether rows are stale, not whether the file is whole. A large file of the hub is named after its hash.
+    weights: whether the weights are loaded too.
+
+    The hash in an identity may be cached, so damage since then is only found by reading the file. A large file of the
+    hub is compared with its name, which is its hash.
+
+    Raises DamagedModel where a file's content is another one, DamagedCheckpoint where it is one of a checkpoint of this
+    project; that file's times are then set, so that the next run notices and finetunes again.
     """
     folder = model_folder(name, revision)
-    files = _identifying(folder) if folder else []
-    loaded = [file for file in files if weights or file.suffix != ".safetensors"]
-    file = changed_unseen(loaded) or next(filter(_is_misnamed, loaded), None)
-    if file is None:
+    if folder is None:
         return
-    if not file.with_name(CHECKPOINT).is_file():
-        raise DamagedModel(file)
-    os.utime(file)
-    raise DamagedCheckpoint(file)
+    loaded_files = [file for file in _identifying_files(folder) if weights or file.suffix != ".safetensors"]
+    damaged_file = changed_unseen(loaded_files) or next(filter(_is_misnamed, loaded_files), None)
+    if damaged_file is None:
+        return
+    if not damaged_file.with_name(CHECKPOINT).is_file():
+        raise DamagedModel(damaged_file)
+    os.utime(damaged_file)
+    raise DamagedCheckpoint(damaged_file)
 
 
 def _is_misnamed(file: Path) -> bool:
-    blob = file.resolve().name
-    return SHA_256.fullmatch(blob) is not None and not blob.startswith(file_hash(file))
+    """Return whether a file of the hub's cache is named after another hash than that of its content."""
+    name = file.resolve().name
+    return SHA_256.fullmatch(name) is not None and not name.startswith(file_hash(file))
 
 
 def model_folder(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder that holds a model: its own, or that of the hub's cache; None where it was not fetched yet.
+    """Return the folder of a model, which for a hub id is in the hub's cache; None where it was not fetched yet.
 
     Raises ModelError for a path that leads nowhere.
     """
     from huggingface_hub import try_to_load_from_cache
 
-    if folder := _folder(name):
+    folder = _folder(name)
+    if folder is not None:
         return folder
     config = try_to_load_from_cache(name, "config.json", revision=revision)
     return Path(config).parent if isinstance(config, str) else None
@@ -188,16 +215,23 @@ MARKERS = "call_markers"
 
 
 def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
-    """Return the markers that a model's files name, the paper's of a checkpoint that names none; None of any other."""
+    """Return the markers of calls that a model's files name: what it was finetuned with.
+
+    A checkpoint that names none has the paper's. None for any other model without markers.
+    """
     folder = model_folder(name, revision)
     if folder is None:
         return None
+    markers = None
     try:
-        written = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
-        markers = CallMarkers.model_validate(written) if written else None
+        values = json.loads((folder / "tokenizer_config.json").read_bytes()).get(MARKERS)
+        if values:
+            markers = CallMarkers.model_validate(values)
     except (OSError, ValueError, AttributeError):
         markers = None
-    return PAPER_MARKERS if markers is None and (folder / CHECKPOINT).is_file() else markers
+    if markers is None and (folder / CHECKPOINT).is_file():
+        return PAPER_MARKERS
+    return markers
 
 
 def refuse_other_markers(model: ModelSettings) -> None:
@@ -208,13 +242,14 @@ def refuse_other_markers(model: ModelSettings) -> None:
 
 
 def check_model(name: str, revision: str | None = None) -> None:
-    """Raise ModelError at once for a name that is no folder, not cached, and that the hub does not give.
+    """Raise ModelError for a name that is no folder, not in the hub's cache, and no model that the hub gives.
 
-    transformers would ask the hub for each file anew, six times with pauses, before it says so.
+    This takes HUB_PATIENCE seconds at most. transformers would ask the hub for each file, six times with pauses, before
+    it says so.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if _folder(name):
+    if _folder(name) is not None:
         return
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
@@ -228,7 +263,10 @@ def check_model(name: str, revision: str | None = None) -> None:
 
 
 def _folder(name: str) -> Path | None:
-    """Return the folder of a model, None for a hub id. Raises UserError for a path that leads nowhere."""
+    """Return the folder of a model, converted from a GGUF file if need be; None for a hub id.
+
+    Raises ModelError for a path that leads nowhere.
+    """
     folder = expanded(Path(name))
     if name.endswith(GGUF):
         return converted(folder)
@@ -239,32 +277,46 @@ def _folder(name: str) -> Path | None:
     return None
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    files = _identifying(folder)
-    for required in (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model")):
-        if not any(file.match(pattern) for file in files for pattern in required):
+REQUIRED_FILES = (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model"))
+"""What a model folder has: a file for one pattern of each group."""
+
+
+def _required_files(folder: Path) -> list[Path]:
+    """Return the files that determine a model folder's results. Raises ModelError where it lacks some."""
+    files = _identifying_files(folder)
+    for patterns in REQUIRED_FILES:
+        if not any(file.match(pattern) for file in files for pattern in patterns):
             raise ModelError(
-                f"{str(folder)!r} is not a model folder: it holds no {required[0]}; "
+                f"{str(folder)!r} is not a model folder: it holds no {patterns[0]}; "
                 "save a model there with save_pretrained, or give another folder or a hub id"
             )
-    yield from files
+    return files
 
 
-def _identifying(folder: Path) -> list[Path]:
-    return sorted({file for pattern in IDENTITY_FILES for file in folder.glob(pattern)})
+def _identifying_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that may determine a model's results, sorted."""
+    files: set[Path] = set()
+    for pattern in IDENTITY_FILES:
+        files.update(folder.glob(pattern))
+    return sorted(files)
 
 
 def model_dtype(model: ModelSettings) -> str:
-    """Return the data type of the settings' model: that of the folder's checkpoint for `auto`.
+    """Return the data type of the settings' model; for `auto`, that of the weights in the model's folder.
 
-    `auto` stays where only loading would show it: for a hub id, whose revision then determines it.
+    `auto` stays for a hub id: only loading would show it, and its revision determines it.
     """
     folder = expanded(Path(model_name(model)))
-    return _checkpoint_dtype(folder) if model.dtype == "auto" and folder.is_dir() else model.dtype
+    if model.dtype == "auto" and folder.is_dir():
+        return _folder_dtype(folder)
+    return model.dtype
 
 
-def _checkpoint_dtype(folder: Path) -> str:
-    """Return the data type that config.json names, else that of the first floating-point weights."""
+def _folder_dtype(folder: Path) -> str:
+    """Return the data type that config.json names, else that of the first floating-point weights, else float32.
+
+    Raises ModelError where config.json cannot be read.
+    """
     from safetensors import safe_open
 
     try:
@@ -272,22 +324,23 @@ def _checkpoint_dtype(folder: Path) -> str:
     except (OSError, ValueError) as error:
         raise ModelError(f"{folder / 'config.json'} cannot be read: {error}; save the model again") from error
     for part in (config, config.get("text_config") or {}):
-        named = part.get("dtype") or part.get("torch_dtype")
-        if named:
-            return str(named)
+        config_dtype = part.get("dtype") or part.get("torch_dtype")
+        if config_dtype:
+            return str(config_dtype)
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "numpy") as weights:
-            kinds = [weights.get_slice(name).get_dtype() for name in weights.keys()]  # noqa: SIM118, no mapping
-        for kind in kinds:
-            if kind in STORED_DTYPES:
-                return STORED_DTYPES[kind]
+            for name in weights.keys():  # noqa: SIM118, no mapping
+                stored_dtype = weights.get_slice(name).get_dtype()
+                if stored_dtype in STORED_DTYPES:
+                    return STORED_DTYPES[stored_dtype]
     return "float32"
 
 
 def model_name(model: ModelSettings) -> str:
-    """Return the folder or id of the settings' model; `embedded` is the model in the package.
+    """Return the folder or hub id of the settings' model; `embedded` is the model in the package.
 
-    Of a GGUF file, return the folder that it is converted to. Raises ModelError.
+    For a GGUF file it is the folder that it is converted to, at once where it was not yet. Raises ModelError where the
+    file cannot be converted.
     """
     if model.name.endswith(GGUF):
         return str(converted(expanded(Path(model.name))))
@@ -297,6 +350,7 @@ def model_name(model: ModelSettings) -> str:
 ORIGIN = "gguf.json"
 """The file of a converted model that holds its identity."""
 CONVERTER = "toolformer_dag.model.gguf_conversion"
+"""The module that runs in a process of its own to convert a file."""
 CONVERSION = 1
 """Raise this when the same GGUF file gives other weights or tokens; part of folder names and identities."""
 
@@ -308,15 +362,16 @@ def _conversions() -> Path:
 def converted(file: Path) -> Path:
     """Return the folder of safetensors and tokenizer that a GGUF file is converted to; convert it where there is none.
 
-    The folder is named after the file's content and lies in `models` of the cache. It appears only when complete; one
-    process converts, others wait. Raises ModelError.
+    The folder is named after the file's content, in `models` of the cache. It appears only when complete; one process
+    converts, others wait. Raises ModelError where the file cannot be read or converted.
     """
     try:
         digest = file_hash(file)
         folder = _conversions() / f"{digest}-v{CONVERSION}"
-        with nullcontext() if folder.is_dir() else locked(folder.with_suffix(".lock")):
-            if not folder.is_dir():
-                _convert(file, digest, folder)
+        if not folder.is_dir():
+            with locked(folder.with_suffix(".lock")):
+                if not folder.is_dir():  # another process may have converted it meanwhile
+                    _convert(file, digest, folder)
     except OSError as error:
         raise ModelError(
             f"{file} cannot be read or converted: {error}; correct the path, or free disk space"
@@ -325,6 +380,7 @@ def converted(file: Path) -> Path:
 
 
 def _convert(file: Path, digest: str, folder: Path) -> None:
+    """Convert a GGUF file with this hash to `folder`. Raises ModelError where that fails or a package is missing."""
     if find_spec("gguf") is None:
         raise ModelError(
             f"{file} needs the package gguf, which is not there; run `pip install -c constraints.txt -e '.[gguf]'`, "
@@ -333,18 +389,20 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
     _log.warning("%s is converted to safetensors once, which may take minutes; they stay in %s", file.name, folder)
     for unfinished in folder.parent.glob(f"{folder.name}.*.building"):
         shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed, whose process may still write there
-    fresh = folder.with_suffix(f".{os.getpid()}.building")
+    building = folder.with_suffix(f".{os.getpid()}.building")
     # a process of its own: definitions load no torch, and the libraries' bars stay off the terminal
-    command = [sys.executable, "-P", "-m", CONVERTER, str(file.absolute()), digest, str(fresh)]
+    command = [sys.executable, "-P", "-m", CONVERTER, str(file.absolute()), digest, str(building)]
     child = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if child.returncode:
-        reason = (child.stderr.strip().splitlines() or [f"exit {child.returncode}"])[-1]
+        error_lines = child.stderr.strip().splitlines()
+        reason = error_lines[-1] if error_lines else f"exit {child.returncode}"
         raise ModelError(f"{file} cannot be converted: {reason}; give another GGUF file, or a folder with safetensors")
-    replace_folder(folder, fresh)
-    if bos := model_identity(str(folder)).get("bos"):
+    replace_folder(folder, building)
+    bos = model_identity(str(folder)).get("bos")
+    if bos:
         _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
 
 
 def folder_name(model: str) -> str:
-    """Return what a card calls a model: a folder by its last name alone, anything else as it is."""
+    """Return the name of a model for cards: of an absolute path its last part, anything else as it is."""
     return Path(model).name if Path(model).is_absolute() else model

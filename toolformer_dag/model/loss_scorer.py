@@ -1,0 +1,190 @@
+"""Compute the losses of calls from log probabilities of tokens (paper, section 2)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from toolformer_dag.model.backend import Backend, TokenQuery
+from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.requests import DOES_NOT_FIT, WINDOW_WEIGHTS, CallLosses, LossRequest
+from toolformer_dag.texts.calls import Call, format_call
+
+LossKind = Literal["loss_empty", "loss_result", "loss_call"]
+"""The losses by their fields in `CallLosses` and `TokenCounts`: L(empty), L(c, r), L(c)."""
+
+ALL_LOSSES: tuple[LossKind, ...] = ("loss_empty", "loss_result", "loss_call")
+WITHOUT_CALL: tuple[LossKind, ...] = ("loss_empty", "loss_result")
+"""Those that decide whether L(c) matters: the largest possible delta is L(empty) - L(c, r)."""
+WITHOUT_EMPTY: tuple[LossKind, ...] = ("loss_result", "loss_call")
+
+
+class ScoredText(NamedTuple):
+    """A text after a prefix: its key in the tables of `LossScorer`.
+
+    `prefix`: the text of the calls that stand before the text, z in the paper: nothing, e(c), or e(c, r).
+    """
+
+    text: str
+    prefix: str
+
+
+class NeededTokens(NamedTuple):
+    """The tokens x_j of a text whose log p is needed, by their distinct indices j, and the loss that they count as."""
+
+    kind: LossKind
+    indices: list[int]
+
+
+class LossScorer:
+    """Scores calls with one query per distinct text and prefix, however many positions need it.
+
+    A prefix is the text of the calls before a text (z in the paper). Numbers are asked for when a method needs them:
+    `log_p` is empty at first, and grows with each of the methods `losses`, `chained` and `token_losses`.
+
+    - `window`: how many tokens from x_i on are scored; those after the weights' window count nothing in a loss.
+    - `log_p`: by text and prefix, j -> log p(x_j | prefix, x_<j) in nats.
+    """
+
+    def __init__(
+        self, backend: Backend, encoding: Encoding, requests: Sequence[LossRequest], window: int = len(WINDOW_WEIGHTS)
+    ) -> None:
+        self.backend = backend
+        self.encoding = encoding
+        self.requests = requests
+        self.window = window
+        self.log_p: dict[ScoredText, dict[int, float]] = {}
+
+        texts = list(dict.fromkeys(request.text for request in requests))
+        self.texts = dict(zip(texts, encoding.texts(texts), strict=True))
+
+        distinct_prefixes: dict[str, None] = {}
+        for request in requests:
+            distinct_prefixes[_prefix("loss_call", request)] = None
+            distinct_prefixes[_prefix("loss_result", request)] = None
+        prefixes = list(distinct_prefixes)
+        self.prefix_tokens: dict[str, list[int]] = {"": []}
+        self.prefix_tokens.update(zip(prefixes, encoding.calls(prefixes), strict=True))
+
+    def losses(self, floor: float | None) -> list[CallLosses]:
+        """Return the losses in the order of the requests; see `Engine.losses`. Raises ValueError, ModelError."""
+        fitting = [request for request in self.requests if self._fits(request)]
+        if floor is None:
+            self._compute(fitting, ALL_LOSSES)
+        else:
+            self._compute(fitting, WITHOUT_CALL)
+            self._compute([request for request in fitting if self._losses(request).delta >= floor], ("loss_call",))
+        return [self._losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
+
+    def chained(self) -> list[tuple[float, float] | None]:
+        """Return (L(z, c), L(z, c, r)) in the order of the requests; see `Engine.chained_losses`."""
+        fitting = [request for request in self.requests if self._fits(request)]
+        self._compute(fitting, WITHOUT_EMPTY)
+        losses: list[tuple[float, float] | None] = []
+        for request in self.requests:
+            call = self._loss(request, "loss_call")
+            result = self._loss(request, "loss_result")
+            losses.append(None if call is None or result is None else (call, result))
+        return losses
+
+    def token_losses(self) -> list[dict[str, Any]]:
+        """Return each token in the window of the only request with its losses; none where it does not fit.
+
+        The fields are those of `Engine.token_losses`.
+        """
+        [request] = self.requests
+        if not self._fits(request):
+            return []
+        self._compute([request], ALL_LOSSES)
+        starts = [*self.texts[request.text].offsets.tolist(), len(request.text)]  # characters, with the text's end
+        weights = [*WINDOW_WEIGHTS, *[0.0] * self.window]
+        rows = []
+        for j in self._window(request):
+            row: dict[str, Any] = {
+                "token": request.text[starts[j] : starts[j + 1]],
+                "weight": weights[j - request.position],
+            }
+            for kind in ALL_LOSSES:
+                row[kind] = -self.log_p[ScoredText(request.text, _prefix(kind, request))][j]
+            rows.append(row)
+        return rows
+
+    def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
+        """Add to `log_p` what these losses of the requests need, with a query per distinct text and prefix."""
+        needed = self._needed_tokens(requests, kinds)
+        queries = []
+        for scored, tokens in needed.items():
+            self.log_p[scored] = {}  # stays so where no token of the window counts
+            if tokens.indices:
+                queries.append(self._query(scored, tokens))
+        answers = iter(self.backend.log_probabilities(queries))
+        for scored, tokens in needed.items():
+            if tokens.indices:
+                values = next(answers)[:, 0].tolist()  # a token per place
+                self.log_p[scored] = dict(zip(tokens.indices, values, strict=True))
+
+    def _needed_tokens(
+        self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
+    ) -> dict[ScoredText, NeededTokens]:
+        """Return by text and prefix which tokens of the text are needed, each once."""
+        needed: dict[ScoredText, NeededTokens] = {}
+        for request in requests:
+            window = list(self._window(request))
+            for kind in kinds:
+                scored = ScoredText(request.text, _prefix(kind, request))
+                earlier = needed[scored].indices if scored in needed else []
+                needed[scored] = NeededTokens(kind, list(dict.fromkeys([*window, *earlier])))
+        return needed
+
+    def _query(self, scored: ScoredText, tokens: NeededTokens) -> TokenQuery:
+        """Ask for log p of some of the text's own tokens, after BOS and the prefix."""
+        ids = self.texts[scored.text].ids
+        return TokenQuery(
+            tokens.kind,
+            prefix=self.encoding.bos + self.prefix_tokens[scored.prefix],
+            text=ids,
+            places=tokens.indices,
+            tokens=[[ids[j]] for j in tokens.indices],
+        )
+
+    def _window(self, request: LossRequest) -> range:
+        """Return the j that count. Without BOS, x_0 has no token before it in L(empty), so it counts in no loss."""
+        first = 0 if self.encoding.bos else 1
+        end = min(request.position + self.window, len(self.texts[request.text].ids))
+        return range(max(request.position, first), end)
+
+    def _fits(self, request: LossRequest) -> bool:
+        """Return whether BOS, e(c, r) and the text up to the last token that is read fit the context.
+
+        Raises ValueError for a position outside the text.
+        """
+        n = len(self.texts[request.text].ids)
+        if not 0 <= request.position < n:
+            raise ValueError(f"position {request.position} is not in a text of {n} tokens: {request.text[:60]!r}")
+        text_tokens = min(request.position + self.window, n) - 1  # the last one is predicted, not read
+        call_tokens = len(self.prefix_tokens[_prefix("loss_result", request)])
+        return len(self.encoding.bos) + call_tokens + text_tokens <= self.backend.context_length
+
+    def _losses(self, request: LossRequest) -> CallLosses:
+        """Return the computed losses of a request; L(c) may be missing, the others may not."""
+        empty = self._loss(request, "loss_empty")
+        result = self._loss(request, "loss_result")
+        assert empty is not None and result is not None
+        return CallLosses(loss_empty=empty, loss_call=self._loss(request, "loss_call"), loss_result=result)
+
+    def _loss(self, request: LossRequest, kind: LossKind) -> float | None:
+        """Return L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) in nats; None where it was not computed.
+
+        After the end of the text the terms are zero, and the weights stay as they are.
+        """
+        log_p = self.log_p.get(ScoredText(request.text, _prefix(kind, request)))
+        window = self._window(request)
+        if log_p is None or not log_p.keys() >= set(window):
+            return None
+        return -sum(WINDOW_WEIGHTS[j - request.position] * log_p[j] for j in window)
+
+
+def _prefix(kind: LossKind, request: LossRequest) -> str:
+    """Return what stands before the text: nothing, e(c) or e(c, r); in a chain after the calls before it."""
+    if kind == "loss_empty":
+        return ""
+    result = request.result if kind == "loss_result" else None
+    return request.calls + format_call(Call(request.tool, request.input), result)
