@@ -154,6 +154,8 @@ class Tool(ABC):
     """The server of `[servers.NAME]` that has the tool; its lanes are one group of the graph."""
     rule_version: ClassVar[str] = "1"
     """Raise this when `propose` gives other calls; no loss and no result is computed again."""
+    kept_out_version: ClassVar[str] = ""
+    """Raise this when `kept_out` gives other reasons; no loss and no result is computed again."""
     rule_looks_ahead: ClassVar[bool] = False
     """Whether `propose` gives `words`; the score of the lane is then what a call gains over its echo."""
     batch_size: int = 32
@@ -209,6 +211,13 @@ class Tool(ABC):
     def keeps(self, text: str, offset: int, input: str) -> bool:
         """Return whether to keep a call that passed the filter; it is written before character `offset` of `text`."""
         return True
+
+    def kept_out(self, text: str, offset: int, input: str) -> str | None:
+        """Return why a call may not stay whatever its delta, or None; by default what `keeps` says.
+
+        A tool that names reasons of its own raises `kept_out_version` where they change.
+        """
+        return None if self.keeps(text, offset, input) else "tool_keeps_out"
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
         """Return calls for a text by a rule (`proposals = ["rule"]`), those at one place by preference.

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from toolformer_dag.settings.setting_types import Unfingerprinted
 from toolformer_dag.texts.document import Document
@@ -11,6 +12,8 @@ from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.rules import sums
 from toolformer_dag.tools.tool import NoResult, Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
+NO_OPERATION = "no_operation"
+"""The reason of a call that computes nothing."""
 MAX_CHARACTERS = 200
 MAX_DEPTH = 50
 MAX_MAGNITUDE = 10**15
@@ -22,6 +25,7 @@ NUMBER = re.compile(
 )
 SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("−–", "-")
 KNOWN = frozenset("+-*/()%")
+OPERATORS = frozenset("+-*/%")
 
 
 def evaluate(expression: str) -> str:
@@ -46,6 +50,15 @@ def evaluate(expression: str) -> str:
     sign = "-" if hundredths and value < 0 else ""
     whole, decimals = divmod(hundredths, 100)
     return f"{sign}{whole}.{decimals:02}".rstrip("0").rstrip(".")
+
+
+def has_operation(expression: str) -> bool:
+    """Return whether an expression computes something: a sign of an operation follows a number or a parenthesis.
+
+    `99`, `(99)` and `-5` compute nothing, `20%` does.
+    """
+    tokens = [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
+    return any(token in OPERATORS and before not in "+-*/(" for before, token in pairwise(tokens))
 
 
 def _number(token: str) -> Fraction:
@@ -136,6 +149,7 @@ class Calculator(Tool):
     name = "Calculator"
     looks_for = "numbers of which one may follow from others"
     version = "6"
+    kept_out_version = "1"
     description = "Computes an arithmetic expression, such as 400 / 1400."
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = CalculatorOptions
@@ -153,6 +167,10 @@ class Calculator(Tool):
 
     def rule_identity(self) -> Mapping[str, object]:
         return {"rule": sums.VERSION, "strict": self.options.strict_rule}
+
+    def kept_out(self, text: str, offset: int, input: str) -> str | None:
+        """Return `no_operation` for a number alone, as in `Calculator(99) -> 99`: the call repeats the text."""
+        return super().kept_out(text, offset, input) if has_operation(unquote(input)) else NO_OPERATION
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call.input) for call in calls]
