@@ -107,7 +107,7 @@ def test_an_answer_goes_with_the_only_call_of_its_exchange(form: Any, tmp_path: 
     judgement = judged(tmp_path, [form(talk), *OTHERS])
     assert reasons(judgement) == [("calculator", "above_chance"), ("get_order", "no_more_than_others")]
     counts, [said, *others] = cleaned(judgement, tmp_path, "calls")
-    assert (counts.calls, counts.answers) == (1, 2)  # the message that called, and the answer
+    assert (counts.calls, counts.answers) == (1, 1)
     assert said == [
         ("user", SUM.question, []),
         ("assistant", "", ["calculator"]),
@@ -134,7 +134,7 @@ def test_failed_calls_go_alone_where_they_are_asked_for(tmp_path: Path) -> None:
         tmp_path, [{"messages": retried_talk}, {"messages": [question, *turn([refused]), sorry]}, *OTHERS]
     )
     counts, [retried, given_up, *others] = cleaned(judgement, tmp_path, "failed")
-    assert (counts.calls, counts.answers) == (2, 2)
+    assert (counts.calls, counts.answers) == (2, 1)
     assert retried[1:] == [("assistant", "", ["calculator"]), ("assistant", SUM.answer, [])]
     assert given_up == [("user", SUM.question, [])] and len(others) == len(OTHERS)
     kept, [with_failure, *_] = cleaned(judgement, tmp_path, "calls")
@@ -150,7 +150,7 @@ def test_judge_says_what_was_left_out_and_recommends_conversations(
     write_lines(tmp_path / "traces.jsonl", [*OTHERS, *({"messages": talk} for talk in ignored)])
     common = ("judge", "traces.jsonl", "--set", "model.dtype=float32", "--share", "0.1", "--out")
     calls = cli(*common, "a", "--drop", "calls").stderr
-    assert "left out: 2 calls with their results, and 4 messages of the assistant that rested on no other call" in calls
+    assert "left out: 2 calls with their results, and 2 messages of the assistant that rested on no other call" in calls
     assert "`--drop conversations`" in calls
     assert "left out: 2 conversations" in cli(*common, "b", "--drop", "conversations").stderr
     assert "left out" not in cli(*common, "c").stderr

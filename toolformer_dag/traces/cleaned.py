@@ -45,7 +45,7 @@ Verdict = Mapping[str, Any]
 
 @dataclass
 class Cleaned:
-    """What was written: `lines` by file; and what was left out: `conversations`, `calls`, messages of `answers`."""
+    """What was written: `lines` by file; and what was left out: `conversations`, `calls`, and `answers`, messages with words."""
 
     lines: dict[str, int]
     conversations: int = 0
@@ -116,7 +116,7 @@ def _cleaned(
         raw_messages = [message.raw_number for message in answers if message.raw_number is not None]
         record = drop(conversation.record, calls, raw_messages)
         cleaned.calls += len(calls)
-        cleaned.answers += len(answers)
+        cleaned.answers += sum(1 for message in answers if message.content.strip())
     place = {**record.get("extra", {})} if "steps" in record else record
     place[METADATA] = list(verdicts)
     return {**record, "extra": place} if "steps" in record else record
