@@ -45,7 +45,7 @@ Verdict = Mapping[str, Any]
 
 @dataclass
 class Cleaned:
-    """What was written: `lines` by file; and what was left out: `conversations`, `calls`, and `answers`, messages with words."""
+    """What was written: `lines` by file; and what was left out: `conversations`, `calls`, and messages of `answers`."""
 
     lines: dict[str, int]
     conversations: int = 0
