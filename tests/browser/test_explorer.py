@@ -285,11 +285,12 @@ def test_a_conversation_has_its_place_in_one_line_and_the_id_of_its_record(
     for width in (1280, 1000):
         page.set_viewport_size({"width": width, "height": 800})
         opened(page, file.as_uri(), "traces")
-        place = page.get_by_role("region", name="Recorded calls").get_by_text("traces.jsonl:14", exact=True)
+        row = page.get_by_role("region", name="Recorded calls").locator("tr", has_text="traces.jsonl:14")
+        place = row.get_by_text("traces.jsonl:14", exact=True)
         lines = place.evaluate("element => element.getClientRects().length")
         height = place.evaluate("element => element.getBoundingClientRect().height")
         assert lines == 1 and height < 30
-        assert page.locator("tr", has=place).get_by_text("made-13", exact=True).count() == 1
+        assert row.get_by_text("made-13", exact=True).count() == 1
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
