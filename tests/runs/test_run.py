@@ -84,7 +84,7 @@ KEPT_OUT = """
 from sums_tool import Sums
 
 
-class Keeping(Sums):
+class Marking(Sums):
     kept_out_version = "1"
 
     def kept_out(self, text, offset, input):
@@ -125,8 +125,8 @@ def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_toke
 
 def test_calls_that_compute_nothing_are_marked_and_every_other_swap_stays_without_a_token(world):
     before = world.lake.table("sums/swapped_results").scan().collect()
-    (world.folder / "keeping_tool.py").write_text(KEPT_OUT)
-    world.edit("sums_tool:Sums", "keeping_tool:Keeping")
+    (world.folder / "marking_tool.py").write_text(KEPT_OUT)
+    world.edit("sums_tool:Sums", "marking_tool:Marking")
     reports = world.update()
     assert not any(sum(report.work.tokens.values()) for report in reports.values())
     is_odd = pl.col("input").str.len_chars() % 2 == 1
