@@ -32,7 +32,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import chained_candidates
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.tools.built_in.calculator import NO_OPERATION
+from toolformer_dag.tools.tool import NO_OPERATION
 
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""

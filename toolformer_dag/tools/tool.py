@@ -302,6 +302,8 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
+NO_OPERATION = "no_operation"
+"""Why the calculator keeps out a call that computes nothing."""
 QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"))
 
 

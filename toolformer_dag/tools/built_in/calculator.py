@@ -10,10 +10,17 @@ from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.number_pairs import selection_rule
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.rules import sums
-from toolformer_dag.tools.tool import NoResult, Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import (
+    NO_OPERATION,
+    NoResult,
+    Proposed,
+    Tool,
+    ToolCall,
+    ToolDefaults,
+    ToolResult,
+    unquote,
+)
 
-NO_OPERATION = "no_operation"
-"""The reason of a call that computes nothing."""
 MAX_CHARACTERS = 200
 MAX_DEPTH = 50
 MAX_MAGNITUDE = 10**15
