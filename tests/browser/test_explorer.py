@@ -12,19 +12,23 @@ import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page
 
+from benchmarks.made_traces import records
 from tests.browser.conftest import OTHER_SITE
 from tests.explorer.hand_made_calls import REPEATED
+from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.cli.web_server import HOST, OwnPages, bound
 from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.exported_page import export_page
 from toolformer_dag.explorer.outcome_queries import MOST_EXPORTED
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.lake.warehouse import query
+from toolformer_dag.traces.judgement import judge_traces, traces_database
 
 pytestmark = pytest.mark.long
 
 KEY = "calculator%2Fshard%25200%2Fd2%2F0%2F7%2F1"
 ABOUT = "mine · model gpt2 · toolformer-dag 0.1.0, commit 0123456"
+JUDGED = " · conversations judged by embedded"
 HOSTILE_CALL = "%253Cimg%2520src%253Dx%2520onerror%253Dwindow.ran%253D1%253E.jsonl%253A15%2F1%2F0"
 VIEWS = (
     "thresholds",
@@ -271,9 +275,28 @@ def test_samples_that_are_one_call_are_one_row_with_their_number(page: Page, add
     assert page.locator(".text .chip", has_text="×2").count() == 1
 
 
+def test_a_conversation_has_its_place_in_one_line_and_the_id_of_its_record(
+    page: Page, database: Path, tmp_path: Path
+) -> None:
+    settings = settings_at(tmp_path)
+    judgement = judge_traces(settings, [write_lines(tmp_path / "traces.jsonl", records(14))], traces_database(settings))
+    file = tmp_path / "calls.html"
+    export_page(WarehouseReader(database, ABOUT), WarehouseReader(judgement.database), file)
+    for width in (1280, 1000):
+        page.set_viewport_size({"width": width, "height": 800})
+        opened(page, file.as_uri(), "traces")
+        row = page.get_by_role("region", name="Recorded calls").locator("tr", has_text="traces.jsonl:14")
+        place = row.get_by_text("traces.jsonl:14", exact=True)
+        lines = place.evaluate("element => element.getClientRects().length")
+        height = place.evaluate("element => element.getBoundingClientRect().height")
+        assert lines == 1 and height < 30
+        assert row.get_by_text("made-13", exact=True).count() == 1
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_terms_say_what_they_mean_and_the_header_whose_calls_these_are(page: Page, address: str) -> None:
     opened(page, f"{address}/", f"text&at={KEY}")
-    assert page.locator("header #about").inner_text() == ABOUT
+    assert page.locator("header #about").inner_text() == ABOUT + JUDGED
     found = {name: page.locator(f"main [title]:text-is('{name}')").first for name in ("p", "Δ", "source", "times")}
     told = {name: term.get_attribute("title") for name, term in found.items()}
     assert "probability" in str(told["p"]) and "L⁻ − L⁺" in str(told["Δ"]) and "rule" in str(told["source"])

@@ -196,10 +196,27 @@ def test_without_a_file_of_judge_there_is_no_view(database: Path, traces: Path, 
         assert pages.post("/api/recorded").status_code == 405
 
 
+def test_conversations_that_were_judged_before_ids_were_stored_are_shown(traces: Path, tmp_path: Path) -> None:
+    old = tmp_path / "traces.duckdb"
+    shutil.copy(traces, old)
+    with duckdb.connect(old) as connection:
+        columns = "* EXCLUDE record_id"
+        connection.execute(f"CREATE TABLE calls AS SELECT {columns} FROM trace_calls; DROP VIEW trace_calls")
+        connection.execute("ALTER TABLE calls RENAME TO trace_calls")
+    rows = recorded_calls(WarehouseReader(old), {})["rows"]
+    assert rows and {row["record_id"] for row in rows} == {None}
+    key = {name: rows[0][name] for name in ("conversation", "turn", "call")}
+    assert conversation(WarehouseReader(old), key) is not None
+
+
 def test_conversations_are_shown_without_a_warehouse(traces: Path, tmp_path: Path) -> None:
-    none = WarehouseReader(tmp_path / "w.duckdb", "mine")
-    pages = TestClient(explorer_app(none, None, WarehouseReader(traces)))
-    assert pages.get("/api/overview").json() == {"about": "mine", "tools": [], "traces": True, "live": False}
-    assert pages.get("/api/recorded").status_code == 200
+    none = WarehouseReader(tmp_path / "w.duckdb", "mine · model gpt2")
+    pages = TestClient(explorer_app(none, None, WarehouseReader(traces, "mine")))
+    alone = {"about": "mine", "tools": [], "traces": True, "judge": "embedded", "live": False}
+    assert pages.get("/api/overview").json() == alone
+    rows = pages.get("/api/recorded").json()["rows"]
+    assert {row["record_id"] for row in rows} >= {"made-0", "made-11", None}
+    opened = pages.get("/api/conversation", params={name: rows[0][name] for name in ("conversation", "turn", "call")})
+    assert opened.json()["calls"][0]["record_id"] == rows[0]["record_id"]
     alone = TestClient(explorer_app(none, None, none)).get("/api/overview")
     assert alone.status_code == 400 and "toolformer-dag run" in alone.json()["error"]

@@ -82,6 +82,7 @@ def test_an_exported_page_of_conversations_needs_no_warehouse(project: Path, tra
     stored = json.loads((project / "recorded.html").read_text("utf-8").partition('id="exported">')[2].partition("<")[0])
     rows = stored["recorded"]["rows"]
     assert done.stdout == f"{len(rows)} calls in recorded.html\n" and stored["overview"]["tools"] == []
+    assert stored["overview"]["judge"] == "embedded" and " · model " not in stored["overview"]["about"]
     gains = [row["gain"] for row in rows if row["gain"] is not None]
     assert gains == sorted(gains) and len(gains) > 10
     assert sum(one["calls"] for one in stored["recorded"]["counts"]) == stored["recorded"]["fitting"]

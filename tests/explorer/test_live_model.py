@@ -20,6 +20,7 @@ from toolformer_dag.model.engine import load_engine
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline.stages import warehouse_tables
+from toolformer_dag.tools.built_in.calculator import has_operation
 
 
 def test_token_losses_add_up_to_the_stored_losses(
@@ -51,7 +52,7 @@ def test_token_losses_add_up_to_the_stored_losses(
         assert browser.get("/api/overview", headers=told | {"sec-fetch-dest": "image"}).status_code == status
     followed = {"sec-fetch-site": "same-site", "sec-fetch-dest": "document"}
     assert browser.get("/", headers=followed).status_code == 200, "a link in Dagster's UI leads here"
-    monkeypatch.setattr(loss_scorer, "WINDOW_WEIGHTS", (1.0, 0.5))
+    monkeypatch.setattr(loss_scorer, "WINDOW_WEIGHTS", (1.0, 0.5, 0.0, 0.0, 0.0))
     other = model.token_losses(call)
     position = load_engine(plan.settings).position_at(call["text"], call["text_offset"])
     request = LossRequest(call["text"], position, call["name"], call["input"], call["result"])
@@ -102,7 +103,9 @@ def test_a_threshold_by_chance_decides_as_the_filter_found_it(finished: NewLine,
     scored = [call for call in told["calls"] if call["delta"] is not None]
     assert (told["tau_f"], told["by_chance"]) == (found, True) and scored
     for call in scored:
-        if found is None:
+        if call["reason"] == "no_operation":
+            assert not has_operation(call["input"])
+        elif found is None:
             assert call["reason"] == "no_threshold"
         else:
             assert (call["reason"] == "below_tau_f") == (call["delta"] < found)

@@ -18,18 +18,23 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 
 CANDIDATES, LOSSES, FILE = "scored_candidates", "loss_deltas", "calls.jsonl"
+TAU_F = -0.2
+"""The tiny model's calls help little, and most of them compute nothing."""
 FROM_THERE = ("tool_results", LOSSES, "filtered_calls", "augmented_corpus")
 
 
 @pytest.fixture
 def sampled(finished: NewLine) -> Line:
-    return finished("one", "two")
+    line = finished("one", "two")
+    line.set(tau_f=TAU_F)
+    line.update()
+    return line
 
 
 @pytest.fixture
 def line(new_line: NewLine) -> Line:
     line = new_line("one", "two")
-    line.set(tools__calculator__proposals=json.dumps([FILE]))
+    line.set(tau_f=TAU_F, tools__calculator__proposals=json.dumps([FILE]))
     return line
 
 

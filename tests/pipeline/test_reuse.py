@@ -28,7 +28,7 @@ def test_a_second_run_computes_nothing_and_loads_no_model(new_line: NewLine) -> 
 def test_a_threshold_of_the_filter_costs_no_token_and_no_call(finished: NewLine, new_line: NewLine) -> None:
     line, fresh = finished("one"), new_line("one")
     for one in (line, fresh):
-        one.set(tau_f=0.1)
+        one.set(tau_f=-0.2)
     reports = line.update()
     assert (tokens(reports), computed(reports), line.engines) == (0, 0, 0)
     assert changed(reports) == ["filtered_calls", "augmented_corpus"]

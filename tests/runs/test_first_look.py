@@ -30,6 +30,19 @@ def test_a_first_look_ends_with_the_data_and_too_few_texts_train_nothing(world):
     assert cli("run", *config, "--set", "training.min_texts=1000").returncode == 0  # what is trained already stays
 
 
+def test_a_first_look_says_where_chance_keeps_as_many_calls(world):
+    config = ("--config", str(world.folder / "toolformer.toml"))
+    look = cli(
+        "run", *config, "--first", "1", "--set", "tools.calculator.tau_f=-100", "--set", "training.min_texts=1000"
+    )
+    [(calls, low, high)] = world.sql(
+        "select calls, by_chance_low, by_chance_high from lanes join swapped_statistics using (tool, tau_f) "
+        "where tool = 'calculator'"
+    )
+    assert low <= calls <= high, look.stdout
+    assert f"calculator: {calls} calls are kept, and chance keeps as many (" in look.stdout
+
+
 def test_a_corpus_of_which_nothing_can_be_read_stops_the_run_there(fresh):
     for shard in (fresh.folder / "web").iterdir():
         shard.unlink()

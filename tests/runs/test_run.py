@@ -80,6 +80,16 @@ class Keeping(Sums):
     def keeps(self, text, offset, input):
         return len(input) >= self.options.shortest
 """
+KEPT_OUT = """
+from sums_tool import Sums
+
+
+class Marking(Sums):
+    kept_out_version = "1"
+
+    def kept_out(self, text, offset, input):
+        return "no_operation" if len(input) % 2 else None
+"""
 DATED = """
 from sums_tool import Sums
 from toolformer_dag.tools.tool import ToolResult
@@ -111,6 +121,20 @@ def test_an_option_that_keeps_alone_looks_at_marks_its_calls_anew_without_a_toke
     calls = world.lake.table("sums/loss_deltas").scan().collect()
     assert calls.filter(pl.col("ahead").is_null())["reason"].unique().to_list() == ["tool_keeps_out"]
     assert world.lake.table("sums/filtered_calls").scan().collect().is_empty()
+
+
+def test_calls_that_compute_nothing_are_marked_and_every_other_swap_stays_without_a_token(world):
+    before = world.lake.table("sums/swapped_results").scan().collect()
+    (world.folder / "marking_tool.py").write_text(KEPT_OUT)
+    world.edit("sums_tool:Sums", "marking_tool:Marking")
+    reports = world.update()
+    assert not any(sum(report.work.tokens.values()) for report in reports.values())
+    is_odd = pl.col("input").str.len_chars() % 2 == 1
+    calls = world.lake.table("sums/loss_deltas").scan().collect()
+    reasons = calls.filter(pl.col("ahead").is_null()).group_by(is_odd.alias("odd")).agg(pl.col("reason").unique())
+    assert dict(reasons.iter_rows()) == {True: ["no_operation"], False: [None]}
+    swaps = world.lake.table("sums/swapped_results").scan().collect()
+    assert 0 < swaps.height < before.height and swaps.equals(before.filter(~is_odd))
 
 
 def test_a_result_follows_the_context_of_its_document(fresh):

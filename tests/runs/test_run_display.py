@@ -51,12 +51,12 @@ def test_a_terminal_has_one_live_line_with_texts_tokens_and_what_is_left(fresh: 
     assert "ran warehouse/dataset" in "".join(lines)
 
 
-def test_a_step_says_within_its_first_chunk_how_far_it_is_and_what_is_left() -> None:
+def test_a_step_says_within_its_first_chunk_how_far_it_is_and_after_it_what_is_left() -> None:
     spent, ahead = Spent(250), Ahead(40, 0, 1000)
     made = Running("calculator/loss_deltas", "texts", began=time.monotonic() - 10)
     made.spent, made.ahead = lambda: spent, lambda: ahead
     made.write()
-    assert made.under_way == "250 of some 1,000 tokens, 25 tokens/s, 0:00:30 left"
+    assert made.under_way == "250 of some 1,000 tokens, 25 tokens/s, measuring the time left"
     # what was estimated at 200 took 300, so the rest will take half as much again
     made.done, spent, ahead = 8, Spent(300), Ahead(40, 200, 1000)
     made.write()

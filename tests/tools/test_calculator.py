@@ -21,6 +21,17 @@ REASONS = {
 HEXADECIMAL = re.compile("(?<![0-9.,])0[xX][0-9]")
 
 
+@pytest.mark.parametrize(
+    ("input", "reason"),
+    [
+        *((text, "no_operation") for text in ("99", "(99)", "-5", "((-1,240.50))", '"1953"', "+(-3)", "")),
+        *((text, None) for text in ("9 - 5", "20%", "2 × 3", "(1+1)", "-5 – -3", '"7/2"', "8÷4", "(3)*2")),
+    ],
+)
+def test_a_call_that_computes_nothing_is_kept_out(input: str, reason: str | None) -> None:
+    assert load_tool("calculator", {}).kept_out(f"It was {input} then.", 7, input) == reason
+
+
 def outcome(expression: str) -> str:
     try:
         return evaluate(expression)

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.made_traces import conversation, facts, records, turn
 from tests.command_line import cli
 from tests.traces.conftest import settings_at, write_lines
+from tests.worlds import make_model
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces.cleaned import write_cleaned
@@ -56,6 +57,72 @@ def test_an_interrupted_judge_loses_at_most_a_chunk(tmp_path: Path) -> None:
         judge_traces(settings, [source], traces_database(settings), stop)
     assert not traces_database(settings).exists()
     assert judge_traces(settings, [source], traces_database(settings)).losses == {"computed": 50, "reused": 10}
+
+
+FAULTS = ("wrong_value", "hallucinated", "ignored")
+PLANTED = {
+    3: FAULTS[0],
+    8: FAULTS[1],
+    13: FAULTS[2],
+    18: FAULTS[0],
+    23: FAULTS[1],
+    28: FAULTS[2],
+    33: FAULTS[0],
+    38: FAULTS[1],
+}
+"""Number of a conversation -> its fault; the other 32 of forty are right."""
+
+
+def test_eight_planted_faults_of_forty_conversations_are_found_and_no_right_call(tmp_path: Path) -> None:
+    # the embedded model reads sums and records of orders well, answers about the weather less so
+    chosen = [fact for fact in facts(100) if fact.tool in ("calculator", "get_order")]
+    lines = [
+        {"id": f"made-{number}", "messages": conversation(fact, PLANTED.get(number, "right"), chosen[number + 2])}
+        for number, fact in enumerate(chosen[:40])
+    ]
+    judgement = judged(tmp_path, lines)
+    needless = "SELECT record_id FROM trace_calls WHERE verdict = 'does not help' ORDER BY conversation"
+    assert set(told(judgement, needless)["record_id"]) == {f"made-{number}" for number in PLANTED}
+    assert told(judgement, "SELECT count(*) FROM trace_calls WHERE verdict = 'helps'").item() == 32
+
+
+def test_another_judge_replaces_the_file_only_where_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings_at(tmp_path)
+    write_lines(tmp_path / "traces.jsonl", records(4))
+    folder = make_model(tmp_path / "other")
+    named = ("--model", str(folder), "--set", "model.dtype=bfloat16")
+    assert cli("judge", "traces.jsonl", *named).returncode == 0
+    judges = "SELECT model, dtype FROM trace_settings"
+    database = next(tmp_path.rglob("traces.duckdb"))
+    refused = cli("judge", "traces.jsonl", "--out", "cleaned", "--drop", "calls")
+    assert refused.returncode == 1 and not (tmp_path / "cleaned").exists()
+    assert f"`--model {folder} --set model.dtype=bfloat16`" in refused.stderr
+    assert "`--model embedded`" in refused.stderr
+    assert query(database, judges).row(0) == (str(folder), "bfloat16")
+    assert " 0 losses computed" in cli("judge", "traces.jsonl", *named).stderr
+    assert cli("judge", "traces.jsonl", "--model", "embedded").returncode == 0
+    assert query(database, judges).row(0) == ("embedded", "float32")
+    assert cli("judge", "traces.jsonl").returncode == 0
+
+
+def test_the_id_of_a_record_stands_in_every_table(tmp_path: Path) -> None:
+    made = records(4)
+    lines = [
+        made[0],
+        {**made[1], "id": 7},
+        {"session_id": "s", **made[2], "id": None},
+        {"messages": made[3]["messages"]},
+        {"id": "refused", "question": "?"},
+    ]
+    judgement = judged(tmp_path, lines)
+    ids = [("made-0",), ("7",), ("s",), (None,)]
+    assert told(judgement, "SELECT record_id FROM trace_calls ORDER BY conversation").rows() == ids
+    said = "SELECT any_value(record_id) FROM trace_messages GROUP BY conversation ORDER BY conversation"
+    assert told(judgement, said).rows() == ids
+    assert told(judgement, "SELECT record_id FROM trace_rejections").rows() == [("refused",)]
 
 
 def test_the_order_of_the_conversations_changes_no_gain(tmp_path: Path) -> None:
@@ -125,7 +192,7 @@ def test_a_threshold_lets_a_share_of_the_swapped_results_pass(tmp_path: Path) ->
     ).row(0, named=True)
     assert row["delta"] == pytest.approx(min(row["loss_none"], row["loss_empty"]) - row["loss_result"])
     assert sum(row["swapped_gains"]) == pytest.approx(0, abs=1e-9)
-    counts = told(judgement, "SELECT of, calls, helps + does_not_help AS told FROM trace_tools ORDER BY of")
+    counts = told(judgement, "SELECT tool, calls, helps + does_not_help AS told FROM trace_tools ORDER BY tool")
     assert counts.rows() == [(tool, 6, 6) for tool in ("calculator", "find_contact", "get_order", "weather")]
     assert told(judgement, "SELECT gain, verdict FROM trace_calls WHERE swaps < 3").is_empty()
 
@@ -173,8 +240,12 @@ def test_two_files_of_one_name_and_one_named_pairs_come_out_apart(tmp_path: Path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         sources.append(write_lines(tmp_path / name, some))
     judgement = judge_traces(settings, sources, traces_database(settings))
-    assert told(judgement, "SELECT of, calls FROM trace_sources ORDER BY calls, of")["calls"].to_list() == [4, 4, 8]
-    written = write_cleaned(judgement, tmp_path / "out", "nothing")
+    assert told(judgement, "SELECT source, calls FROM trace_sources ORDER BY calls, source")["calls"].to_list() == [
+        4,
+        4,
+        8,
+    ]
+    written = write_cleaned(judgement, tmp_path / "out", "nothing").lines
     assert sorted(written.values()) == [4, 4, 8]
     assert {"traces.jsonl", "pairs.jsonl"} <= written.keys()
 
@@ -300,7 +371,7 @@ def test_a_turn_with_a_helpful_and_a_needless_call_makes_no_pair_with_itself(tmp
     judgement = judged(tmp_path, [{"messages": one} for one in talks], share=0.3)
     both = "SELECT count(*) FROM trace_calls AS a JOIN trace_calls AS b USING (conversation, turn)"
     assert told(judgement, f"{both} WHERE (a.verdict, b.verdict) = ('helps', 'does not help')").item() > 5
-    assert write_cleaned(judgement, tmp_path / "out", "nothing") == {"traces.jsonl": 24}
+    assert write_cleaned(judgement, tmp_path / "out", "nothing").lines == {"traces.jsonl": 24}
 
 
 def test_the_queries_of_the_docs_run(tmp_path: Path) -> None:

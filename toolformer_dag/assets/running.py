@@ -40,8 +40,8 @@ class Step:
     """An asset that is being made. `done` of `total` units; a total of 0 is unknown.
 
     `tokens`, `calls`: what was spent so far; `expected`: some tokens that it takes in all, 0 where none are expected;
-    `waits`: for which process of another run it waited; `outcome`: what came
-    of it, once it has ended.
+    `measured`: whether `expected` rests on chunks that are done, or on the plan alone; `waits`: for which process of
+    another run it waited; `outcome`: what came of it, once it has ended.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Step:
     outcome: str | None = None
     began: float = field(default_factory=time.monotonic)
     expected: float = 0.0
+    measured: bool = False
 
     @property
     def seconds(self) -> float:
@@ -64,7 +65,8 @@ class Step:
     def under_way(self) -> str:
         """Return `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; what is not known is left out.
 
-        Before the first of them are done: `9,800 of some 25,000 tokens, 5,120 tokens/s, 0:00:03 left`.
+        Before the first of them are done nobody knows how long the rest takes, since the model was loaded meanwhile
+        and its tokens are those of the plan: `9,800 of some 25,000 tokens, 5,120 tokens/s, measuring the time left`.
         """
         seconds, tokens, parts = max(self.seconds, 1e-3), self.tokens, []
         if not self.done and 0 < tokens < self.expected:
@@ -75,8 +77,11 @@ class Step:
             parts.append(f"{self.done:,} {self.unit}")
         if tokens:
             parts.append(f"{tokens / seconds:,.0f} tokens/s")
-        done, total = (tokens, self.expected) if self.expected > tokens else (self.done, self.total)
-        if 0 < done < total:
+        by_tokens = self.expected > tokens
+        done, total = (tokens, self.expected) if by_tokens else (self.done, self.total)
+        if by_tokens and tokens and not self.measured:
+            parts.append("measuring the time left")
+        elif 0 < done < total:
             left = seconds / done * (total - done)
             parts.append(f"{timedelta(seconds=round(left))} left")
         return ", ".join(parts)
@@ -114,6 +119,7 @@ class Running(Step):
         if ahead.tokens_done != self.passed[0]:
             self.passed = ahead.tokens_done, self.tokens
         estimated, taken = self.passed
+        self.measured = estimated > 0
         self.expected = taken + (ahead.tokens - estimated) * (taken / estimated if estimated else 1)
         if self.file is not None:
             with suppress(WriteError):  # the disk is full: the figures of before stay

@@ -40,7 +40,7 @@ def explore(
     from toolformer_dag.traces.judgement import traces_database
 
     reader = WarehouseReader(received(settings), _about(settings))
-    traces = WarehouseReader(traces_database(settings))
+    traces = WarehouseReader(traces_database(settings), _about(settings, names_model=False))
     if not traces.database.is_file():
         reader.version()  # a missing file is reported before anything is started
     if export is not None:
@@ -60,11 +60,15 @@ def explore(
         typer.echo("stopped")
 
 
-def _about(settings: Settings) -> str:
-    """Say which project, model and code the page shows; no path of this machine, since pages are passed on."""
+def _about(settings: Settings, names_model: bool = True) -> str:
+    """Say which project, model and code the page shows; no path of this machine, since pages are passed on.
+
+    `names_model`: not where the page shows recorded conversations alone, which another model may have judged.
+    """
+    from toolformer_dag.explorer.trace_queries import name_to_show
     from toolformer_dag.lake.record import commit, installed_version
 
-    model, at = settings.model.name, commit()
-    shown = Path(model).name if Path(model).is_absolute() else model
+    at = commit()
     code = f"toolformer-dag {installed_version('toolformer-dag')}{f', commit {at[:9]}' if at else ''}"
-    return f"{settings.root.absolute().name} · model {shown} · {code}"
+    model = [f"model {name_to_show(settings.model.name)}"] if names_model else []
+    return " · ".join([settings.root.absolute().name, *model, code])

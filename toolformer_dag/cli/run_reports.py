@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 from toolformer_dag.cli.query_results import drawn
 from toolformer_dag.computing.plan import Plan
@@ -18,6 +19,13 @@ select tool, "2" as texts, "4" as calls, "5" as "with a result", coalesce(places
        end as "by chance (95 %)"
 from lanes join counts using (tool) left join swapped_statistics using (tool, tau_f) order by lanes.rowid
 """
+BY_CHANCE = """
+select tool, calls, by_chance, by_chance_low as low, by_chance_high as high
+from lanes join swapped_statistics using (tool, tau_f)
+where swaps > 0 and not too_few_swaps and calls > 0 and by_chance_high >= calls
+order by lanes.rowid
+"""
+"""The tools of which chance may keep as many calls as the filter, by the 95 % interval."""
 ECHOES = """
 select tool, count(*), count(*) filter (loss_minus - loss_plus >= tau_f), count(*) filter (delta >= tau_f)
 from eligible join lanes using (tool) where echo is not null group by tool order by tool
@@ -55,12 +63,26 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
         (
             f"\nThe first look: {len(plan.shards)} of {len(whole.shards)} shards, {documents:,} documents",
             lanes,
+            *_kept_by_chance(database),
             *echoes,
             f"{too_few_to_train(plan) or enough}.",
             _rest(plan, whole),
             NEXT.format(options=options, corpus=corpus, first=f" --first {first}"),
         )
     )
+
+
+def _kept_by_chance(database: Path) -> list[str]:
+    """Return a sentence for each tool of whose kept calls as many would be kept by chance."""
+    sentences = []
+    for row in query(database, BY_CHANCE).iter_rows(named=True):
+        surely = row["by_chance"] >= row["calls"]
+        may = "keeps" if surely else "may keep"
+        sentences.append(
+            f"{row['tool']}: {row['calls']:,} calls are kept, and chance {may} as many ({row['by_chance']:,}, 95 %: "
+            f"{row['low']:,} to {row['high']:,}): they say nothing about the tool; raise its tau_f or change the model."
+        )
+    return sentences
 
 
 def round_report(plan: Plan) -> str:

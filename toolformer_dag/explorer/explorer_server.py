@@ -24,7 +24,7 @@ from toolformer_dag.explorer.call_queries import (
 )
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.outcome_queries import outcome_tables, pairs, questions
-from toolformer_dag.explorer.trace_queries import TRACE_KEY, conversation, recorded_calls
+from toolformer_dag.explorer.trace_queries import TRACE_KEY, conversation, judge_name, recorded_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
 
@@ -98,10 +98,15 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
 
 
 def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
-    """Return what every view needs; without a warehouse, what the view of conversations needs."""
-    judged = traces.database.is_file()
-    without = judged and not reader.database.is_file()
-    return {**({"about": reader.about, "tools": []} if without else overview(reader)), "traces": judged}
+    """Return what every view needs; without a warehouse, what the view of conversations needs.
+
+    `judge`: the model that judged the conversations, where there are some.
+    """
+    if not traces.database.is_file():
+        return {**overview(reader), "traces": False}
+    has_warehouse = reader.database.is_file()
+    shown = overview(reader) if has_warehouse else {"about": traces.about, "tools": []}
+    return {**shown, "traces": True, "judge": judge_name(traces)}
 
 
 def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:

@@ -21,7 +21,7 @@ from toolformer_dag.texts.chains import read_chain, written_chain
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results: every tool that may be called."""
-    then = {one.tool.key: {"version": one.tool.version, "identity": one.identity()} for one in lane.then}
+    then = {one.tool.key: loss_deltas.tool_settings(one) for one in lane.then}
     return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": then}
 
 

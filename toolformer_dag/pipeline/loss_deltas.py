@@ -37,8 +37,14 @@ from toolformer_dag.tools.tool import blamed
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results; all options count, since `Tool.keeps` may read them."""
     rule = look_ahead.VERSION if lane.look_ahead else None
-    tool = {"version": lane.tool.version, "identity": lane.identity()}
-    return {**losses_settings(plan, lane), **tool, "look_ahead": rule}
+    return {**losses_settings(plan, lane), **tool_settings(lane), "look_ahead": rule}
+
+
+def tool_settings(lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the calls that a lane's tool keeps out."""
+    settings = {"version": lane.tool.version, "identity": lane.identity()}
+    reasons = lane.tool.kept_out_version
+    return {**settings, "kept_out": reasons} if reasons else settings
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
@@ -54,7 +60,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     `reason` marks what may not stay whatever its delta. Not scored: looks_ahead; same_result, where a rule proposed a
     call with this result at this place before; words_not_held and no_echo, where the call's result, or that of its
     echo, does not hold what the rule saw after the call. Scored: does_not_fit and not_finite (the losses of both are
-    null), and tool_keeps_out (`Tool.keeps`).
+    null), and those of `Tool.kept_out`, such as tool_keeps_out and no_operation.
     """
     texts, calls = _calls(output, shard)
     fit = calls.filter(pl.col("unfit").is_null())
@@ -72,13 +78,13 @@ def marked(
     """Return the rows: `scored`, with those that their tool keeps out, and of `calls` those that are `unfit`."""
     by_digest = dict(texts.select("text_digest", "text").iter_rows())
     tools = {one.key: one.tool for one in output.lane.chainable.values()}
-    kept = []
+    reasons = list[str | None]()
     for key, digest, place, offset, call in scored.select(
         "called", "text_digest", "char_offset", "offset", "input"
     ).iter_rows():
         with blamed(tools[key], "keeps"):
-            kept.append(bool(tools[key].keeps(by_digest[digest], place - offset, call)))
-    kept_out = pl.when(~pl.Series("kept", kept, dtype=pl.Boolean)).then(pl.lit("tool_keeps_out"))
+            reasons.append(tools[key].kept_out(by_digest[digest], place - offset, call))
+    kept_out = pl.Series("kept_out", reasons, dtype=pl.String)
     reasoned = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
     unscored = calls.filter(pl.col("unfit").is_not_null()).with_columns(reason="unfit")
     table = output.stage.shaped(pl.concat([reasoned, unscored], how="diagonal")).sort(CALL_KEY)

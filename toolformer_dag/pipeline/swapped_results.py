@@ -32,6 +32,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import chained_candidates
 from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
 from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.tools.tool import NO_OPERATION
 
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
@@ -157,13 +158,15 @@ def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, p
     columns = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
     chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
     calls = lake.table(f"{lane}/{name}").read(shard).select(columns).with_columns(chance)
-    scored = calls.filter(pl.col("reason").is_null())
+    # Calls without an operation give their results as they did before they were kept out, so that every other call is
+    # swapped as before and no loss is computed again; they have no row themselves.
+    scored = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
     # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
     places = (
         lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance) if name == "loss_deltas" else scored
     )
     limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
-    exchanged = exchange(scored, texts, likeliest_places(places), limit, swaps)
+    exchanged = exchange(scored, texts, likeliest_places(places), limit, swaps).filter(pl.col("reason").is_null())
     left_out = counted(calls) + counted(exchanged, "swap_reason")
     return texts, exchanged.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
 

@@ -217,6 +217,8 @@ class Tool(ABC):
     """The MCP server of `[servers.NAME]` that has the tool; the lanes of a server are one group of the asset graph."""
     rule_version: ClassVar[str] = "1"
     """Raise this when `propose` gives other calls; no loss and no result is computed again."""
+    kept_out_version: ClassVar[str] = ""
+    """Raise this when `kept_out` gives other reasons; no loss and no result is computed again."""
     rule_looks_ahead: ClassVar[bool] = False
     """Whether `propose` gives `words`; the score of the lane is then what a call gains over its echo."""
     batch_size: int = 32
@@ -286,6 +288,13 @@ class Tool(ABC):
     def keeps(self, text: str, offset: int, input: str) -> bool:
         """Return whether to keep a call that passed the filter; it is written before character `offset` of `text`."""
         return True
+
+    def kept_out(self, text: str, offset: int, input: str) -> str | None:
+        """Return why a call may not stay whatever its delta, or None; by default what `keeps` says.
+
+        A tool that names reasons of its own raises `kept_out_version` where they change.
+        """
+        return None if self.keeps(text, offset, input) else "tool_keeps_out"
 
     def propose(self, text: str, context: str) -> Iterable[Proposed]:
         """Return the calls that a rule proposes for a text, for a section with `proposals = ["rule"]`.
@@ -382,6 +391,8 @@ def described(error: BaseException) -> str:
     return f"{kind}: {message}" if message else kind
 
 
+NO_OPERATION = "no_operation"
+"""Why the calculator keeps out a call that computes nothing."""
 QUOTES = (('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"))
 """Pairs of an opening and a closing quotation mark."""
 

@@ -2,5 +2,9 @@
 
 from typing import Literal
 
-Dropped = Literal["nothing", "calls", "conversations"]
-"""What is left out where a call does not help: nothing, the call with its result, the whole conversation."""
+Dropped = Literal["nothing", "failed", "calls", "conversations"]
+"""What is left out of conversations that are written again.
+
+`failed`: calls whose result is an error; `calls`: calls that do not help; both with their results and with the answers
+that rest on no other call. `conversations`: every conversation with a call that does not help.
+"""

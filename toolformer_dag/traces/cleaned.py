@@ -1,9 +1,14 @@
-"""Write judged conversations again in the form they came in, and pairs of a helpful and a needless call for DPO."""
+"""Write judged conversations again in the form they came in, and pairs of a helpful and a needless call for DPO.
+
+A call that is left out takes the answer with it that rested on nothing else (`_without_support`): an answer without the
+call that it was read from teaches a model to invent.
+"""
 
 import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -20,6 +25,9 @@ METADATA = "tool_call_gains"
 """The field that a record gets; in ATIF it stands under `extra`."""
 SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
+FAILED = "failed call"
+AS_LIKELY_WITHOUT = "as_likely_without"
+"""The reason of a call whose answer was known without it: the answer rests on what was said before."""
 VERDICTS = "SELECT conversation, turn, call, tool, gain, delta, overlap, verdict, reason FROM trace_calls ORDER BY ALL"
 PAIRS = f"""
 SELECT DISTINCT ON (a.beginning, a.tool, a.arguments::VARCHAR, b.tool, b.arguments::VARCHAR)
@@ -31,19 +39,36 @@ ORDER BY ALL
 """
 
 
-def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: bool = False) -> dict[str, int]:
-    """Write a file of JSON lines per source, and pairs.jsonl where there are any; return file -> lines.
+Verdict = Mapping[str, Any]
+"""A row of VERDICTS: a call by `turn` and `call`, with its verdict, reason and gain."""
+
+
+@dataclass
+class Cleaned:
+    """What was written: `lines` by file; and what was left out: `conversations`, `calls`, and messages of `answers`."""
+
+    lines: dict[str, int]
+    conversations: int = 0
+    calls: int = 0
+    answers: int = 0
+
+
+def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: bool = False) -> Cleaned:
+    """Write a file of JSON lines per source, and pairs.jsonl where there are any; return what was written and left out.
 
     Where a name is taken a number follows it.
 
     Raises UserError where a file is there already, without `force`; WriteError.
     """
-    verdicts = defaultdict[str, list[dict[str, Any]]](list)
+    cleaned = Cleaned({})
+    verdicts = defaultdict[str, list[Verdict]](list)
     for row in query(judgement.database, VERDICTS).iter_rows(named=True):
         verdicts[row.pop("conversation")].append(row)
-    by_source = defaultdict[str, list[Any]](list)
+    by_source: dict[str, list[Any]] = {one.source: [] for one in judgement.conversations}
     for one in judgement.conversations:
-        by_source[one.source] += _cleaned(one, verdicts[one.name], dropped)
+        record = _cleaned(one, verdicts[one.name], dropped, cleaned)
+        if record is not None:
+            by_source[one.source].append(record)
     files = dict[str, list[Any]]()
     for source, rows in by_source.items():
         files[_free(file_name(SUFFIX.sub("", source)), files)] = rows
@@ -51,7 +76,8 @@ def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: b
         files[_free("pairs", files)] = pairs
     for name, rows in files.items():
         write_output(folder / name, b"".join(map(_line, rows)), "--out", force)
-    return {name: len(rows) for name, rows in files.items()}
+        cleaned.lines[name] = len(rows)
+    return cleaned
 
 
 def _free(stem: str, taken: Collection[str]) -> str:
@@ -67,16 +93,64 @@ def _line(row: Mapping[str, Any]) -> bytes:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-def _cleaned(one: Recorded, verdicts: Sequence[Mapping[str, Any]], dropped: Dropped) -> Iterator[Mapping[str, Any]]:
-    """Yield the record with the verdicts of its calls, without what is dropped; nothing for a dropped conversation."""
-    idle = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP]
-    if dropped == "conversations" and idle:
-        return
-    gone = [one.messages[row["turn"]].calls[row["call"]] for row in idle] if dropped == "calls" else []
-    record = drop(one.record, gone) if gone else dict(one.record)
+def _cleaned(
+    conversation: Recorded, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
+) -> Mapping[str, Any] | None:
+    """Return the record with the verdicts of its calls, without what is dropped; None for a dropped conversation.
+
+    Adds what is left out to the counts of `cleaned`.
+    """
+    does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP]
+    if dropped == "conversations" and does_not_help:
+        cleaned.conversations += 1
+        return None
+    gone: Sequence[Verdict] = ()
+    if dropped == "calls":
+        gone = does_not_help
+    elif dropped == "failed":
+        gone = [row for row in verdicts if row["verdict"] == FAILED]
+    record = dict(conversation.record)
+    if gone:
+        calls = [conversation.messages[row["turn"]].calls[row["call"]] for row in gone]
+        answers = _without_support(conversation.messages, gone)
+        raw_messages = [message.raw_number for message in answers if message.raw_number is not None]
+        record = drop(conversation.record, calls, raw_messages)
+        cleaned.calls += len(calls)
+        cleaned.answers += sum(1 for message in answers if message.content.strip())
     place = {**record.get("extra", {})} if "steps" in record else record
     place[METADATA] = list(verdicts)
-    yield {**record, "extra": place} if "steps" in record else record
+    return {**record, "extra": place} if "steps" in record else record
+
+
+def _without_support(messages: Sequence[Message], gone: Sequence[Verdict]) -> list[Message]:
+    """Return what the assistant wrote that rests on no call any more, once the calls of `gone` are left out.
+
+    An exchange reaches from what a user says to what a user says next. Where none of its calls stays, the assistant's
+    messages from the first call that goes are returned; not where the answer was as likely without each of the calls,
+    since it then rests on what was said before.
+    """
+    unsupported = list[Message]()
+    for first, end in _exchanges(messages):
+        gone_here = [row for row in gone if first <= row["turn"] < end]
+        if not gone_here:
+            continue
+        calls = sum(len(message.calls) for message in messages[first:end])
+        rests_on_words = all(row["reason"] == AS_LIKELY_WITHOUT for row in gone_here)
+        if rests_on_words or len(gone_here) < calls:
+            continue
+        first_gone = min(row["turn"] for row in gone_here)
+        unsupported += [message for message in messages[first_gone:end] if message.role == "assistant"]
+    return unsupported
+
+
+def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+    """Yield the first message of each exchange and the one after its last; each but the first begins with a user's."""
+    first = 0
+    for number, message in enumerate(messages):
+        if message.role == "user" and number > first:
+            yield first, number
+            first = number
+    yield first, len(messages)
 
 
 def _pairs(judgement: Judgement) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,11 +44,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`role`: system, user, assistant, or another one as it was recorded; results stand with their `calls`."""
+    """`role`: system, user, assistant, or another one as it was recorded; results stand with their `calls`.
+
+    `raw_number`: number of the raw message that it was read from; None of a message that was not read from a record.
+    """
 
     role: str
     content: str
     calls: tuple[ToolCall, ...] = ()
+    raw_number: int | None = field(default=None, compare=False)
 
 
 Fault = tuple[str, str]
@@ -79,6 +83,8 @@ SPEAKERS, CONTENTS, IDS = (
     ("tool_call_id", "source_call_id"),
 )
 """The fields of a message, by any of the names that they have."""
+RECORD_IDS = ("id", "conversation_id", "trajectory_id", "trace_id", "session_id", "uuid")
+"""The fields that may hold the id of a record, in the order in which they are looked for."""
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 FAILURE = re.compile(
@@ -112,7 +118,7 @@ def read_conversation(record: object) -> tuple[tuple[Message, ...], list[Fault]]
         if role == "assistant":
             messages.append(_assistant(one, text, number, faults))
         elif text or not is_answer:
-            messages.append(Message(role, text))
+            messages.append(Message(role, text, raw_number=number))
     return tuple(_answered(messages, answers, faults)), faults
 
 
@@ -123,7 +129,8 @@ def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> Mess
     unread = [f"message {number}: {str(raw)[:80]}" for raw, call in zip(asked, read, strict=True) if call is None]
     faults += [("unreadable_call", detail) for detail in unread]
     rest = CALL.sub(lambda found: "" if _call(found[1], (0, 0)) else found[0], text)
-    return Message("assistant", rest.strip() if rest != text else text, tuple(filter(None, read)))
+    content = rest.strip() if rest != text else text
+    return Message("assistant", content, tuple(filter(None, read)), raw_number=number)
 
 
 def _lists(record: object) -> list[tuple[str, list[Any]]]:
@@ -153,6 +160,16 @@ def _fault(one: Any) -> str | None:
         return None
     what = f"content blocks {', '.join(blocks)}" if blocks else "no role"
     return f"a message has {what}; its fields are {_named(one)}"
+
+
+def id_of(record: object) -> str | None:
+    """Return the record's own id, by the first of RECORD_IDS that holds text or a whole number; None without one."""
+    fields = record if isinstance(record, Mapping) else {}
+    for key in RECORD_IDS:
+        value = fields.get(key)
+        if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+            return str(value)
+    return None
 
 
 def _named(record: object) -> str:
@@ -311,12 +328,15 @@ def to_openai(messages: Sequence[Message]) -> Iterator[tuple[int, dict[str, Any]
                 yield number, {"role": "tool", "tool_call_id": name, "name": call.tool, "content": call.result}
 
 
-def drop(record: Record, calls: Collection[ToolCall]) -> dict[str, Any]:
-    """Return a record without these of its calls and their results, in the form that it has."""
+def drop(record: Record, calls: Collection[ToolCall], raw_messages: Collection[int] = ()) -> dict[str, Any]:
+    """Return a record without these of its calls and their results, in the form that it has.
+
+    `raw_messages`: numbers of raw messages that are left out whole (`Message.raw_number`).
+    """
     gone, answers = {call.place for call in calls}, {call.answered for call in calls if call.answered}
     changed, first = dict(record), 0
     for key, raw in _lists(record):
-        numbered = enumerate(raw, first)
+        numbered = [(number, one) for number, one in enumerate(raw, first) if number not in raw_messages]
         kept = [
             left for number, one in numbered for left in _left(one, _within(gone, number), _within(answers, number))
         ]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import polars as pl
@@ -17,7 +17,7 @@ from toolformer_dag.lake.queries import OFFLINE, quoted, sql_text
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.traces.conversations import Fault, Message, Record, UnknownForm, read_conversation
+from toolformer_dag.traces.conversations import Fault, Message, Record, UnknownForm, id_of, read_conversation
 from toolformer_dag.traces.judge import Judge, JudgedCall, judge_identity, judge_of
 from toolformer_dag.traces.sources import BadRecord, records, stamp
 from toolformer_dag.traces.variants import EMPTY, EXCHANGE, NONE, OWN, Asked, beginning, calls_of, document_of, exchange
@@ -25,7 +25,7 @@ from toolformer_dag.traces.variants import EMPTY, EXCHANGE, NONE, OWN, Asked, be
 VIEWS = sql_text(__package__, "trace_views.sql")
 CALLS = pl.Schema(
     {
-        **dict.fromkeys(("conversation", "source"), pl.String()),
+        **dict.fromkeys(("conversation", "record_id", "source"), pl.String()),
         **dict.fromkeys(("turn", "call"), pl.Int32()),
         **dict.fromkeys(("beginning", "tool", "arguments", "result"), pl.String()),
         "failed": pl.Boolean(),
@@ -43,9 +43,13 @@ SWAPS = pl.Schema(
     }
 )
 MESSAGES = pl.Schema(
-    {"conversation": pl.String(), "number": pl.Int32(), **dict.fromkeys(("role", "text"), pl.String())}
+    {
+        **dict.fromkeys(("conversation", "record_id"), pl.String()),
+        "number": pl.Int32(),
+        **dict.fromkeys(("role", "text"), pl.String()),
+    }
 )
-REJECTIONS = pl.Schema(dict.fromkeys(("conversation", "source", "reason", "detail"), pl.String()))
+REJECTIONS = pl.Schema(dict.fromkeys(("conversation", "record_id", "source", "reason", "detail"), pl.String()))
 COMMENTS = {
     "measured_calls": "What was measured of every recorded call; trace_calls says what follows from it.",
     "trace_swaps": "The losses of recorded calls with results of other conversations, nats per token.",
@@ -57,20 +61,35 @@ COMMENTS = {
 
 @dataclass(frozen=True)
 class Recorded:
-    """A conversation by its place, as in traces.jsonl:12, and the record that it was read from."""
+    """A conversation by its place, as in traces.jsonl:12, and the record that it was read from.
+
+    `record_id`: the record's own id (`id_of`), None where it has none.
+    """
 
     name: str
+    record_id: str | None
     source: str
     record: Record
     messages: tuple[Message, ...]
 
 
-def read_traces(sources: Iterable[str]) -> tuple[list[Recorded], list[tuple[str, str, str, str]]]:
-    """Return the conversations of all sources, and REJECTIONS of what could not be used. Raises UserError.
+class RejectedPart(NamedTuple):
+    """What of a record could not be used as it was recorded: a row of trace_rejections."""
+
+    conversation: str
+    record_id: str | None
+    source: str
+    reason: str
+    detail: str
+
+
+def read_traces(sources: Iterable[str]) -> tuple[list[Recorded], list[RejectedPart]]:
+    """Return the conversations of all sources, and what could not be used. Raises UserError.
 
     Reasons beside those of `read_conversation`: not_json, unreadable_file, unknown_form.
     """
-    found, rejected = list[Recorded](), list[tuple[str, str, str, str]]()
+    found = list[Recorded]()
+    rejected = list[RejectedPart]()
     names = dict[tuple[str, str], str]()
     read = ((given, *one) for given in dict.fromkeys(sources) for one in records(given))
     for place, file, number, record in read:
@@ -78,15 +97,16 @@ def read_traces(sources: Iterable[str]) -> tuple[list[Recorded], list[tuple[str,
             names[place, file] = f"{place}:{file}" if file in names.values() else file
         source, faults = names[place, file], list[Fault]()
         name = f"{source}:{number}"
+        record_id = None if isinstance(record, BadRecord) else id_of(record)
         try:
             if isinstance(record, BadRecord):
                 faults = [record]
             else:
                 messages, faults = read_conversation(record)
-                found.append(Recorded(name, source, record, messages))
+                found.append(Recorded(name, record_id, source, record, messages))
         except UnknownForm as error:
             faults = [("unknown_form", str(error))]
-        rejected += [(name, source, *fault) for fault in faults]
+        rejected += [RejectedPart(name, record_id, source, reason, detail) for reason, detail in faults]
     return found, rejected
 
 
@@ -115,12 +135,12 @@ def judge_traces(
     stamps = [stamp(source) for source in sources]
     found, rejected = read_traces(sources)
     if not found:
-        why = [f" ({reason}: {detail})" for *_, reason, detail in rejected[:1]]
+        why = [f" ({part.reason}: {part.detail})" for part in rejected[:1]]
         raise UserError(f"{', '.join(sources)}: no conversation could be read{''.join(why)}")
     asked = _asked(found, settings.traces.swaps)
     judge = judge_of(settings)
     judged = list(zip(asked, judge.judged([one for _, one in asked], advance), strict=True))
-    tables = {
+    tables: dict[str, tuple[pl.Schema, Sequence[Sequence[Any]]]] = {
         "measured_calls": (CALLS, [_call_row(*of, one) for of, one in judged]),
         "trace_swaps": (SWAPS, [row for of, one in judged for row in _swap_rows(*of, one)]),
         "trace_messages": (MESSAGES, list(chain.from_iterable(map(_message_rows, found)))),
@@ -141,7 +161,7 @@ def _asked(found: Sequence[Recorded], swaps: int) -> list[tuple[Recorded, Asked]
 
 def _call_row(one: Recorded, asked: Asked, judged: JudgedCall) -> tuple[Any, ...]:
     call, losses = asked.call, (judged.losses.get(name) for name in (NONE, EMPTY, OWN))
-    head = (one.name, one.source, asked.at, asked.index, beginning(one.messages[: asked.at]), call.tool)
+    head = (one.name, one.record_id, one.source, asked.at, asked.index, beginning(one.messages[: asked.at]), call.tool)
     facts = (json.dumps(call.arguments, ensure_ascii=False), call.result, call.failed, judged.reason, judged.tokens)
     return (*head, *facts, *losses, judged.overlap[0] if judged.overlap else None)
 
@@ -153,7 +173,7 @@ def _swap_rows(one: Recorded, asked: Asked, judged: JudgedCall) -> Iterator[tupl
 
 
 def _message_rows(one: Recorded) -> Iterator[tuple[Any, ...]]:
-    return ((one.name, number, said.role, said.content) for number, said in enumerate(one.messages))
+    return ((one.name, one.record_id, number, said.role, said.content) for number, said in enumerate(one.messages))
 
 
 def trace_settings(settings: Settings) -> dict[str, Any]:
@@ -175,9 +195,32 @@ def made_from(database: Path) -> str | None:
     return None
 
 
+def refuse_other_judge(settings: Settings, database: Path) -> None:
+    """Refuse to replace a file that another judge has written than the model of the settings, or in another dtype.
+
+    For commands that name no judge. Files written before the dtype was stored are compared by the model's name. Raises
+    UserError, with how to name either judge.
+    """
+    try:
+        recorded = query(database, "FROM trace_settings").row(0, named=True)
+    except WarehouseError:  # nothing was judged yet
+        return
+    model = settings.model
+    dtype = recorded.get("dtype", model.dtype)
+    if (recorded["model"], dtype) == (model.name, model.dtype):
+        return
+    named_dtype = "" if dtype == model.dtype else f" --set model.dtype={dtype}"
+    raise UserError(
+        f"{database} was judged by {recorded['model']} in dtype {dtype}, and this command names no judge: the model of "
+        f"the settings, {model.name} in dtype {model.dtype}, would judge again and replace it; write "
+        f"`--model {recorded['model']}{named_dtype}` to stay with the judge, or `--model {model.name}` to change it"
+    )
+
+
 def _told_settings(judge: Judge, version: str) -> pl.DataFrame:
     rendering, traces = judge.reader.rendering, judge.settings.traces.model_dump(exclude={"source"})
-    told = {"model": judge.settings.model.name, "made_from": version}
+    model = judge.settings.model
+    told = {"model": model.name, "dtype": model.dtype, "made_from": version}
     return pl.DataFrame(
         [{**traces, **told, "rendering": rendering.name, "rendering_fingerprint": rendering.fingerprint}]
     )

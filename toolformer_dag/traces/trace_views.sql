@@ -2,6 +2,7 @@
 -- A call is held against results of the same tool in other conversations. Each of these is held against the others of its
 -- call in the same way, which tells how far chance goes: the threshold is what a share of them exceeds.
 
+COMMENT ON COLUMN trace_messages.record_id IS 'the record''s own id; null where it has none';
 COMMENT ON COLUMN trace_messages.number IS 'number in the conversation, from 0: the turn of its calls';
 COMMENT ON COLUMN trace_messages.role IS 'system, user, assistant, or another one as it was recorded';
 COMMENT ON COLUMN trace_messages.text IS 'what was said, without calls and results';
@@ -46,7 +47,7 @@ WITH swapped AS (
         ELSE 'no_more_than_others' END AS reason
     FROM measured
 )
-SELECT conversation, source, turn, call, tool, arguments, result, delta, gain, swapped_gains, overlap,
+SELECT conversation, record_id, source, turn, call, tool, arguments, result, delta, gain, swapped_gains, overlap,
        CASE reason WHEN 'error_result' THEN 'failed call' WHEN 'above_chance' THEN 'helps'
             WHEN 'as_likely_without' THEN 'does not help' WHEN 'no_more_than_others' THEN 'does not help'
             ELSE 'cannot be told' END AS verdict,
@@ -57,6 +58,7 @@ COMMENT ON MACRO TABLE judged_at IS 'Every recorded call with its verdict, where
 CREATE VIEW trace_calls AS FROM judged_at($share);
 COMMENT ON VIEW trace_calls IS 'Every recorded call with its verdict at traces.share; `order by gain` has the answers first that rest least on their results.';
 COMMENT ON COLUMN trace_calls.conversation IS 'file or split, and line or row, as in traces.jsonl:12';
+COMMENT ON COLUMN trace_calls.record_id IS 'the record''s own id; null where it has none';
 COMMENT ON COLUMN trace_calls.source IS 'file or split';
 COMMENT ON COLUMN trace_calls.turn IS 'number of the message of the conversation, from 0; results are no messages';
 COMMENT ON COLUMN trace_calls.call IS 'number of the call in its message, from 0';
@@ -76,26 +78,26 @@ COMMENT ON COLUMN trace_calls.loss_empty IS 'the same with the call and an empty
 COMMENT ON COLUMN trace_calls.loss_result IS 'the same with the recorded result';
 COMMENT ON COLUMN trace_calls.beginning IS 'hash of the messages before that of the call';
 
-CREATE MACRO trace_counts(key) AS TABLE
-SELECT key AS of, count(*) AS calls, count(*) FILTER (verdict = 'helps') AS helps,
+CREATE MACRO trace_counts(kind) AS TABLE
+SELECT kind AS counted, count(*) AS calls, count(*) FILTER (verdict = 'helps') AS helps,
        count(*) FILTER (verdict = 'does not help') AS does_not_help,
        count(*) FILTER (verdict = 'cannot be told') AS cannot_be_told,
        count(*) FILTER (verdict = 'failed call') AS failed, avg(gain) AS gain, avg(overlap) AS overlap
-FROM trace_calls GROUP BY ALL ORDER BY calls DESC, of;
-COMMENT ON MACRO TABLE trace_counts IS 'Verdicts, mean gain and mean overlap by a column of trace_calls.';
+FROM trace_calls GROUP BY ALL ORDER BY calls DESC, counted;
+COMMENT ON MACRO TABLE trace_counts IS 'Verdicts, mean gain and mean overlap by a column of trace_calls, whose values are in `counted`.';
 
-CREATE VIEW trace_tools AS FROM trace_counts(tool);
+CREATE VIEW trace_tools AS SELECT counted AS tool, * EXCLUDE counted FROM trace_counts(tool);
 COMMENT ON VIEW trace_tools IS 'Verdicts by tool.';
-CREATE VIEW trace_turns AS FROM trace_counts(turn);
+CREATE VIEW trace_turns AS SELECT counted AS turn, * EXCLUDE counted FROM trace_counts(turn);
 COMMENT ON VIEW trace_turns IS 'Verdicts by number of the message in its conversation.';
-CREATE VIEW trace_sources AS FROM trace_counts(source);
+CREATE VIEW trace_sources AS SELECT counted AS source, * EXCLUDE counted FROM trace_counts(source);
 COMMENT ON VIEW trace_sources IS 'Verdicts by file or split.';
 
 CREATE VIEW trace_summary AS
 SELECT format('{} calls: {} help, {} do not, {} cannot be told, {} failed; by tool: {}', count(*),
               count(*) FILTER (verdict = 'helps'), count(*) FILTER (verdict = 'does not help'),
               count(*) FILTER (verdict = 'cannot be told'), count(*) FILTER (verdict = 'failed call'),
-              (SELECT coalesce(string_agg(concat(of, ' ', concat_ws('/', helps, does_not_help, cannot_be_told, failed)), ', '), '-')
+              (SELECT coalesce(string_agg(concat(tool, ' ', concat_ws('/', helps, does_not_help, cannot_be_told, failed)), ', '), '-')
                FROM trace_tools)) AS told
 FROM trace_calls;
 COMMENT ON VIEW trace_summary IS 'Verdicts in a line, by tool in the same order: helps/does not/cannot be told/failed.';

@@ -13,12 +13,19 @@ const AXIS_WIDTH = 320, AXIS_HEIGHT = 120, AXIS_FLOOR = 92, AXIS_PAD = 14;
 const gainStep = gain => (gain === null ? "gain-none" : `gain-${GAIN_EDGES.filter(edge => gain >= edge).length}`);
 const signed = number => (number === null ? "–" : (number < 0 ? "−" : "+") + nats(Math.abs(number)));
 const gainMark = gain => el("span", { className: `gain ${gainStep(gain)}` }, signed(gain));
+const SHORT_NAME = 28; // characters; a name up to this long is not broken
 const traceKey = call => encodeKey(call, TRACE_KEY);
 
 function verdictOfTrace(call) {
   const signs = { helps: ["kept", "✓ "], "does not help": ["lost", "✗ "] };
   const [className, sign] = signs[call.verdict] ?? [null, ""];
   return el("span", { className }, sign, call.verdict);
+}
+
+// Where a conversation was read, and the id that its record has.
+function placeName(call) {
+  const name = el("span", { className: call.conversation.length <= SHORT_NAME ? "unbroken" : null }, foreign(call.conversation));
+  return call.record_id === null ? name : [name, " ", el("span", { className: "soft" }, foreign(call.record_id))];
 }
 
 // A text that the server cut says how long it is.
@@ -76,8 +83,9 @@ function inConversation(found, key, choose) {
   const messages = found.said.map(one => el("div", { className: "said" }, el("h3", {}, `${one.number} · `, foreign(one.role)), one.text ? cutText(one.text, one.length) : null,
     found.calls.filter(call => call.turn === one.number).map(call => recordedCall(call, isChosen(call), choose))));
   const some = found.said.length < found.messages ? `; of ${count(found.messages)} messages those from ${found.first} to ${found.first + found.said.length - 1}` : "";
+  const call = found.calls.find(isChosen);
   const place = el("div", { className: "scroll tall talk", tabindex: 0, role: "region", "aria-label": "The conversation" }, messages);
-  return [el("section", {}, el("h2", {}, foreign(key.conversation), some), place), swappedResults(found, found.calls.find(isChosen))];
+  return [el("section", {}, el("h2", {}, placeName(call), some), place), swappedResults(found, call)];
 }
 
 export function conversations() {
@@ -124,7 +132,7 @@ export function conversations() {
     const chosen = state("trace.at");
     body.replaceChildren(...found.rows.map(call => el("tr", { "data-key": traceKey(call), "aria-current": traceKey(call) === chosen ? "true" : null },
       el("td", { className: "number" }, gainMark(call.gain)), el("td", {}, verdictOfTrace(call)), el("td", {}, choose(call, foreign(call.tool))),
-      el("td", {}, foreign(call.conversation)), el("td", { className: "number" }, String(call.turn)))));
+      el("td", {}, placeName(call)), el("td", { className: "number" }, String(call.turn)))));
     const some = found.rows.length < found.fitting ? `, the ${count(found.rows.length)} with the lowest gain` : "";
     told.textContent = found.fitting ? `${count(found.fitting)} calls${some}` : "No call fits.";
     return found;

@@ -39,7 +39,8 @@ async function show() {
   try {
     if (!overview) {
       overview = await data.overview();
-      document.getElementById("about").replaceChildren(foreign(overview.about));
+      const judge = overview.judge ? ` · conversations judged by ${overview.judge}` : "";
+      document.getElementById("about").replaceChildren(foreign(overview.about + judge));
       name = navigation();
     }
     const made = await VIEWS[name][1](overview);

@@ -3,13 +3,23 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from toolformer_dag.settings.setting_types import Unfingerprinted
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.calculator_selection import selection_rule
 from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.rules import sums
-from toolformer_dag.tools.tool import NoResult, Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import (
+    NO_OPERATION,
+    NoResult,
+    Proposed,
+    Tool,
+    ToolCall,
+    ToolDefaults,
+    ToolResult,
+    unquote,
+)
 
 MAX_CHARACTERS = 200
 """The longest expression."""
@@ -29,6 +39,8 @@ SYMBOLS = dict.fromkeys("xX×·⋅∙∗", "*") | dict.fromkeys("÷∕⁄", "/")
 """Other characters for the signs of operations."""
 KNOWN = frozenset("+-*/()%")
 """The tokens that are no numbers."""
+OPERATORS = frozenset("+-*/%")
+"""The tokens that compute something where they follow a number."""
 
 
 def evaluate(expression: str) -> str:
@@ -59,6 +71,15 @@ def _rounded(value: Fraction) -> str:
     whole, decimals = divmod(hundredths, 100)
     sign = "-" if value < 0 and hundredths else ""
     return f"{sign}{whole}.{decimals:02}".rstrip("0").rstrip(".")
+
+
+def has_operation(expression: str) -> bool:
+    """Return whether an expression computes something: a sign of an operation follows a number or a parenthesis.
+
+    `99`, `(99)` and `-5` compute nothing, `20%` does.
+    """
+    tokens = [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
+    return any(token in OPERATORS and before not in "+-*/(" for before, token in pairwise(tokens))
 
 
 def _number(token: str) -> Fraction:
@@ -172,6 +193,7 @@ class Calculator(Tool):
     name = "Calculator"
     looks_for = "numbers of which one may follow from others"
     version = "6"
+    kept_out_version = "1"
     description = "Computes an arithmetic expression, such as 400 / 1400."
     defaults = ToolDefaults(tau_s=0.0, k=20, m=10, tau_f=0.5)
     Options = CalculatorOptions
@@ -189,6 +211,10 @@ class Calculator(Tool):
 
     def rule_identity(self) -> Mapping[str, object]:
         return {"rule": sums.VERSION, "strict": self.options.strict_rule}
+
+    def kept_out(self, text: str, offset: int, input: str) -> str | None:
+        """Return `no_operation` for a number alone, as in `Calculator(99) -> 99`: the call repeats the text."""
+        return super().kept_out(text, offset, input) if has_operation(unquote(input)) else NO_OPERATION
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call.input) for call in calls]
