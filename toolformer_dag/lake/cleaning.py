@@ -1,10 +1,10 @@
 """Removing files that nothing needs any more: replaced files, rows of old models, what killed processes left."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from toolformer_dag.lake.inventory import Item, inventory
 from toolformer_dag.lake.local_outputs import contents_in_use
@@ -16,7 +16,12 @@ from toolformer_dag.lake.table import Lake
 
 @dataclass(frozen=True, slots=True)
 class RemovedFile:
-    """A file that was removed, or would be; `bytes` of it, and why nothing needs it."""
+    """A file that was removed, or would be.
+
+    - `path`: where it lies, for people: in an object store the address of the object
+    - `bytes`: its size
+    - `reason`: why nothing needs it
+    """
 
     path: str
     bytes: int
@@ -28,99 +33,136 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 
     A file is the lake's by the form of its name: everything else in the folder stays.
 
-    Removed: files of parts that were withdrawn, or replaced longer than `grace` ago, unfinished files, files set aside
-    as damaged, and stored rows under an identity that no published part was made with and no run has opened within
-    `grace`. Kept: everything that a manifest names; where a manifest is damaged or gone, all files of its table and all
-    stored rows. `grace` has to be longer than the longest query over the lake and the longest step: readers and writers
-    hold on to files for that long.
+    Removed:
+    - files of parts that were withdrawn, or replaced longer than `grace` ago
+    - unfinished files, and files that were set aside as damaged
+    - computed rows under an identity that no published part was made with and no run has opened within `grace`
+
+    Kept: everything that a manifest names; where a manifest is damaged or gone, all files of its table and all computed
+    rows.
+
+    `grace` has to be longer than the longest query over the lake and the longest step: readers and writers hold on to
+    files for that long. Raises ReadError, WriteError.
     """
-    old = (datetime.now(UTC) - grace).timestamp()
-    items = list(_unneeded(lake, old))
-    if not dry_run:
-        items = _removed(lake, items, old)
-    return [RemovedFile(lake.storage.shown(item.path), item.bytes, reason) for item, reason in items]
+    kept_since = (datetime.now(UTC) - grace).timestamp()
+    unneeded = _unneeded(lake, kept_since)
+    removed = unneeded if dry_run else _remove(lake, unneeded, kept_since)
+    return [
+        RemovedFile(path=lake.storage.shown(file.item.path), bytes=file.item.bytes, reason=file.reason)
+        for file in removed
+    ]
 
 
-def _removed(lake: Lake, items: Sequence[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
-    """Remove items; return them without stored rows that a run has opened meanwhile."""
-    stores = {item.owner for item, _ in items if item.kind == "rows"}
-    removed = [one for one in items if one[0].owner not in stores]
-    lake.storage.remove(*(item.path for item, _ in removed))
+class _Unneeded(NamedTuple):
+    """A file that nothing needs, and why."""
+
+    item: Item
+    reason: str
+
+
+def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
+    """Remove files; return those that were removed: all but computed rows that a run has opened meanwhile."""
+    stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
+    removed = [file for file in unneeded if file.item.owner not in stores]
+    lake.storage.remove(*(file.item.path for file in removed))
     for store in sorted(stores):
-        removed += _removed_rows(lake, store, [one for one in items if one[0].owner == store], old)
+        if _is_in_use_again(lake, store, kept_since):
+            continue
+        store_files = [file for file in unneeded if file.item.owner == store]
+        lake.storage.remove(*(file.item.path for file in store_files))
+        removed += store_files
     return removed
 
 
-def _removed_rows(lake: Lake, store: str, items: list[tuple[Item, str]], old: float) -> list[tuple[Item, str]]:
-    """Remove stored rows, unless a run has opened them since the lake was listed: their identity is in use again.
+def _is_in_use_again(lake: Lake, store: str, kept_since: float) -> bool:
+    """Return whether a run has opened a row store since the lake was listed: opening it touches its identity.json.
 
-    One that opens them in this moment finds them lacking and computes them again.
+    A run that opens it after this answer finds its rows lacking and computes them again.
     """
-    with suppress(FileNotFoundError):
-        if lake.storage.changed(lake.root / store / IDENTITY) >= old:
-            return []
-    lake.storage.remove(*(item.path for item, _ in items))
-    return items
+    try:
+        return lake.storage.changed(lake.root / store / IDENTITY) >= kept_since
+    except FileNotFoundError:
+        return False
 
 
 @dataclass
 class _Use:
-    """What is in use: files, all files of these folders, row stores.
+    """What of a lake is in use; filled table by table and output by output, then asked for the reason of each file.
 
-    `unknown`: whether a manifest is not whole, so that any row store may be in use.
+    - `files`: these files
+    - `folders`: all files of these folders
+    - `stores`: these row stores
+    - `any_store`: whether any row store may be in use, since a manifest is not whole
     """
 
     files: set[Path] = field(default_factory=set)
     folders: set[Path] = field(default_factory=set)
     stores: set[str] = field(default_factory=set)
-    unknown: bool = False
+    any_store: bool = False
+
+    def add_table(self, lake: Lake, name: str, items: Sequence[Item], kept_since: float) -> None:
+        """Note what a table uses; of a part that was published within the grace period, all files of its folder.
+
+        A file that such a part replaced may still be read.
+        """
+        table = lake.table(name)
+        if table.damage():  # the lines that were lost may have named any file and any row store
+            self.any_store = True
+            self.folders |= {item.path.parent for item in items if item.kind == "part" and item.owner == name}
+            return
+        for part, pointer in table.pointers().items():
+            self.stores.update(pointer.record.get(STORES, ()))
+            self.files.update(table.file_path(part, file) for file in pointer.files)
+            if pointer.published >= kept_since:
+                self.folders.add(table.part_folder(part))
+
+    def add_local_output(self, lake: Lake, folder: Path, kept_since: float) -> None:
+        """Note what the manifest of a local output names, such as a checkpoint; all its files where that is unknown."""
+        contents = contents_in_use(lake.storage, folder, kept_since)
+        if contents is None:
+            self.folders.add(folder)
+        else:
+            self.files.update(folder / name for name in contents)
 
     def reason(self, item: Item) -> str | None:
-        """Return why an old file can go; None where it stays."""
+        """Return why a file that is older than the grace period can go; None where it stays."""
         if item.kind in ("unfinished", "damaged"):
             return item.kind
         if item.kind in ("part", "content"):
-            return None if item.path in self.files or item.path.parent in self.folders else "replaced"
-        free = item.kind == "rows" and not self.unknown and item.owner not in self.stores
-        return "rows of an identity that nothing uses" if free else None
+            is_used = item.path in self.files or item.path.parent in self.folders
+            return None if is_used else "replaced"
+        if item.kind == "rows":
+            is_used = self.any_store or item.owner in self.stores
+            return None if is_used else "rows of an identity that nothing uses"
+        return None
 
 
-def _unneeded(lake: Lake, old: float) -> Iterator[tuple[Item, str]]:
-    """List files before manifests are read, so that a part published in between is not taken for left over."""
+def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
+    """Return the files that were written before `kept_since` (seconds since 1970) and that nothing needs, by path.
+
+    Files are listed before manifests are read, so that a part published in between is not taken for left over.
+    """
     items = sorted(inventory(lake.storage), key=lambda item: item.path)
-    use = _use(lake, items, old)
-    reasons = ((item, use.reason(item)) for item in items if item.changed < old)
-    yield from ((item, reason) for item, reason in reasons if reason)
+    use = _use_of(lake, items, kept_since)
+    unneeded = []
+    for item in items:
+        reason = use.reason(item) if item.changed < kept_since else None
+        if reason is not None:
+            unneeded.append(_Unneeded(item, reason))
+    return unneeded
 
 
-def _use(lake: Lake, items: Sequence[Item], old: float) -> _Use:
-    # opening a row store touches a file, appending makes one
-    use = _Use(stores={item.owner for item in items if item.kind == "rows" and item.changed >= old})
+def _use_of(lake: Lake, items: Sequence[Item], kept_since: float) -> _Use:
+    """Return what is in use of a lake with the files `items`."""
+    # To open a row store touches a file of it, to append writes one.
+    opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
+    tables = {item.owner for item in items if item.kind in ("manifest", "part")}
+    output_folders = {item.path.parent for item in items if item.kind == "content"}
+
+    use = _Use(stores=opened_stores)
     with session():
-        for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
-            _add_table(use, lake, table, items, old)
-    for folder in {item.path.parent for item in items if item.kind == "content"}:
-        _add_output(use, lake, folder, old)
+        for table in sorted(tables):
+            use.add_table(lake, table, items, kept_since)
+    for folder in output_folders:
+        use.add_local_output(lake, folder, kept_since)
     return use
-
-
-def _add_output(use: _Use, lake: Lake, folder: Path, old: float) -> None:
-    contents = contents_in_use(lake.storage, folder, old)
-    if contents is None:
-        use.folders.add(folder)
-    else:
-        use.files |= {folder / name for name in contents}
-
-
-def _add_table(use: _Use, lake: Lake, name: str, items: Sequence[Item], old: float) -> None:
-    """Note what a table uses; of a part that changed since `old`, all files: what was replaced may still be read."""
-    table = lake.table(name)
-    if table.damage():  # what was lost with its lines may be needed
-        use.unknown = True
-        use.folders |= {item.path.parent for item in items if item.kind == "part" and item.owner == name}
-        return
-    for part, pointer in table.pointers().items():
-        use.stores |= set(pointer.record.get(STORES, ()))
-        use.files |= {table.file_path(part, file) for file in pointer.files}
-        if pointer.published >= old:
-            use.folders.add(table.part_folder(part))

@@ -10,6 +10,7 @@ from toolformer_dag.lake.queries import rows
 DESCRIBE = re.compile(
     r'\s*desc(?:ribe)?(?:\s+(?:table\s+|view\s+)?(?:"(?P<quoted>[^"]+)"|(?P<plain>\w+)))?\s*;?\s*', re.I
 )
+"""`describe`, `desc funnel`, `DESCRIBE TABLE "funnel";`: the whole text, with a name or without."""
 ALL = """
 SELECT table_name AS name, 'table' AS kind, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary
 UNION ALL
@@ -19,17 +20,21 @@ SELECT function_name || '(' || array_to_string(parameters, ', ') || ')', replace
 FROM duckdb_functions() WHERE NOT internal
 ORDER BY kind, name
 """
+"""Every table, view and macro: (name, kind, comment)."""
 COLUMNS = """
 SELECT column_name, data_type AS column_type, comment FROM duckdb_columns()
 WHERE NOT internal AND lower(table_name) = lower($name) ORDER BY column_index
 """
+"""The columns of the table or view $name: (column_name, column_type, comment)."""
 MACRO = f"FROM ({ALL}) WHERE kind LIKE '%macro' AND lower(name[:position('(' in name) - 1]) = lower($name)"
+"""The rows of ALL of the macro $name: (name with parameters, kind, comment)."""
 
 
 def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame | None:
-    """Return the columns of a table or view with their comments, or a macro's; None where `sql` describes no name.
+    """Return what `describe NAME` says of the warehouse with comments; None where `sql` is no such statement.
 
-    `describe` alone lists every table, view and macro.
+    Of a table or view the columns (COLUMNS), of a macro its parameters and comment (MACRO), without a name every table,
+    view and macro (ALL). None too where nothing has that name, so that DuckDB's own error names it.
     """
     match = DESCRIBE.fullmatch(sql)
     if match is None:
@@ -38,7 +43,7 @@ def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame |
     if name is None:
         return rows(connection, ALL)
     for query in (COLUMNS, MACRO):
-        columns: pl.DataFrame = connection.sql(query, params={"name": name}).pl()
-        if columns.height:
-            return columns
+        description: pl.DataFrame = connection.sql(query, params={"name": name}).pl()
+        if description.height:
+            return description
     return None

@@ -13,7 +13,15 @@ from toolformer_dag.lake.row_store import NAME
 from toolformer_dag.lake.storage import ASIDE, Storage
 
 Kind = Literal["unfinished", "manifest", "part", "rows", "content", "damaged"]
-"""`content`: a file of a local output; `damaged`: was set aside."""
+"""What a file is:
+
+- `unfinished`: a file that a process was writing
+- `manifest`: the manifest of a table
+- `part`: a Parquet file of a part of a table
+- `rows`: a file of a row store (computed rows)
+- `content`: a file of a local output, by its hash
+- `damaged`: any of these that was set aside
+"""
 FORMS: dict[Kind, re.Pattern[str]] = {
     "unfinished": re.compile(rf"(?:.*/)?{TEMPORARY.pattern}(?:/.*)?"),
     "manifest": re.compile(rf"{FOLDER}/(?P<owner>.+){re.escape(SUFFIX)}"),
@@ -21,12 +29,17 @@ FORMS: dict[Kind, re.Pattern[str]] = {
     "rows": re.compile(rf"(?P<owner>.+/[0-9a-f]{{16}})/(?:identity\.json|\.merge\.lock|{NAME.pattern})"),
     "content": re.compile(rf"{LOCAL_OUTPUTS}/(?P<owner>.+)/[0-9a-f]{{16}}"),
 }
-"""The first that fits counts."""
+"""The form of a file's name below the lake, by kind; the first that fits counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file of the lake. `owner`: the table, row store or local output that it belongs to; `part`: of a table."""
+    """A file of the lake.
+
+    - `owner`: the table, row store or local output that it belongs to; empty for an unfinished file
+    - `part`: of a file of a table's part, the name of that part; else empty
+    - `changed`: when it was written, in seconds since 1970
+    """
 
     path: Path
     kind: Kind
@@ -37,18 +50,31 @@ class Item:
 
 
 def inventory(storage: Storage, all_parts: bool = True) -> Iterator[Item]:
-    """Yield every file of the lake, see `Storage.files`; what others put into its folder is left out."""
+    """Yield every file that the lake wrote; what others put into its folder is left out.
+
+    all_parts: whether every part of a table is listed, or in a folder only the files of one (see `Storage.files`).
+    """
     for file in storage.files(all_parts):
-        if item := item_of(storage, file.path, file.bytes, file.changed):
+        item = item_of(storage, file.path, size=file.bytes, changed=file.changed)
+        if item is not None:
             yield item
 
 
 def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> Item | None:
-    """Return what a file is; None for one that the lake did not write."""
+    """Return what a file is, by its name alone; None for one that the lake did not write."""
     name = path.relative_to(storage.root).as_posix()
+    was_set_aside = name.endswith(ASIDE)
     for kind, form in FORMS.items():
-        if match := form.fullmatch(name.removesuffix(ASIDE)):
-            fields = match.groupdict("")
-            shown: Kind = "damaged" if name.endswith(ASIDE) else kind
-            return Item(path, shown, fields.get("owner", ""), plain_name(fields.get("part", "")), size, changed)
+        match = form.fullmatch(name.removesuffix(ASIDE))
+        if match is None:
+            continue
+        fields = match.groupdict(default="")
+        return Item(
+            path=path,
+            kind="damaged" if was_set_aside else kind,
+            owner=fields.get("owner", ""),
+            part=plain_name(fields.get("part", "")),
+            bytes=size,
+            changed=changed,
+        )
     return None

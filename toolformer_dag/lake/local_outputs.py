@@ -21,15 +21,25 @@ from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import Storage
 
 log = logging.getLogger(__name__)
-LOCAL_OUTPUTS, MANIFEST = "local-outputs", "manifest.json"
-"""The hyphen keeps the first apart from the lanes, whose folders lie beside it."""
+LOCAL_OUTPUTS = "local-outputs"
+"""The folder of the lake for local outputs; the hyphen keeps it apart from the lanes, whose folders lie beside it."""
+MANIFEST = "manifest.json"
+"""The object that says which files an output has."""
 UPLOADS_AT_ONCE = 4
-"""Each of a large file holds some 60 MB."""
+"""Files that are uploaded at once; each takes some 60 MB of memory where it is large."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOutput:
-    """The files of the asset `name` in `folder`: those named, or all below it."""
+    """The files of an asset on this machine, and the objects by which machines share them.
+
+    - `name`: of the asset; its objects lie in `local-outputs/NAME`
+    - `folder`: where the files lie on this machine
+    - `names`: the files of the folder that belong to the asset; empty for all below it
+
+    This machine keeps a copy of the manifest that it has sent or received last. Where the files differ from it, they
+    were made here since.
+    """
 
     storage: Storage
     name: str
@@ -37,84 +47,111 @@ class LocalOutput:
     names: tuple[str, ...] = ()
 
     def receive(self) -> None:
-        """Bring the files up to what another machine has sent; those of this machine that were not sent stay.
+        """Bring the files up to what another machine has sent; files that were made here and not sent yet stay.
 
-        Raises ObjectStoreError, WriteError.
+        Nothing happens where nothing was sent, and in a folder lake. Where an object is gone or damaged, some files may
+        have been replaced, and the next run makes the output again. Raises ObjectStoreError, WriteError.
         """
         if not isinstance(self.storage, ObjectStorage):
             return
         with self.storage.alone(self._object(".lock")):
             try:
                 manifest, _ = self.storage.read(self._object(MANIFEST))
-                wanted: dict[str, str] = unsealed(manifest)[FILES]
+                sent_hashes: dict[str, str] = unsealed(manifest)[FILES]
             except (FileNotFoundError, ValueError, KeyError):  # never sent, or damaged: sent again by the next run
                 return
-            here = self._files()
-            if self._last() == manifest and (here == wanted or not here.items() <= wanted.items()):
-                return  # nothing new there, and what differs here was not sent yet
-            if self._replace(self.storage, here, wanted):
+            local_hashes = self._local_hashes()
+            nothing_new_was_sent = self._last_manifest() == manifest
+            only_files_are_missing_here = local_hashes.items() < sent_hashes.items()
+            if nothing_new_was_sent and not only_files_are_missing_here:
+                return  # the files are equal, or what differs was made here and not sent yet
+            if self._replace_files(self.storage, local_hashes, sent_hashes):
                 write_whole(self._object(MANIFEST), manifest)
 
     def send(self) -> None:
-        """Put the files into the object store, where they are not there yet. Raises ObjectStoreError, WriteError."""
-        if not isinstance(self.storage, ObjectStorage):
+        """Upload the contents that the object store does not have yet, then the manifest that names all files.
+
+        Nothing happens in a folder lake. Raises ObjectStoreError, WriteError.
+        """
+        storage = self.storage
+        if not isinstance(storage, ObjectStorage):
             return
-        upload = self.storage.upload
-        with self.storage.alone(self._object(".lock")), ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
-            hashes = self._files()
-            list(pool.map(lambda name: upload(self._object(hashes[name]), self.folder / name), hashes))
+        with storage.alone(self._object(".lock")), ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
+            hashes = self._local_hashes()
+            uploads = []
+            for name, content in hashes.items():
+                uploads.append(pool.submit(storage.upload, self._object(content), self.folder / name))
+            for upload in uploads:
+                upload.result()
             manifest = sealed(self.name, {FILES: hashes})
-            self.storage.mark(self._object(MANIFEST), manifest)
+            storage.mark(self._object(MANIFEST), manifest)
             write_whole(self._object(MANIFEST), manifest)
 
     def unsent(self) -> bool:
         """Return whether the files of this machine differ from what was sent or received last."""
         if not isinstance(self.storage, ObjectStorage):
             return False
-        return self._last() != sealed(self.name, {FILES: self._files()})
+        return self._last_manifest() != sealed(self.name, {FILES: self._local_hashes()})
 
-    def _last(self) -> bytes | None:
-        """The manifest as this machine saw it last."""
-        with suppress(OSError):
-            return self._object(MANIFEST).read_bytes()
-        return None
-
-    def _files(self) -> dict[str, str]:
-        """The files that are here, by name: their hashes."""
-        paths = [self.folder / name for name in self.names] if self.names else sorted(self.folder.rglob("*"))
-        files = (path for path in paths if path.is_file())
-        return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in files}
-
-    def _replace(self, storage: ObjectStorage, here: dict[str, str], wanted: dict[str, str]) -> bool:
-        """Whether all files were there; an object that is gone or damaged is removed, to be sent again."""
+    def _last_manifest(self) -> bytes | None:
+        """Return the manifest that this machine has sent or received last; None where there is none."""
         try:
-            for name in (name for name, digest in wanted.items() if here.get(name) != digest):
-                fresh, stored = beside(self.folder / name), self._object(wanted[name])
-                with suppress(FileNotFoundError):
-                    storage.download(stored, fresh)
-                if not fresh.is_file() or file_hash(fresh) != wanted[name]:
-                    fresh.unlink(missing_ok=True)
-                    storage.remove(stored)
-                    log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
+            return self._object(MANIFEST).read_bytes()
+        except OSError:
+            return None
+
+    def _local_hashes(self) -> dict[str, str]:
+        """Return the hash of each file that is on this machine, by its name below `folder`."""
+        named_paths = [self.folder / name for name in self.names]
+        paths = named_paths or sorted(self.folder.rglob("*"))
+        return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
+
+    def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
+        """Download the files that differ, delete those that were not sent; return whether every object was whole.
+
+        It stops at an object that is gone or damaged, and removes that, so that it is sent again.
+        """
+        try:
+            for name, content in sent_hashes.items():
+                is_here = local_hashes.get(name) == content
+                if not is_here and not self._replace_file(storage, name, content):
                     return False
-                fresh.replace(self.folder / name)
-            for name in here.keys() - wanted.keys():
+            for name in local_hashes.keys() - sent_hashes.keys():
                 (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise WriteError(self.folder, error) from error
         return True
 
+    def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
+        """Download the object with the hash `content` as the file `name`; return whether it was whole."""
+        path = self.folder / name
+        fresh = beside(path)
+        stored = self._object(content)
+        with suppress(FileNotFoundError):
+            storage.download(stored, fresh)
+        if fresh.is_file() and file_hash(fresh) == content:
+            fresh.replace(path)
+            return True
+        fresh.unlink(missing_ok=True)
+        storage.remove(stored)
+        log.warning("%s (%s) is gone or damaged; it is made again", storage.shown(stored), name)
+        return False
+
     def _object(self, name: str) -> Path:
+        """Return where an object of the output lies, which is also the place of this machine's copy."""
         return self.storage.root / LOCAL_OUTPUTS / self.name / name
 
 
-def contents_in_use(storage: Storage, folder: Path, old: float) -> set[str] | None:
-    """Return the names of the objects in the `folder` of an output that its manifest names.
+def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
+    """Return the names of the objects that the manifest of a local output names; its objects lie in `folder`.
 
-    None where that is damaged or gone, or changed since `old`: what it replaced may still be read.
+    None where the manifest is damaged or gone, or was put since `kept_since` (seconds since 1970), when what it
+    replaced may still be read: all objects are in use then. Raises ObjectStoreError.
     """
     try:
-        names = set(unsealed(storage.read(folder / MANIFEST)[0])[FILES].values())
-        return names if storage.changed(folder / MANIFEST) < old else None
+        content, _ = storage.read(folder / MANIFEST)
+        names = set(unsealed(content)[FILES].values())
+        is_recent = storage.changed(folder / MANIFEST) >= kept_since
     except (FileNotFoundError, ValueError, KeyError):
         return None
+    return None if is_recent else names

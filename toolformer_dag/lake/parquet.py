@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -18,7 +18,9 @@ from toolformer_dag.files import ReadError
 from toolformer_dag.identity import fingerprint, settled, stream_hash
 
 MAGIC = b"PAR1"
+"""The last four bytes of every Parquet file."""
 DAMAGED = "is damaged: its content is not what was written"
+"""The reason for a file whose content does not have the recorded hash."""
 FILE_BYTES = 64 * 2**20
 """About how much memory the rows of one Parquet file take; a published part is written in files of this size."""
 
@@ -32,13 +34,15 @@ OWNER = "toolformer_dag.rows"
 
 
 def encode(frame: pl.DataFrame, owner: str | None = None) -> bytes:
-    """Return the bytes of a Parquet file, which says whose rows it holds."""
-    return _encoded(frame, owner) if frame.height else _encoded_empty(tuple(frame.schema.items()), owner)
+    """Return the bytes of a Parquet file of `frame` (zstd). `owner`: the row store that stands in its metadata."""
+    if frame.is_empty():
+        return _encoded_empty(tuple(frame.schema.items()), owner)
+    return _encoded(frame, owner)
 
 
 @lru_cache(maxsize=256)
 def _encoded_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | None) -> bytes:
-    """Encode a file without rows, once per schema: most shards of a lane whose calls are rare have none."""
+    """Encode a file without rows, once per schema: where calls of a tool are rare, most shards have none."""
     return _encoded(pl.DataFrame(schema=dict(columns)), owner)
 
 
@@ -50,29 +54,34 @@ def _encoded(frame: pl.DataFrame, owner: str | None) -> bytes:
 
 
 def check(path: Path | str, size: int) -> None:
-    """Raise UnreadableFile unless `path` has `size` bytes and ends as a Parquet file does. Reads 4 bytes.
+    """Raise UnreadableFile unless `path` has `size` bytes and ends as a Parquet file does.
 
-    Raises ReadError where the file cannot be looked at, which says nothing of its content. Flipped bits are not
-    noticed: see `verify`.
+    Only the last 5 bytes are read: flipped bits before them are not noticed, see `verify`. Raises ReadError where the
+    file cannot be opened, which says nothing of its content.
     """
     try:
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a stream would cost more than the look
+        # Every step does this for every part. Calls of the system cost less than a Python stream.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            tail = os.pread(opened, len(MAGIC) + 1, max(size - len(MAGIC), 0))  # a byte more tells of another size
+            # One byte more than MAGIC is asked for: a longer file has it.
+            tail = os.pread(descriptor, len(MAGIC) + 1, max(size - len(MAGIC), 0))
         finally:
-            os.close(opened)
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
-        _sized(path, size)
+        _require_size(path, size)
         raise ReadError(Path(path), error) from error
     if tail != MAGIC:
-        _sized(path, size)
+        _require_size(path, size)
         raise UnreadableFile("has no Parquet footer")
 
 
-def _sized(path: Path | str, size: int) -> os.stat_result:
-    """Return the state of a file. Raises UnreadableFile where it has not `size` bytes, ReadError."""
+def _require_size(path: Path | str, size: int) -> os.stat_result:
+    """Return the state of a file that has `size` bytes.
+
+    Raises UnreadableFile where it is missing or has another size, ReadError where the system cannot tell.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116 - asked of every file, each step
     except FileNotFoundError as error:
@@ -85,12 +94,16 @@ def _sized(path: Path | str, size: int) -> os.stat_result:
 
 
 def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str | None = None) -> str | None:
-    """Return what is wrong with a file; None where its content has the hash `digest`. Raises ReadError.
+    """Return what is wrong with a file, in words; None where its content has the hash `digest`.
 
-    A file that did not change `since` then, in nanoseconds since 1970, is not read. `owner`: see `verify`.
+    since: a file whose inode did not change since then (nanoseconds since 1970) is only compared with its size.
+    owner: see `verify`.
+
+    Raises ReadError.
     """
     try:
-        if _sized(path, size).st_ctime_ns < since:
+        status = _require_size(path, size)
+        if status.st_ctime_ns < since:
             return None
         check(path, size)
         if stream_hash(Path(path)) != digest:
@@ -101,27 +114,44 @@ def damage(path: Path | str, size: int, digest: str, since: int = 0, owner: str 
     return None
 
 
-_verified: set[tuple[str, int, int, int]] = set()
+class _FileState(NamedTuple):
+    """A file as it was when its hash was compared; what changes the file changes one of these."""
+
+    path: str
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+
+_verified: set[_FileState] = set()
+"""The files whose hash this process has compared."""
 
 
 def _require_owner(path: Path, owner: str | None) -> None:
-    """Raise UnreadableFile for a file of another row store; earlier releases did not say of which it is."""
-    written_for = None if owner is None else pl.read_parquet_metadata(path).get(OWNER)
+    """Raise UnreadableFile for a file whose metadata name another row store than `owner`.
+
+    Files of earlier releases name none, and pass.
+    """
+    if owner is None:
+        return
+    written_for = pl.read_parquet_metadata(path).get(OWNER)
     if written_for not in (None, owner):
         raise UnreadableFile(f"was written for {written_for}")
 
 
 def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None:
-    """Raise UnreadableFile unless the file's content has the hash `digest`; each file is read once per process.
+    """Raise UnreadableFile unless the file has `size` bytes with the hash `digest`.
 
-    `owner`: the row store in whose folder it lies; of rows that were computed with something else none may be used.
+    owner: the row store in whose folder the file lies. A file of another one, moved there by hand, holds rows that were
+    computed with other settings, and is refused.
 
-    A file that was written just now is read once more. For readers that open a file by its path, as DuckDB does.
-    Raises ReadError.
+    Each file is read once per process, and again where it changed. One that was written within the last moments is read
+    at every call, since another change may leave the same time. This is for readers that open a file by its path, as
+    DuckDB does. Raises ReadError.
     """
-    status = _sized(path, size)
-    known = (str(path), status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    if known in _verified:
+    status = _require_size(path, size)
+    state = _FileState(str(path), status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+    if state in _verified:
         return
     check(path, size)
     try:
@@ -133,81 +163,112 @@ def verify(path: Path, size: int, digest: str, owner: str | None = None) -> None
     except OSError as error:
         raise ReadError(path, error) from error
     if settled(status):
-        _verified.add(known)
+        _verified.add(state)
 
 
 def pieces(frames: Iterable[pl.DataFrame], size: int = FILE_BYTES) -> Iterator[pl.DataFrame]:
-    """Regroup `frames` into frames of about `size` bytes, at least one; memory holds one of them."""
-    waiting: list[pl.DataFrame] = []
-    held = 0.0
+    """Concatenate consecutive frames until they take at least `size` bytes of memory; yield each such frame.
+
+    Rows keep their order. Frames are never split: one larger than `size` makes a larger piece, and the last piece may
+    be smaller. Where there is at least one frame there is at least one piece, even if no frame has rows. Only the
+    frames of one piece are held at a time, so `frames` may be lazy and larger than memory.
+    """
+    waiting: list[pl.DataFrame] = []  # frames of the next piece
+    waiting_bytes = 0.0
     for frame in frames:
         waiting.append(frame)
-        held += frame.estimated_size()
-        if held >= size:
+        waiting_bytes += frame.estimated_size()
+        if waiting_bytes >= size:
             yield pl.concat(waiting)
-            waiting, held = [], 0.0
-    if waiting:
-        yield pl.concat(waiting) if len(waiting) > 1 else waiting[0]
+            waiting = []
+            waiting_bytes = 0.0
+    if len(waiting) == 1:
+        yield waiting[0]
+    elif waiting:
+        yield pl.concat(waiting)
 
 
 class ContentHash:
-    """Hash rows in order to 16 hexadecimal characters; column names and types count, `volatile` columns do not.
+    """Hash rows in order to 16 hexadecimal characters, the data version of a part.
 
-    Volatile columns measure a run, such as seconds, and would make equal results look different. Columns are hashed
-    apart, each by XXH3 over what is null, the lengths, and the values one after the other.
+    Names and types of columns count. `volatile` columns do not: they measure a run, such as seconds, and would make
+    equal results look different.
+
+        content = ContentHash(volatile=["seconds"])
+        for frame in frames:
+            content.update(frame)
+        data_version = content.hexdigest()
+
+    Every column is hashed apart, by a few XXH3 streams: which rows are null, the lengths of texts and lists, and the
+    values one after the other. A stream is named by its column and by what it holds, such as "input lengths".
     """
 
     def __init__(self, volatile: Collection[str] = ()) -> None:
         self._volatile = tuple(volatile)
         self._streams: dict[str, xxh3_128] = {}
-        self._schema = ""
+        self._schema = ""  # of the first frame, as text
 
     def update(self, frame: pl.DataFrame) -> None:
         """Add rows; how they are spread over calls makes no difference.
 
-        Raises ValueError for another schema, TypeError for a type that no table has.
+        Raises ValueError for another schema than before, TypeError for a type that no table has.
         """
-        schema = _described(tuple(frame.schema.items()), self._volatile)
+        schema = _schema_text(tuple(frame.schema.items()), self._volatile)
         if self._schema and schema != self._schema:
             raise ValueError(f"a part has one schema: {self._schema} and then {schema}")
         self._schema = schema
-        for name, series in frame.drop(self._volatile, strict=False).to_dict().items() if frame.height else ():
-            self._feed(name, series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()))
+        if frame.is_empty():
+            return
+        for name, series in frame.drop(self._volatile, strict=False).to_dict().items():
+            self._add_values(name, series.rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def hexdigest(self) -> str:
         """Return the hash of all rows so far."""
-        hashes = {path: stream.hexdigest() for path, stream in self._streams.items()}
+        hashes = {name: stream.hexdigest() for name, stream in self._streams.items()}
         return fingerprint([self._schema, hashes])
 
-    def _feed(self, path: str, values: pa.Array) -> None:
+    def _add_values(self, name: str, values: pa.Array) -> None:
+        """Add the values of a column, or of a field or the items within it; `name` says which."""
         kind = values.type
-        self._add(f"{path} nulls", np.asarray(values.is_null()))
+        self._add(f"{name} nulls", np.asarray(values.is_null()))
         if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
-            self._add(f"{path} lengths", pc.fill_null(pc.binary_length(values), 0).to_numpy())
-            ends = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
-            text = values.buffers()[2]
-            if text is not None:
-                self._add(f"{path} text", memoryview(text)[ends[0] : ends[-1]])
+            self._add(f"{name} lengths", pc.fill_null(pc.binary_length(values), 0).to_numpy())
+            self._add_text(f"{name} text", values)
         elif pa.types.is_large_list(kind):
-            self._add(f"{path} lengths", pc.fill_null(pc.list_value_length(values), 0).to_numpy())
-            self._feed(f"{path} items", values.flatten())
+            self._add(f"{name} lengths", pc.fill_null(pc.list_value_length(values), 0).to_numpy())
+            self._add_values(f"{name} items", values.flatten())
         elif pa.types.is_struct(kind):
-            for field, part in zip(kind, values.flatten(), strict=True):
-                self._feed(f"{path} {field.name}", part)
+            for field, field_values in zip(kind, values.flatten(), strict=True):
+                self._add_values(f"{name} {field.name}", field_values)
         elif pa.types.is_primitive(kind):
-            plain = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
-            filled = plain.fill_null(pa.scalar(0).cast(plain.type)) if plain.null_count else plain
-            self._add(f"{path} values", filled.to_numpy(zero_copy_only=False))
+            numbers = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
+            if numbers.null_count:  # what stands in place of a null is undefined
+                numbers = numbers.fill_null(pa.scalar(0).cast(numbers.type))
+            self._add(f"{name} values", numbers.to_numpy(zero_copy_only=False))
         else:
-            raise TypeError(f"{path}: no table holds {kind}")
+            raise TypeError(f"{name}: no table holds {kind}")
+
+    def _add_text(self, stream: str, values: pa.Array) -> None:
+        """Add the bytes of all texts of a column, one after the other."""
+        _, offsets_buffer, text_buffer = values.buffers()
+        if text_buffer is None:  # there is no text
+            return
+        # Text i of the column lies between offsets i and i + 1; the column may be a slice of its buffers.
+        offsets = np.frombuffer(offsets_buffer, np.int64)
+        first = offsets[values.offset]
+        end = offsets[values.offset + len(values)]
+        self._add(stream, memoryview(text_buffer)[first:end])
 
     def _add(self, stream: str, values: NDArray[Any] | memoryview) -> None:
         content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
-        self._streams.setdefault(stream, xxh3_128()).update(content)
+        if stream not in self._streams:
+            self._streams[stream] = xxh3_128()
+        self._streams[stream].update(content)
 
 
 @lru_cache(maxsize=256)
-def _described(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
+def _schema_text(columns: tuple[tuple[str, pl.DataType], ...], volatile: tuple[str, ...]) -> str:
+    """Return the names and types of the columns that count, as they enter the hash."""
     return str([(name, str(dtype)) for name, dtype in columns if name not in volatile])
 
 

@@ -12,43 +12,56 @@ from duckdb.sqltypes import DuckDBPyType
 OFFLINE: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_extensions": False}
 """DuckDB would otherwise download an extension that a query happens to name."""
 NESTED = ("list", "array", "struct", "map", "tuple")
+"""DuckDB's types that hold values of other types."""
 FOREIGN = ("interval", "union", "blob", "bit", "bignum")
-"""Types that polars cannot read, or cannot write as text."""
+"""DuckDB's types that polars cannot read, or cannot write as text."""
 UNSHOWN = "which cannot be shown; turn it into text with ::VARCHAR"
+"""The end of the error for an answer with such a type."""
 
 
 def in_memory() -> duckdb.DuckDBPyConnection:
-    """Open a database that is gone when it is closed."""
+    """Open a new database in memory, which is gone when the connection is closed."""
     return duckdb.connect(config=OFFLINE)
 
 
 def scratch() -> duckdb.DuckDBPyConnection:
-    """Open a connection whose TEMP tables are gone when it is closed; anything else stays as long as the process.
+    """Open a connection to the one database in memory that all callers in this process share.
 
+    TEMP tables belong to the connection and are gone when it is closed; anything else stays as long as the process.
     For many small queries: to open and close a database takes longer than they do.
     """
-    return _kept().cursor()
+    return _shared_database().cursor()
 
 
 @cache
-def _kept() -> duckdb.DuckDBPyConnection:
+def _shared_database() -> duckdb.DuckDBPyConnection:
     return in_memory()
 
 
 def sql_text(package: str, name: str) -> str:
-    """Return the text of `package`'s file `name`; it belongs in the fingerprint of whatever runs it."""
+    """Return the text of the file `name` in a Python package, as in `sql_text("toolformer_dag.lake", "rule.sql")`.
+
+    The text belongs in the fingerprint of whatever runs it.
+    """
     return files(package).joinpath(name).read_text("utf-8")
 
 
 def run_sql(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping[str, Any] | None = None) -> None:
-    """Run the statements in order; each gets those of `parameters` that it names."""
-    given = parameters or {}
+    """Run the statements of `sql` in order; each gets those of `parameters` that it names as `$name`.
+
+    Raises duckdb.Error, and KeyError for a parameter that is missing.
+    """
+    values = parameters or {}
     for statement in connection.extract_statements(sql):
-        connection.execute(statement, {key: given[key] for key in statement.named_parameters})
+        named_values = {name: values[name] for name in statement.named_parameters}
+        connection.execute(statement, named_values)
 
 
 def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
-    """Return the answer to a query. Raises duckdb.Error, also for a text without a query and for unreadable values."""
+    """Return the answer to a query.
+
+    Raises duckdb.Error, also for a text without a query, and for columns or values that polars cannot hold.
+    """
     relation = connection.sql(query)
     if relation is None:
         raise duckdb.ProgrammingError("there is no query in this text; write one, such as `from funnel`")
@@ -63,14 +76,17 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
 
 
 def quoted(text: object) -> str:
-    """Return a SQL string literal."""
+    """Return `text` as a SQL string literal: `it's` becomes `'it''s'`."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
 def _is_foreign(kind: DuckDBPyType) -> bool:
-    if kind.id in NESTED:
-        return any(_is_foreign(child) for _, child in kind.children if isinstance(child, DuckDBPyType))
-    return kind.id in FOREIGN
+    """Return whether a type is FOREIGN, or holds one that is."""
+    if kind.id not in NESTED:
+        return kind.id in FOREIGN
+    # The size of an array is a child too, but no type.
+    held_types = [child for _, child in kind.children if isinstance(child, DuckDBPyType)]
+    return any(_is_foreign(held_type) for held_type in held_types)
 
 
 def _unshown(reason: str) -> duckdb.Error:

@@ -12,14 +12,24 @@ from typing import Any
 STORES = "stores"
 """The field that names the row stores behind an output; `clean` keeps those."""
 PACKAGES = ("toolformer-dag", "polars", "duckdb", "torch", "transformers", "tokenizers")
+"""The packages whose versions stand in a record."""
 ABSENT = "(absent)"
+"""What a FieldChange shows for a field that one of the two records lacks."""
 SHORT = 60
+"""The most characters of a value that people are shown."""
 COMPARED = ("settings", "inputs")
 """The fields of a record that determine rows; versions, commit and time are there for people."""
 
 
 def record(settings: Mapping[str, Any], inputs: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """Return a record. `settings`: what determines the rows beside `inputs` (name -> data version)."""
+    """Return the record of an output that is written now.
+
+    settings: what determines the rows beside the inputs.
+    inputs: what the output is made from, as name -> version of the data.
+    facts: further fields, such as STORES; they are not compared.
+
+    The versions of PACKAGES, the commit of the checkout and the time (UTC) are added.
+    """
     return {
         "settings": dict(settings),
         "inputs": dict(inputs),
@@ -32,66 +42,103 @@ def record(settings: Mapping[str, Any], inputs: Mapping[str, Any], **facts: Any)
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A difference between two records; `field` is a dotted path: "settings.prompt", "inputs.scored_candidates"."""
+    """A difference between two records, as text `settings.tau_f: 0.5 -> 0.8`.
+
+    - `field`: a dotted path, such as "settings.prompt" or "inputs.scored_candidates"
+    - `old`, `new`: the two values; ABSENT where a record has no such field
+    """
 
     field: str
     old: object
     new: object
 
     def __str__(self) -> str:
-        return f"{self.field}: {' -> '.join(shortened_pair(self.old, self.new))}"
+        old, new = shortened_pair(self.old, self.new)
+        return f"{self.field}: {old} -> {new}"
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]:
-    """Return what differs in settings, then in inputs, sorted by field. Empty means: up to date.
+    """Return what differs in the settings, then what differs in the inputs, each sorted by field.
 
-    `stale`, `--why` and every asset that skips itself ask this function.
+    Empty means that the output of the record `old` is up to date. Other fields are not compared. `stale`, `--why` and
+    every asset that skips itself ask this function.
     """
-    if all(old.get(key, {}) == new.get(key, {}) for key in COMPARED):
+    if all(old.get(field, {}) == new.get(field, {}) for field in COMPARED):
         return []
-    before = dict(flat({key: old.get(key, {}) for key in COMPARED}))
-    after = dict(flat({key: new.get(key, {}) for key in COMPARED}))
-    fields = sorted(
-        {*before, *after}, key=lambda field: (not field.startswith("settings."), field)
-    )  # a person's own first
-    changed = [field for field in fields if before.get(field, ABSENT) != after.get(field, ABSENT)]
-    return [FieldChange(field, before.get(field, ABSENT), after.get(field, ABSENT)) for field in changed]
+    old_values = _compared_values(old)
+    new_values = _compared_values(new)
+    all_fields = old_values.keys() | new_values.keys()
+    settings_fields = sorted(field for field in all_fields if field.startswith("settings."))
+    other_fields = sorted(field for field in all_fields if not field.startswith("settings."))
+
+    changed = []
+    for field in (*settings_fields, *other_fields):  # what people changed themselves stands first
+        old_value = old_values.get(field, ABSENT)
+        new_value = new_values.get(field, ABSENT)
+        if old_value != new_value:
+            changed.append(FieldChange(field, old_value, new_value))
+    return changed
+
+
+def _compared_values(record: Mapping[str, Any]) -> dict[str, object]:
+    """Return the values of COMPARED by dotted path."""
+    return dict(flat({field: record.get(field, {}) for field in COMPARED}))
 
 
 def shortened(value: object) -> str:
-    """Return the value in at most 60 characters of one line."""
+    """Return the value in at most SHORT characters of one line; `...` stands for what is left out."""
     text = str(value).replace("\n", "\\n")
-    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
+    if len(text) <= SHORT:
+        return text
+    return f"{text[: SHORT - 3]}..."
 
 
 def shortened_pair(old: object, new: object) -> tuple[str, str]:
-    """Return two values in at most 60 characters each; of long texts the place where they begin to differ."""
-    if not (isinstance(old, str) and isinstance(new, str)) or max(len(old), len(new)) <= SHORT:
+    """Return two values in at most SHORT characters each.
+
+    Of two texts, one of them longer, the part is shown that begins shortly before the first difference.
+    """
+    both_texts = isinstance(old, str) and isinstance(new, str)
+    if not both_texts:
         return shortened(old), shortened(new)
-    differing = (place for place, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1])
-    same = next(differing, min(len(old), len(new)))
-    begin = max(0, same - SHORT // 4)
+    old_text = str(old)
+    new_text = str(new)
+    if max(len(old_text), len(new_text)) <= SHORT:
+        return shortened(old_text), shortened(new_text)
+
+    same_characters = 0
+    for old_character, new_character in zip(old_text, new_text, strict=False):
+        if old_character != new_character:
+            break
+        same_characters += 1
+    begin = max(0, same_characters - SHORT // 4)
     dots = "..." if begin else ""
-    return shortened(dots + old[begin:]), shortened(dots + new[begin:])
+    return shortened(dots + old_text[begin:]), shortened(dots + new_text[begin:])
 
 
 def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the values of nested tables with their dotted paths."""
+    """Yield the dotted path and the value of everything in nested mappings that is no mapping.
+
+    `{"tool": {"tau_f": 0.5, "names": ("a",)}}` yields `("tool.tau_f", 0.5)` and `("tool.names", ["a"])`: tuples become
+    lists, as JSON has them. An empty mapping yields nothing. `path` stands before each.
+    """
     for key, item in value.items():
         if isinstance(item, Mapping):
             yield from flat(item, f"{path}{key}.")
+        elif isinstance(item, tuple):
+            yield f"{path}{key}", list(item)
         else:
-            yield f"{path}{key}", list(item) if isinstance(item, tuple) else item
+            yield f"{path}{key}", item
 
 
 @lru_cache(maxsize=1)
 def versions() -> Mapping[str, str]:
-    """Return the installed versions of the packages that make rows, without importing them."""
+    """Return the installed versions of PACKAGES, without importing them; once per process."""
     return {package: installed_version(package) for package in PACKAGES}
 
 
 def installed_version(package: str) -> str:
-    """Return the version of a package; `not installed` for one that lies on the path alone, as a checkout may."""
+    """Return the version of a package, or "not installed", also for one that can be imported but was not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -100,7 +147,10 @@ def installed_version(package: str) -> str:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """Return the checked-out commit; None where the package was not installed from a checkout."""
+    """Return the hash of the checked-out commit, once per process.
+
+    None where this package is in no checkout, and where git is not installed.
+    """
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():
         return None

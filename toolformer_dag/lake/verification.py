@@ -21,38 +21,48 @@ from toolformer_dag.lake.table import DamagedPart, Lake, MissingPart
 COARSE = 10**9
 """Nanoseconds by which a file's time of change may lag behind the clock."""
 LOCK = ".lock"
+"""How the name of a lock ends."""
 NO_IDENTITY = "does not say what its folder is named after"
+"""The reason for an identity.json whose fingerprint is not the name of its folder."""
 VERIFIED = ".verified"
 """The file of the lake that holds up to when it was verified, in nanoseconds since 1970."""
 
 
 def checked_files(lake: Lake, since: int = 0) -> Iterator[CheckedFile]:
-    """Check the manifests, published files and computed rows of the lake that changed `since` then.
+    """Check all manifests, files of tables and files of row stores (computed rows); yield each with what is wrong.
 
-    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake.
+    since: files that did not change since then (nanoseconds since 1970) are not read, and left out where they have the
+    right size.
+
+    The warehouse, tool indexes and shard files are not covered: they are no rows of the lake. Raises ReadError.
     """
     items = list(inventory(lake.storage, all_parts=False))
-    for store in sorted({item.owner for item in items if item.kind == "rows" and item.path.suffix != LOCK}):
-        yield from _computed(lake, store, since)
-    for table in sorted({item.owner for item in items if item.kind in ("manifest", "part")}):
-        yield from _published(lake, table, since)
+    stores = {item.owner for item in items if item.kind == "rows" and item.path.suffix != LOCK}
+    tables = {item.owner for item in items if item.kind in ("manifest", "part")}
+    for store in sorted(stores):
+        yield from _checked_store(lake, store, since)
+    for table in sorted(tables):
+        yield from _checked_table(lake, table, since)
 
 
 def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
-    """Set aside what was damaged since the last time, so that it is made again; return the files.
+    """Set aside what was damaged since the last time, so that it is made again; return the damaged files.
 
     Files that did not change since then are not read, so this costs a look at every file and a read of the new ones.
     A disk that gives back other bits under the same time of change is noticed by readers, and by `verify`, which
-    touches what it finds.
+    touches what it finds. The time of this check is written to the file VERIFIED of the lake.
 
     Nothing is read where the lake is an object store: readers compare what they fetch, and the copies that they have,
     with the hash, and `verify` sets aside what it finds.
     """
     if isinstance(lake.storage, ObjectStorage) or not lake.root.is_dir():
         return []
-    began, note = time.time_ns() - COARSE, lake.root / VERIFIED
-    checked = checked_files(lake, _verified_until(note))
-    damaged = [one for one in checked if one.reason is not None and one.path.exists()]
+    note = lake.root / VERIFIED
+    began = time.time_ns() - COARSE
+    damaged = []
+    for file in checked_files(lake, _verified_until(note)):
+        if file.reason is not None and file.path.exists():
+            damaged.append(file)
     for file in damaged:
         set_aside_file(lake, file.path)
     write_whole(note, str(began).encode())
@@ -60,51 +70,66 @@ def set_aside_damaged(lake: Lake) -> list[CheckedFile]:
 
 
 def _verified_until(note: Path) -> int:
-    """0 where that is unknown, or lies in the future because the clock was moved back."""
-    with suppress(OSError, ValueError):
+    """Return the time in the file `note`; 0 where it says none, or one in the future, as after a clock was set back."""
+    try:
         until = int(note.read_bytes())
-        return until if until <= time.time_ns() else 0
-    return 0
+    except (OSError, ValueError):
+        return 0
+    is_future = until > time.time_ns()
+    return 0 if is_future else until
 
 
 def set_aside_file(lake: Lake, path: Path) -> None:
-    """Set one damaged file aside. Of a manifest the parts stay that can be read."""
+    """Set one damaged file aside, so that it is made again; do nothing with a file that is not the lake's.
+
+    - A manifest is written anew with the parts that can be read.
+    - A part with a damaged file is withdrawn.
+    - A file of computed rows gets another name; its rows count as missing.
+    """
     item = item_of(lake.storage, path)
     if item is None:
         return
     if item.kind == "manifest":
         lake.table(item.owner).mend()
     elif item.kind == "part":
-        with suppress(DamagedPart, MissingPart):
+        with suppress(DamagedPart, MissingPart):  # the read withdraws a part with a damaged file
             lake.table(item.owner).files(item.part)
     elif item.kind == "rows":
         lake.storage.set_aside(path)
 
 
-def _published(lake: Lake, name: str, since: int) -> list[CheckedFile]:
+def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
+    """Return the manifest of a table and the files of its parts."""
     table = lake.table(name)
+    part_files: list[CheckedFile] = []
     with session():
         fault = table.damage()
-        checked = [file for part in table.parts() for file in table.checked_files(part, since)]
+        for part in table.parts():
+            part_files.extend(table.checked_files(part, since))
     if fault == GONE:  # there is none yet where the first run of all was killed, or goes on
-        return checked
+        return part_files
     size = table.path.stat().st_size if table.path.is_file() else 0
-    return [CheckedFile(table.path, size, fault), *checked]
+    manifest = CheckedFile(table.path, size, fault)
+    return [manifest, *part_files]
 
 
-def _computed(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
+def _checked_store(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
+    """Yield the identity of a row store, what its rows were computed with, and its files of rows."""
     with suppress(FileNotFoundError):  # whoever uses the rows writes it, or `clean` has removed them
-        yield _identity(lake, lake.root / name / IDENTITY)
+        yield _checked_identity(lake, lake.root / name / IDENTITY)
     yield from RowStore(lake.storage, name, (), pl.Schema()).checked_files(since)
 
 
-def _identity(lake: Lake, path: Path) -> CheckedFile:
-    identity, content = "", b""
+def _checked_identity(lake: Lake, path: Path) -> CheckedFile:
+    """Compare an identity.json with the name of its folder, its fingerprint. Raises FileNotFoundError."""
+    identity = ""  # no fingerprint is empty
+    content = b""
     try:
         content, _ = lake.storage.read(path)
         identity = fingerprint(json.loads(content))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):  # it cannot be read, or is no JSON
         pass
-    return CheckedFile(path, len(content), None if identity == path.parent.name else NO_IDENTITY)
+    reason = None if identity == path.parent.name else NO_IDENTITY
+    return CheckedFile(path, len(content), reason)
