@@ -1,10 +1,14 @@
 """The manifest of a table: its parts, a sealed line each, in one file that is replaced as a whole.
 
-    table-manifests/<group>/<table>.jsonl   a line on the whole; then of each part files, version and record
+    table-manifests/<group>/<table>.jsonl
 
-A manifest is replaced only where it is the one that was read; else it is read again and what this writer changed is put
-into it. A flipped bit costs the part in whose line it is; a cut costs those behind it. Their rows are made again, from
-rows that were computed.
+    {"seal": "<hash of all other lines>", "layout": 3, "parts": 2}
+    {"seal": "<hash of the rest of this line>", "part": "shard-0", "files": [...], "data_version": ..., "record": ...}
+    {"seal": ...}
+
+A writer replaces the file only where it is the one that it read. Else it reads the file again and puts its own changes
+into that. A flipped bit costs the part in whose line it is; a cut costs the parts after it. These parts are made again
+from stored rows: no model and no tool runs.
 """
 
 import json
@@ -16,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -25,16 +29,24 @@ from toolformer_dag.identity import content_hash
 from toolformer_dag.lake.parquet import DAMAGED
 from toolformer_dag.lake.storage import ABSENT, ASIDE, Overtaken, Storage, Version
 
-FOLDER, SUFFIX = "table-manifests", ".jsonl"
-"""Where manifests lie; the hyphen keeps the folder apart from the lanes, which lie beside it."""
+FOLDER = "table-manifests"
+"""The folder of the lake where manifests lie; the hyphen keeps it apart from the lanes, which lie beside it."""
+SUFFIX = ".jsonl"
+"""How the name of a manifest ends."""
 LAYOUT = 3
-BATCH_SECONDS, BATCH_PARTS = 5.0, 500
-"""After how long, or how many parts, a manifest is written while its parts are made."""
+"""The form of the manifest that this release writes; manifests with a higher number are refused."""
+BATCH_SECONDS = 5.0
+"""How long a change waits at most, in a batch, until the manifest is written."""
+BATCH_PARTS = 500
+"""From how many changed parts on a manifest is written at once."""
 GONE = "is gone"
+"""The fault of a manifest that is not there."""
 PAUSES = tuple(min(0.02 * 2**number, 2.0) for number in range(10))
-"""Seconds between tries to replace a manifest that others replace too."""
+"""The longest pause in seconds after each try to replace a manifest that others replace too."""
 HEAD = re.compile(rb'\{"seal": "[0-9a-f]{32}", "layout": (\d+), "parts": \d+\}')
+"""The first line of a manifest, of any layout."""
 LINE = re.compile(rb'\{"seal": "([0-9a-f]{32})", (?="part": ("(?:[^"\\]|\\.)*"))')
+"""The beginning of a part's line: its seal, and the part's name as JSON. The sealed rest begins after the match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +61,11 @@ class PartFile:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """What a part consists of. `data_version`: hash of the rows; `record`: what made them (see record.py).
+    """What a part consists of, as its line in the manifest says.
 
-    `published`: when, in seconds since 1970 by the clock of its writer.
+    - `data_version`: the hash of the rows
+    - `record`: what the rows were made from (see record.py)
+    - `published`: when, in seconds since 1970 by the clock of the writer; two pointers may differ in it and be equal
     """
 
     files: tuple[PartFile, ...]
@@ -61,62 +75,119 @@ class Pointer:
 
     @property
     def rows(self) -> int:
+        """The number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     def encode(self, table: str, part: str) -> bytes:
-        """Return the line of a manifest, sealed by its hash. Raises NotPlain, which names `table`."""
-        fields = {name: getattr(self, name) for name in ("data_version", "record", "published")}
-        return _line(table, part, {"files": [asdict(file) for file in self.files], **fields})
+        """Return the line of the part, sealed by its hash. Raises NotPlain, which names `table`."""
+        value = {
+            "part": part,
+            "files": [asdict(file) for file in self.files],
+            "data_version": self.data_version,
+            "record": self.record,
+            "published": self.published,
+        }
+        sealed_rest = as_json(table, value, indent=None)[1:]  # without the brace, which stands before the seal
+        return b'{"seal": "%s", ' % content_hash(sealed_rest).encode() + sealed_rest
 
 
 @lru_cache(maxsize=2**18)
 def decode(line: bytes) -> Pointer:
-    """Read `Pointer.encode`. Raises ValueError for anything else."""
+    """Read a line that `Pointer.encode` wrote. Raises ValueError, whose message is the reason, for anything else."""
     match = LINE.match(line)
-    if match is None or content_hash(line[match.end() :]).encode() != match[1]:
+    if match is None:
+        raise ValueError(DAMAGED)
+    seal = match[1]
+    sealed_rest = line[match.end() :]
+    if content_hash(sealed_rest).encode() != seal:
         raise ValueError(DAMAGED)
     try:
-        value = _value(line)
-        files = tuple(PartFile(**file) for file in value["files"])
-        return Pointer(files, value["data_version"], _shared(value["record"]), value["published"])
+        value = _parsed(line)
+        return Pointer(
+            files=tuple(PartFile(**file) for file in value["files"]),
+            data_version=value["data_version"],
+            record=_with_shared_values(value["record"]),
+            published=value["published"],
+        )
     except (KeyError, TypeError) as error:
         raise ValueError(f"is no part: {error!r}") from error
 
 
-def _value(line: bytes) -> dict[str, Any]:
-    """The fields of a line. Raises ValueError."""
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Parse the JSON of a line. Raises ValueError."""
     try:
         value: dict[str, Any] = orjson.loads(line)
-    except ValueError:  # a number that is none, or a very large one: json has a place for them
+    except ValueError:  # NaN, or an integer over 64 bits: orjson refuses both, json reads them
         value = json.loads(line)
     return value
 
 
-_last: dict[str, Any] = {}
+_last_values: dict[str, Any] = {}
+"""The settings and versions of the record that was decoded last, by stage, lane and field."""
 
 
-def _shared(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with what the one before of its stage says too held once: parts differ in little else."""
+def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record, with the settings and versions of the last one of its stage in place of equal ones.
+
+    Parts of a table differ in little else, so that a process holds these once per table, not once per part.
+    """
     for name in ("settings", "versions"):
+        if name not in record:
+            continue
         place = f"{record.get('stage')} {record.get('tool')} {name}"
-        if name in record and _last.get(place) != record[name]:
-            _last[place] = record[name]
-        elif name in record:
-            record[name] = _last[place]
+        if _last_values.get(place) == record[name]:
+            record[name] = _last_values[place]
+        else:
+            _last_values[place] = record[name]
     return record
 
 
-_read: dict[Path, tuple[str, dict[str, bytes], str | None, dict[str, Any]]] = {}
-"""Of each manifest the hash of what this process read last, its lines, its fault, and what was asked of it since."""
+class _Content(NamedTuple):
+    """What this process has read of a manifest last, kept so that an equal file is not parsed again.
+
+    - `digest`: the hash of the file
+    - `lines`: by part
+    - `fault`: what is wrong with the file as a whole
+    - `answers`: answers to questions about this content, which `Table.remembered` adds
+    """
+
+    digest: str
+    lines: dict[str, bytes]
+    fault: str | None
+    answers: dict[str, Any]
+
+
+_last_contents: dict[Path, _Content] = {}
+
+
+class _Change(NamedTuple):
+    """A line of a part that is not written yet, and the line that it replaces; None where there is none."""
+
+    line_before: bytes | None
+    line: bytes | None
+
+
+class _Merged(NamedTuple):
+    """The lines of the next file, and the lines that are not in it because another writer was faster."""
+
+    lines: dict[str, bytes]
+    lost: dict[str, bytes | None]
 
 
 @dataclass
 class Manifest:
-    """`lines`: by part, as in the file of this `version`; `fault`: what is wrong with that as a whole.
+    """The manifest of a table in memory: what the file had when it was read, and changes that are not written yet.
 
-    `pending`: what is not written yet: part -> its line before, its line now; None where there is none. `due`: by when
-    it is to be written. `answers`: what was asked of the table since it changed last; `looked`: parts whose
-    files were looked at since they changed.
+    `read` fills it, `change` notes a part that comes, goes or changes, `write` puts the changes into the file. `line`
+    and `parts` already show what is noted. It belongs to one session and one thread.
+
+    - `lines`: by part, as in the file
+    - `version`: which content of the file was read; ABSENT where there is no file
+    - `fault`: what is wrong with the file as a whole
+    - `pending`: the changes that are not written yet, by part
+    - `due`: by when they are to be written (`time.monotonic`)
+    - `answers`: answers to questions about the table, until it changes
+    - `looked`: the pointers of parts whose files were looked at since they changed
     """
 
     storage: Storage
@@ -124,73 +195,98 @@ class Manifest:
     lines: dict[str, bytes] = field(default_factory=dict)
     version: Version = ABSENT
     fault: str | None = None
-    pending: dict[str, tuple[bytes | None, bytes | None]] = field(default_factory=dict)
+    pending: dict[str, _Change] = field(default_factory=dict)
     due: float = 0.0
     answers: dict[str, Any] = field(default_factory=dict)
     looked: dict[str, Pointer] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
+        """Where the file lies."""
         return self.storage.root / FOLDER / f"{self.table}{SUFFIX}"
 
     def line(self, part: str) -> bytes | None:
-        """Return the line of a part, written or not."""
-        return self.pending[part][1] if part in self.pending else self.lines.get(part)
+        """Return the line of a part, written or not; None where it has none."""
+        if part in self.pending:
+            return self.pending[part].line
+        return self.lines.get(part)
 
     def parts(self) -> list[str]:
         """Return the names of the parts, sorted."""
-        return sorted(part for part in {**self.lines, **self.pending} if self.line(part) is not None)
+        names = self.lines.keys() | self.pending.keys()
+        return sorted(part for part in names if self.line(part) is not None)
 
     def read(self, anew: bool = True) -> "Manifest":
-        """Read the file, in a session as it was at its beginning but for `anew`; what is pending stays. Return self.
+        """Read the file and return self; changes that are not written yet stay.
 
-        Raises ReadError, and StorageError where a later release wrote it.
+        anew: read what is there now. Else, in a session over an object store, what was there when it began.
+
+        Raises ReadError, and StorageError where a later release wrote the file.
         """
-        self.answers, self.looked = {}, {}
+        self.answers = {}
+        self.looked = {}
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
-            self.version, self.fault, self.lines = ABSENT, None, {}
+            self.version = ABSENT
+            self.fault = None
+            self.lines = {}
+            return self
         except OSError as error:
             raise ReadError(self.path, error) from error
-        else:
-            known, digest = _read.get(self.path), content_hash(content)
-            if known is None or known[0] != digest:
-                known = _read[self.path] = digest, *_decoded(content), {}
-            _, self.lines, self.fault, self.answers = known
+        digest = content_hash(content)
+        last = _last_contents.get(self.path)
+        if last is None or last.digest != digest:
+            last = _decoded(content, digest)
+            _last_contents[self.path] = last
+        self.lines = last.lines
+        self.fault = last.fault
+        self.answers = last.answers
         return self
 
-    def change(self, part: str, before: bytes | None, line: bytes | None) -> None:
-        """Let the part have this line, or none, in the next file. `before`: the line that this replaces."""
+    def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
+        """Let the part have `line`, or none, in the next file.
+
+        line_before: the line that the writer saw when it began. Where a part changes twice before the file is written,
+            the first one counts.
+        """
         self.answers = {}
         self.looked.pop(part, None)
         if not self.pending:
             self.due = time.monotonic() + BATCH_SECONDS
-        self.pending[part] = self.pending.get(part, (before, None))[0], line
+        if part in self.pending:
+            line_before = self.pending[part].line_before
+        self.pending[part] = _Change(line_before, line)
 
     def is_due(self) -> bool:
-        """Return whether what is pending has waited long enough, or is enough."""
-        return len(self.pending) >= BATCH_PARTS or (bool(self.pending) and time.monotonic() > self.due)
+        """Return whether the changes have waited for BATCH_SECONDS, or are BATCH_PARTS or more."""
+        if len(self.pending) >= BATCH_PARTS:
+            return True
+        return bool(self.pending) and time.monotonic() > self.due
 
     def write(self) -> dict[str, bytes | None]:
-        """Replace the file by one with what is pending; of a damaged one a copy stays.
+        """Replace the file by one with the changes; of a damaged file a copy stays, with ASIDE after its name.
 
-        Return what is not in it, part -> line, since another writer was faster where the first one wins. Raises
-        StorageError where others replace it all the time.
+        Return the lines that are not in the new file, by part: another writer was faster, over a storage where the
+        first one wins (`Storage.first_wins`). Raises StorageError where others replace the file all the time, and what
+        the storage raises.
         """
         for pause in PAUSES:
-            lines, lost = self._merged()
+            merged = self._merged()
             try:
                 if self.fault:
                     self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
-                if lines != self.lines or self.fault:
-                    self.version = self._replace(lines)
+                if merged.lines != self.lines or self.fault:
+                    content = _encoded(merged.lines)
+                    self.version = self.storage.replace_manifest(self.path, content, self.version)
             except Overtaken:
                 time.sleep(pause * random.random())
                 self.read()
                 continue
-            self.lines, self.pending, self.fault = lines, {}, None
-            return lost
+            self.lines = merged.lines
+            self.pending = {}
+            self.fault = None
+            return merged.lost
         self.pending = {}
         raise StorageError(
             f"{self.storage.shown(self.path)} cannot be replaced: others do so all the time, or the store has no "
@@ -206,25 +302,32 @@ class Manifest:
         self.write()
 
     def damage(self) -> str | None:
-        """Return what is wrong with the file; parts may be lost then."""
+        """Return what is wrong with the file, which may have lost parts; None for a whole one. Decodes every line."""
         if self.version == ABSENT:
             return GONE
-        return self.fault or (None if all(map(_is_whole, self.lines.values())) else DAMAGED)
+        if self.fault:
+            return self.fault
+        if all(_is_whole(line) for line in self.lines.values()):
+            return None
+        return DAMAGED
 
-    def _merged(self) -> tuple[dict[str, bytes], dict[str, bytes | None]]:
-        """The lines with what is pending put into them, and what another writer was faster with."""
-        lines, lost = dict(self.lines), dict[str, bytes | None]()
-        for part, (before, line) in self.pending.items():
-            if self.storage.first_wins and lines.get(part) not in (before, line):
-                lost[part] = line
-            elif line is None:
+    def _merged(self) -> _Merged:
+        """Put the changes into the lines that were read.
+
+        Where the first writer wins, a change is lost if the part has neither the line that the change replaces nor the
+        one that it puts.
+        """
+        lines = dict(self.lines)
+        lost: dict[str, bytes | None] = {}
+        for part, change in self.pending.items():
+            another_was_faster = lines.get(part) not in (change.line_before, change.line)
+            if self.storage.first_wins and another_was_faster:
+                lost[part] = change.line
+            elif change.line is None:
                 lines.pop(part, None)
             else:
-                lines[part] = line
-        return lines, lost
-
-    def _replace(self, lines: Mapping[str, bytes]) -> Version:
-        return self.storage.replace_manifest(self.path, _encoded(lines), self.version)
+                lines[part] = change.line
+        return _Merged(lines, lost)
 
 
 def _is_whole(line: bytes) -> bool:
@@ -235,28 +338,35 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def _line(table: str, part: str, value: Mapping[str, Any]) -> bytes:
-    body = as_json(table, {"part": part, **value}, indent=None)[1:]
-    return b'{"seal": "%s", ' % content_hash(body).encode() + body
-
-
 def _encoded(lines: Mapping[str, bytes]) -> bytes:
+    """Return the content of a manifest with these lines, by part."""
     body = b"".join(b"%s\n" % line for _, line in sorted(lines.items()))
     return _head(body, len(lines)) + b"\n" + body
 
 
-def _decoded(content: bytes) -> tuple[dict[str, bytes], str | None]:
-    """The line of each part, whole or not, and what is wrong with the whole. Raises StorageError."""
+def _decoded(content: bytes, digest: str) -> _Content:
+    """Read the content of a manifest; a line may be damaged in all but the part's name.
+
+    Raises StorageError where a later release wrote it.
+    """
     head, _, body = content.partition(b"\n")
-    if (known := HEAD.fullmatch(head)) and int(known[1]) > LAYOUT:
-        raise StorageError(f"the lake was written by a later release (layout {int(known[1])}); use that one")
+    head_match = HEAD.fullmatch(head)
+    if head_match is not None:
+        layout = int(head_match[1])
+        if layout > LAYOUT:
+            raise StorageError(f"the lake was written by a later release (layout {layout}); use that one")
     lines = {}
     for line in body.split(b"\n"):
-        if match := LINE.match(line):
-            with suppress(ValueError):  # a flipped bit in the name
-                lines[str(orjson.loads(match[2]))] = line
-    return lines, None if head == _head(body, len(lines)) else DAMAGED
+        match = LINE.match(line)
+        if match is None:
+            continue
+        with suppress(ValueError):  # a flipped bit in the name
+            part = str(orjson.loads(match[2]))
+            lines[part] = line
+    fault = None if head == _head(body, len(lines)) else DAMAGED
+    return _Content(digest, lines, fault, answers={})
 
 
 def _head(body: bytes, parts: int) -> bytes:
+    """Return the first line of a manifest, whose other lines are `body`."""
     return b'{"seal": "%s", "layout": %d, "parts": %d}' % (content_hash(body).encode(), LAYOUT, parts)

@@ -33,6 +33,7 @@ from toolformer_dag.lake.storage import (
     ABSENT,
     ASIDE,
     CLAIMS,
+    FileToFetch,
     Later,
     Overtaken,
     Storage,
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 READ_BYTES = 2**22
+"""The size of the blocks in which a large object is read."""
 LIMIT = timedelta(seconds=200)
+"""How long a request is tried again at most."""
 FIRST: "RetryConfig" = {"max_retries": 4, "retry_timeout": LIMIT}
 PATIENT: "RetryConfig" = {
     "max_retries": 200,
@@ -55,13 +58,21 @@ PATIENT: "RetryConfig" = {
 }
 """Few retries for the first look at a store, so that a wrong address is reported at once; patient ones afterwards."""
 VARIABLES = ("AWS_", "GOOGLE_")
+"""How the variables of the environment begin that a store reads."""
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""The variables for the address of a store, in order of preference."""
 ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_:\[\]]+(?:/[^\s?#]*)?")
+"""The form of an address."""
 REQUESTS_AT_ONCE = 16
+"""Files that `bring` downloads at once."""
 TRUE = ("1", "true", "on", "yes", "y")
+"""The values of AWS_ALLOW_HTTP that allow it."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-NOBODYS, CONDITIONAL = ".none", ".conditional"
-"""A folder that no lake has; the file that says that the store's conditional puts were tried."""
+"""The hosts of this machine, to which plain HTTP is always allowed."""
+NOBODYS = ".none"
+"""A folder that no lake has: it is listed, and written to, to try a store."""
+CONDITIONAL = ".conditional"
+"""The file on this machine that says that the store's conditional puts were tried."""
 CODES = (r"<Code>(\w+)</Code>", r"status code: (\d+ [A-Z][A-Za-z ]+)")
 """Where an error names itself: as the store does, or by the status of its answer."""
 REMEDIES = (
@@ -83,21 +94,23 @@ REMEDIES = (
         "stays",
     ),
 )
-"""What stands in an error, and what is said instead; the first that fits. Where no credentials were given, the machine
-was asked for those of its role."""
+"""What stands in an error (a pattern), and what is said instead; the first that fits.
 
-
+The first is for this machine's metadata service: without credentials, the store's library asks it for those of a role.
+"""
 LEASE_SECONDS = 30.0
 """How long a claim holds that is not renewed."""
 
 
 def _claim_of_this_process() -> bytes:
-    return f"{this_process()}\n{uuid4().hex}".encode()  # other bytes each time, so that the store tells them apart
+    """Return the content of a claim; other bytes each time, so that the store gives each another version."""
+    return f"{this_process()}\n{uuid4().hex}".encode()
 
 
-def _leave(renewing: threading.Thread, here: ExitStack) -> None:
+def _leave(renewing: threading.Thread, local_claim: ExitStack) -> None:
+    """Wait until a claim is released in the store, then release it among the processes of this machine."""
     renewing.join()
-    here.close()
+    local_claim.close()
 
 
 class ObjectStoreError(StorageError):
@@ -106,13 +119,16 @@ class ObjectStoreError(StorageError):
 
 def opened(url: str, root: Path) -> "ObjectStorage":
     """Return the object store at `url`, with copies in `root`. Raises ObjectStoreError without the extra `objects`."""
-    given = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)))
-    return _opened(url, root, given)
+    variables = [(name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)]
+    return _opened(url, root, tuple(sorted(variables)))
 
 
 @lru_cache(maxsize=16)
 def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "ObjectStorage":
-    """`variables`: what the store reads of the environment; others make another connection."""
+    """Open a store once per process.
+
+    variables: (name, value) of what the store reads of the environment; other values make another connection.
+    """
     try:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
@@ -123,64 +139,86 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
         ) from error
     options = _options(url, dict(variables))
     try:
-        first, patient = (from_url(url, client_options=options, retry_config=tries) for tries in (FIRST, PATIENT))
-    except BaseError as error:  # a file of credentials that is not there, a number that is none
+        first = from_url(url, client_options=options, retry_config=FIRST)
+        patient = from_url(url, client_options=options, retry_config=PATIENT)
+    except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
         reason = str(error).partition("\n")[0]
         raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
     return ObjectStorage(url, root, first, patient)
 
 
 def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
-    """Raises ObjectStoreError for an address that is none."""
-    address = next((variables[name] for name in ENDPOINTS if variables.get(name)), "")
+    """Return the options of the HTTP client. Raises ObjectStoreError for an address without the form ADDRESS."""
+    addresses = [variables[name] for name in ENDPOINTS if variables.get(name)]
+    address = addresses[0] if addresses else ""
     if address and url.startswith("s3:") and not ADDRESS.fullmatch(address):
         raise ObjectStoreError(
             f"AWS_ENDPOINT_URL: {address!r} is no address; write one as https://HOST or https://HOST:PORT"
         )
     options: ClientConfig = {"connect_timeout": "10s", "timeout": "300s"}
-    local = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
-    if local or variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE:  # obstore forgets it where it has options
+    is_local = address.startswith("http:") and urlsplit(address).hostname in LOOPBACK
+    allows_http = variables.get("AWS_ALLOW_HTTP", "").lower() in TRUE  # obstore ignores it where options are passed
+    if is_local or allows_http:
         options["allow_http"] = True
     return options
 
 
 class ObjectStorage(Storage):
-    """`root`: the folder of copies on this machine, which may be deleted at any time. A file's name there is its key.
+    """The files of a lake in an object store, with copies on this machine.
 
-    The object is what counts; a copy is made when a file is opened.
+    - `url`: the lake's place, such as s3://bucket/lake
+    - `root`: the folder of the copies, which may be deleted at any time; paths below it are the keys of objects
+
+    The object is what counts; a copy is made when a file is opened, and when this machine writes it.
+
+    `require_access` begins with a client that tries a request few times (`first`), and goes on with one that tries it
+    for minutes (`patient`). Claims change `_left` and `_leaving`; the background write is `_written`.
     """
 
-    first_wins = lists_at_once = True
+    first_wins = True
+    lists_at_once = True
 
     def __init__(self, url: str, root: Path, first: "ObjectStore", patient: "ObjectStore") -> None:
         super().__init__(root)
-        self.url, self._store, self._patient = url, first, patient
-        self._left: dict[Path, Version] = {}
-        self._leaving: dict[Path, Future[None]] = {}
-        self._leavers, self._writer = ThreadPoolExecutor(), ThreadPoolExecutor(1)  # Python waits for both at its end
+        self.url = url
+        self._store = first
+        self._patient = patient
+        self._left: dict[Path, Version] = {}  # claims that this process has released: the object's version then
+        self._leaving: dict[Path, Future[None]] = {}  # claims that this process is releasing
+        # Python waits for the threads of both pools at its end.
+        self._leavers = ThreadPoolExecutor()
+        self._writer = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
 
     def shown(self, path: Path) -> str:
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
 
     def require_access(self) -> None:
-        """Raise ObjectStoreError where the lake cannot be listed: a wrong bucket or key, a store that is down."""
+        """Raise ObjectStoreError where the lake cannot be used.
+
+        It cannot where it cannot be listed (a wrong bucket or key, a store that is down), and where the store ignores
+        the conditions of puts, which is tried once per machine.
+        """
         self._objects(self.root / NOBODYS)
         self._store = self._patient
         if not (self.root / CONDITIONAL).exists():
             self._require_conditions(self.root / NOBODYS / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Create an object, replace it, and see that it is not replaced again; once per machine."""
+        """Create the object `path`, replace it, and raise ObjectStoreError where it can be replaced once more.
+
+        The second replacement asks for the version that the first one has replaced.
+        """
         try:
-            made = self.replace(path, b"1", ABSENT)
-        except ObjectStoreError:  # for who may only read
+            created = self.replace(path, b"1", ABSENT)
+        except ObjectStoreError:  # this user may only read
             return
         try:
-            works = self._replaces(path, made) and not self._replaces(path, made)
+            replaces_the_version_that_is_there = self._replaces(path, created)
+            replaces_another_version = self._replaces(path, created)
         finally:
             self.remove(path)
-        if not works:
+        if not replaces_the_version_that_is_there or replaces_another_version:
             raise ObjectStoreError(
                 f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
                 "that write at once; take another store, or a newer release of it"
@@ -188,6 +226,7 @@ class ObjectStorage(Storage):
         write_whole(self.root / CONDITIONAL, b"")
 
     def _replaces(self, path: Path, before: Version) -> bool:
+        """Replace an object; return whether the store did."""
         try:
             self.replace(path, b"2", before)
         except Overtaken:
@@ -200,47 +239,58 @@ class ObjectStorage(Storage):
             return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """Read a manifest; in a session, one listing tells which changed since this machine has seen them."""
-        around, folder = None if anew else current(), self.root / path.relative_to(self.root).parts[0]
-        if around:
-            listed = around.once(self.shown(folder), lambda: self._objects(folder))
+        """Return a manifest and its version.
+
+        In a session, but for `anew`, one listing of all manifests tells which have changed since this machine has a
+        copy of them; the copies of the others are read.
+        """
+        session = None if anew else current()
+        if session:
+            manifests_folder = self.root / path.relative_to(self.root).parts[0]
+            listed = session.once(self.shown(manifests_folder), lambda: self._objects(manifests_folder))
             if path not in listed:
                 raise self._missing(path)
-            with suppress(OSError, ValueError):
-                head, _, content = path.read_bytes().partition(b"\n")
-                known = Version(*json.loads(head))
-                if known.e_tag and known.e_tag == listed[path]["e_tag"]:
-                    return content, known
+            with suppress(OSError, ValueError):  # there is no copy, or a damaged one
+                content, version = self._copied_manifest(path)
+                if version.e_tag and version.e_tag == listed[path]["e_tag"]:
+                    return content, version
         content, version = self.read(path)
-        self._keep(path, content, version)
+        self._copy_manifest(path, content, version)
         return content, version
 
-    def _keep(self, path: Path, content: bytes, version: Version) -> None:
-        """Remember a manifest, after a line that says which it is."""
-        self._copy(path, [json.dumps([version.e_tag, version.number]).encode(), b"\n", content])
+    def _copy_manifest(self, path: Path, content: bytes, version: Version) -> None:
+        """Write the copy of a manifest: its version as a line of JSON, then its content."""
+        version_line = json.dumps([version.e_tag, version.number]).encode()
+        self._copy(path, [version_line, b"\n", content])
+
+    def _copied_manifest(self, path: Path) -> tuple[bytes, Version]:
+        """Read what `_copy_manifest` wrote. Raises OSError, ValueError."""
+        version_line, _, content = path.read_bytes().partition(b"\n")
+        e_tag, number = json.loads(version_line)
+        return content, Version(e_tag, number)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
         version = self.replace(path, content, before)
-        self._keep(path, content, version)
+        self._copy_manifest(path, content, version)
         return version
 
-    def bring(self, files: Iterable[tuple[Path, int, str]]) -> None:
-        def fetch(file: tuple[Path, int, str]) -> None:
-            with suppress(UnreadableFile):
-                self.fetch(*file)
-
+    def bring(self, files: Iterable[FileToFetch]) -> None:
+        missing_files = [file for file in files if not file.path.exists()]
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            list(pool.map(fetch, [file for file in files if not file[0].exists()]))
+            list(pool.map(self._fetch_if_whole, missing_files))  # raises what a download raised
+
+    def _fetch_if_whole(self, file: FileToFetch) -> None:
+        with suppress(UnreadableFile):
+            self.fetch(file.path, file.bytes, file.hash)
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        known = {"e_tag": before.e_tag, "version": before.number}
-        mode: Any = "create" if before == ABSENT else {name: value for name, value in known.items() if value}
+        mode: Any = "create" if before == ABSENT else _put_condition(before)
         try:
             with self._errors("write", path):
-                made = self._store.put(self._key(path), content, mode=mode)
-        except FileNotFoundError as error:  # it was deleted
+                put = self._store.put(self._key(path), content, mode=mode)
+        except FileNotFoundError as error:  # it was deleted since it was read
             raise Overtaken(self.shown(path)) from error
-        return Version(made["e_tag"], made["version"])
+        return Version(put["e_tag"], put["version"])
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
         if later:
@@ -281,21 +331,31 @@ class ObjectStorage(Storage):
         return path
 
     def check(self, path: str, size: int) -> None:
-        """A copy is enough: there is none of what was never put. One listing tells a session of the other files."""
+        """Raise UnreadableFile where neither a copy nor the object has this size.
+
+        A copy is enough: only what was put, or downloaded, has one.
+        """
         with suppress(UnreadableFile):
             parquet.check(path, size)
             return
         self._check_object(Path(path), size)
 
     def _check_object(self, path: Path, size: int) -> None:
-        folder, around = path.parents[1], current()
+        """Raise UnreadableFile where an object of a table is gone or has another size.
+
+        In a session one listing tells the sizes of all files of the table; others are asked for one by one.
+        """
+        session = current()
+        listed: dict[Path, ObjectMeta] = {}
         try:
-            listed = around.once(self.shown(folder), lambda: self._objects(folder)) if around else {}
-            stored = listed[path]["size"] if path in listed else self._head(path)["size"]
+            if session:
+                table_files = path.parents[1]
+                listed = session.once(self.shown(table_files), lambda: self._objects(table_files))
+            stored_size = listed[path]["size"] if path in listed else self._head(path)["size"]
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
-        if stored != size:
-            raise UnreadableFile(f"has {stored} bytes, not the {size} that were written")
+        if stored_size != size:
+            raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
         Path(path).unlink(missing_ok=True)
@@ -307,70 +367,90 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold an object, replaced every few seconds where it is the one that this process put.
+        """Hold the claim `name` inside the block, against runs of this and of other machines.
 
-        Released in the background; the next claim of the same name waits for it.
-        One that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken. Two
-        may then work at once: rows are stored twice, and of two writers of a part the first wins.
+        The claim is an object that says who holds it. A thread replaces it every few seconds, each time asking for the
+        version that this process has put. After the block the object becomes empty, in the background; the next claim
+        of the same name in this process waits for that.
+
+        A claim that did not change for LEASE_SECONDS was left by a process that died or lost the store, and is taken.
+        Two may then work at once: rows are stored twice, and of two writers of a part the first wins.
         """
         path = self.root / CLAIMS / file_name(name)
-        if leaving := self._leaving.pop(path, None):
+        leaving = self._leaving.pop(path, None)
+        if leaving is not None:
             leaving.result()
-        with ExitStack() as here:
-            here.enter_context(super().claimed(name, on_wait))  # among the processes of this machine, without a request
-            held, over = self._claim(path, on_wait), threading.Event()
-            renewing = threading.Thread(target=self._renew, args=(path, held, over), daemon=True)
+        with ExitStack() as local_claim:
+            # First among the processes of this machine, by a lock, which takes no request.
+            local_claim.enter_context(super().claimed(name, on_wait))
+            version = self._claim(path, on_wait)
+            is_over = threading.Event()
+            renewing = threading.Thread(target=self._renew, args=(path, version, is_over), daemon=True)
             renewing.start()
             try:
                 yield
             finally:
-                over.set()
-                self._leaving[path] = self._leavers.submit(_leave, renewing, here.pop_all())
+                is_over.set()
+                self._leaving[path] = self._leavers.submit(_leave, renewing, local_claim.pop_all())
 
     def _claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
-        """Put this process into the object where nobody else is in it any more; the store decides who was first."""
-        seen, since, waits = ABSENT, time.monotonic(), False
-        if left := self._left.pop(path, None):  # by this process, and mostly by nobody since
+        """Put this process into the object of a claim once nobody else holds it; return the object's version.
+
+        Where two processes try at once, the store decides by the version that both ask for.
+        """
+        left_version = self._left.pop(path, None)
+        if left_version is not None:  # this process has held it, and mostly nobody has since
             with suppress(Overtaken):
-                return self.replace(path, _claim_of_this_process(), left)
+                return self.replace(path, _claim_of_this_process(), left_version)
+        last_version = ABSENT
+        last_change = time.monotonic()
+        has_told = False
         while True:
-            content, version = b"", ABSENT
+            holder = b""
+            version = ABSENT
             with suppress(FileNotFoundError):
-                content, version = self.read(path)
-            if version != seen:
-                seen, since = version, time.monotonic()
-            if not content or time.monotonic() - since > LEASE_SECONDS:
+                holder, version = self.read(path)
+            if version != last_version:
+                last_version = version
+                last_change = time.monotonic()
+            is_expired = time.monotonic() - last_change > LEASE_SECONDS
+            if not holder or is_expired:
                 with suppress(Overtaken):
                     return self.replace(path, _claim_of_this_process(), version)
                 continue
-            if not waits:
-                waits = True
-                on_wait(content.decode(errors="replace").partition("\n")[0])
+            if not has_told:
+                has_told = True
+                on_wait(holder.decode(errors="replace").partition("\n")[0])
             time.sleep(LEASE_SECONDS / 10)
 
-    def _renew(self, path: Path, held: Version, over: threading.Event) -> None:
-        """Replace the claim until it is over, then by nothing; leave it to whoever has taken it meanwhile."""
+    def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
+        """Replace the object of a claim until the claim is over, then make it empty. Runs in a thread of its own.
+
+        It ends early where another process has taken the claim.
+        """
         with suppress(Overtaken):
-            while not over.wait(LEASE_SECONDS / 3):
-                with suppress(ObjectStoreError):  # it is away for a while
-                    held = self.replace(path, _claim_of_this_process(), held)
-            with suppress(ObjectStoreError):  # it expires
-                self._left[path] = self.replace(path, b"", held)
+            while not is_over.wait(LEASE_SECONDS / 3):
+                with suppress(ObjectStoreError):  # the store is away for a while
+                    version = self.replace(path, _claim_of_this_process(), version)
+            with suppress(ObjectStoreError):  # the claim expires
+                self._left[path] = self.replace(path, b"", version)
 
     def write_beside(self, write: Callable[[], None]) -> None:
-        self.wait_for_writes()  # so that a kill costs one of them
+        self.wait_for_writes()  # one at a time, so that a kill loses only that
         self._written = self._writer.submit(write)
 
     def wait_for_writes(self) -> None:
-        written, self._written = self._written, None
-        if written:
+        written = self._written
+        self._written = None
+        if written is not None:
             written.result()
 
     def exists(self, path: Path) -> bool:
-        with suppress(FileNotFoundError):
+        try:
             self._head(path)
-            return True
-        return False
+        except FileNotFoundError:
+            return False
+        return True
 
     def changed(self, path: Path) -> float:
         return self._head(path)["last_modified"].timestamp()
@@ -383,8 +463,9 @@ class ObjectStorage(Storage):
             yield StoredFile(path, listed["size"], listed["last_modified"].timestamp())
 
     def remove(self, *paths: Path) -> None:
+        keys = [self._key(path) for path in paths]
         with suppress(FileNotFoundError), self._errors("delete", self.root):
-            self._store.delete(list(map(self._key, paths)))  # one request for a thousand of them
+            self._store.delete(keys)  # one request for a thousand of them
         super().remove(*paths)
 
     def set_aside(self, path: Path) -> None:
@@ -393,24 +474,30 @@ class ObjectStorage(Storage):
         self.remove(path)
 
     def _objects(self, folder: Path) -> dict[Path, "ObjectMeta"]:
-        """All objects below a folder."""
+        """Return size, time of change and tag of all objects below a folder, by path."""
         prefix = None if folder == self.root else self._key(folder)
+        objects: dict[Path, ObjectMeta] = {}
         with self._errors("list", folder):
-            return {self.root / listed["path"]: listed for page in self._store.list(prefix) for listed in page}
+            for page in self._store.list(prefix):
+                for listed in page:
+                    objects[self.root / listed["path"]] = listed
+        return objects
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
     def _head(self, path: Path) -> "ObjectMeta":
+        """Return size, time of change and tag of an object. Raises FileNotFoundError."""
         with self._errors("read", path):
             return self._store.head(self._key(path))
 
     def _blocks(self, path: Path, response: "GetResult") -> Iterator[Any]:
+        """Yield the content of an object in blocks of READ_BYTES."""
         with self._errors("read", path):
             yield from response.stream(min_chunk_size=READ_BYTES)
 
     def _copy(self, path: Path, blocks: Iterable[Any]) -> None:
-        """Write a copy under a name of its own and rename it. Raises WriteError."""
+        """Write blocks of bytes to a file of this machine: it is there as a whole, or not at all. Raises WriteError."""
         fresh = beside(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -427,7 +514,10 @@ class ObjectStorage(Storage):
 
     @contextmanager
     def _errors(self, verb: Literal["read", "write", "delete", "list"], path: Path) -> Iterator[None]:
-        """Raise errors of the store as ours: FileNotFoundError, Overtaken, ObjectStoreError."""
+        """Raise errors of the store inside the block as FileNotFoundError, Overtaken or ObjectStoreError.
+
+        verb, path: what the block does, and with what, for the message.
+        """
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         try:
@@ -435,14 +525,31 @@ class ObjectStorage(Storage):
         except (AlreadyExistsError, PreconditionError) as error:
             raise Overtaken(self.shown(path)) from error
         except (BaseError, OSError) as error:
-            if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
+            is_missing_object = isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
+            if is_missing_object:
                 raise self._missing(path) from error
             raise ObjectStoreError(f"cannot {verb} {self.shown(path)}: {self._remedy(str(error))}") from error
 
     def _remedy(self, error: str) -> str:
-        """Return why something failed, and what to do."""
-        google = self.url.startswith("gs:")
-        keys = "GOOGLE_APPLICATION_CREDENTIALS" if google else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        code = next((code for sign in CODES for code in re.findall(sign, error)), "")
-        remedy = next(remedy for sign, remedy in REMEDIES if re.search(sign, error))
-        return remedy.format(bucket=urlsplit(self.url).netloc, code=code, keys=keys)
+        """Return the reason of an error of the store and what to do, by REMEDIES."""
+        if self.url.startswith("gs:"):
+            keys = "GOOGLE_APPLICATION_CREDENTIALS"
+        else:
+            keys = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        remedy = next(remedy for pattern, remedy in REMEDIES if re.search(pattern, error))  # the last one always fits
+        return remedy.format(bucket=urlsplit(self.url).netloc, code=_code(error), keys=keys)
+
+
+def _put_condition(before: Version) -> dict[str, str]:
+    """Return the condition of a put: that the object has the version `before`, by its tag, and its number if any."""
+    condition = {"e_tag": before.e_tag, "version": before.number}
+    return {name: value for name, value in condition.items() if value}
+
+
+def _code(error: str) -> str:
+    """Return the name of an error of the store, such as NoSuchBucket or "503 Service Unavailable"; else nothing."""
+    for pattern in CODES:
+        match = re.search(pattern, error)
+        if match is not None:
+            return match[1]
+    return ""

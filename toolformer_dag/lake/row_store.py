@@ -1,15 +1,19 @@
-"""Rows that are computed once: append-only Parquet files under one fingerprint, looked up by key.
+"""Row stores: rows that are computed once, in append-only Parquet files under one fingerprint, looked up by key.
 
     <rows>/<fingerprint>/identity.json   what determines the values
     <rows>/<fingerprint>/<file>.parquet  the rows of a commit, or of many
 
-A file is named by when it was written, the hash of its content and its size. 64 small files are put into one; full ones
-stay. A lookup scans the first key column of every file; a file's hash is compared once per process, and its store: the
-file says for which it was written.
+A file is named by when it was written, the hash of its content and its size. MERGE_AT small files are merged into one;
+full ones stay. A lookup scans the first key column of every file. Each file's hash is compared once per process, and so
+is the row store that the file says it was written for.
 
-A killed writer loses what it had not appended. Two writers may compute the same row: the older file counts. A damaged
-file is set aside (`.damaged`), and its rows count as missing. A file is deleted only after one with all its rows is on
-the disk, so a reader that misses a file finds its rows under another name.
+- A killed writer loses what it had not appended.
+- Two writers may compute the same row: the older file counts.
+- A damaged file is set aside (`.damaged`), and its rows count as missing.
+- A file is deleted only after one with all its rows is on the disk, so a reader that misses a file finds its rows under
+  another name.
+
+In a session (see session.py) the files are listed once; files that are written in it are noted.
 """
 
 import logging
@@ -19,7 +23,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 
 import polars as pl
@@ -28,26 +31,33 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.session import current
+from toolformer_dag.lake.session import NewRowFile, current
 from toolformer_dag.lake.storage import CheckedFile, Storage
 
 log = logging.getLogger(__name__)
-IDENTITY, LOCK = "identity.json", ".merge.lock"
+IDENTITY = "identity.json"
+"""The file of a row store that says what determines its values."""
+LOCK = ".merge.lock"
+"""The lock of the process that merges files."""
 LOOKS = 20
 """How often a lookup looks again where files are merged away under it."""
 MERGE_AT = 64
-"""Small files that are put into one."""
+"""From how many small files on they are merged into one."""
 LISTED_AT_ONCE = 900
 """Files that a store tells in one answer."""
 FULL_BYTES = 2**24
 """A file of this size is not merged any more. A merge takes the oldest files up to there: less than twice as much."""
 NAME = re.compile(r"([0-9a-f]{16})-(?:(?:chunk|merged|run[1-9][0-9]*)-)?([0-9a-f]{32})-([0-9]+)\.parquet")
-"""Earlier releases named the kind of a file too."""
+"""The name of a file: time, hash and size. Earlier releases named the kind of a file too."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RowFile:
-    """A file by its age in nanoseconds since 1970, the hash of its content and its size. Files sort by age."""
+    """A file of rows. Files sort by age.
+
+    - `written`: when its oldest rows were, in nanoseconds since 1970
+    - `hash`, `bytes`: of its content
+    """
 
     written: int
     hash: str
@@ -58,46 +68,67 @@ class RowFile:
 def parse_row_file(name: str) -> RowFile | None:
     """Read the name of a file of rows; None for any other file."""
     match = NAME.fullmatch(name)
-    return RowFile(int(match[1], 16), match[2], int(match[3]), name) if match else None
+    if match is None:
+        return None
+    return RowFile(written=int(match[1], 16), hash=match[2], bytes=int(match[3]), name=name)
 
 
 class RowStore:
-    """The rows of one fingerprint. `name`: their path in the lake; `damaged`: what this object set aside, and why."""
+    """The rows of one fingerprint: a key, and what was computed under it.
+
+    `Lake.rows` opens one. `key` are the first columns of `schema`.
+
+        missing = store.missing(keys)        # these have to be computed
+        store.append(computed)               # commits them
+        rows = store.stored(keys)
+
+    - `name`: its path in the lake
+    - `damaged`: what this object has set aside, and why, in words; it grows while rows are read
+    """
 
     def __init__(self, storage: Storage, name: str, key: Sequence[str], schema: pl.Schema) -> None:
-        self.storage, self.folder, self.name = storage, storage.root / name, name
-        self.key, self.schema = list(key), schema
+        self.storage = storage
+        self.name = name
+        self.folder = storage.root / name
+        self.key = list(key)
+        self.schema = schema
         self.damaged: list[str] = []
 
     def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return those of `keys` (at least the key columns) that are not stored, in their order, each once."""
-        asked = keys.select(self.key).unique(maintain_order=True)
-        return asked.join(self._rows(asked, self.key), on=self.key, how="anti", maintain_order="left")
+        requested = keys.select(self.key).unique(maintain_order=True)
+        stored = self._rows(requested, self.key)
+        return requested.join(stored, on=self.key, how="anti", maintain_order="left")
 
     def stored(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows stored under `keys`, one per key, in no particular order."""
+        """Return the rows stored under `keys`, one per key, in no particular order; keys without a row are left out."""
         return self._rows(keys.select(self.key).unique(), self.schema.names())
 
     def append(self, rows: pl.DataFrame) -> None:
         """Commit a chunk: it is on the disk when this returns. Raises WriteError, ValueError for another schema.
 
-        In a batch an object store gets it soon, after the chunks before it and before a manifest is written.
+        In a batch (`Lake.batch`) an object store gets it soon, after the chunks before it and before a manifest is
+        written.
         """
         if rows.schema != self.schema:
             raise ValueError(f"{self.folder}: rows have {rows.schema}, the store has {self.schema}")
-        if not rows.is_empty():
-            self._write(rows, time.time_ns())
-            if len(self._small()) >= MERGE_AT:
-                self._merge()
+        if rows.is_empty():
+            return
+        self._write(rows, time.time_ns())
+        if len(self._small_files()) >= MERGE_AT:
+            self._merge()
 
     def files(self) -> list[RowFile]:
         """Return the files that are there, the oldest first."""
-        return sorted(filter(None, map(parse_row_file, self.storage.names(self.folder))))
+        row_files = (parse_row_file(name) for name in self.storage.names(self.folder))
+        return sorted(file for file in row_files if file is not None)
 
     def checked_files(self, since: int = 0) -> Iterator[CheckedFile]:
-        """Read the files that changed `since` then; set nothing aside.
+        """Check every file and yield it with what is wrong; set nothing aside.
 
-        A file that is gone meanwhile was merged into another.
+        since: files that did not change since then (nanoseconds since 1970) are compared with their size alone.
+
+        A file that is gone meanwhile was merged into another, and is left out.
         """
         for file in self.files():
             path = self.folder / file.name
@@ -106,59 +137,70 @@ class RowStore:
                 yield CheckedFile(path, file.bytes, reason)
 
     def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """The rows under `keys`, of each key the oldest. Raises StorageError where others merge all the time."""
-        first, empty = self.key[0], self.schema.to_frame().lazy().select(columns)
-        asked = pl.col(first).is_in(keys[first].unique().implode())
+        """Return these columns of the rows under `keys`, of each key those of the oldest file.
+
+        Raises StorageError where others merge all the time.
+        """
+        # Most files hold none of the keys: their first key column, compared while the file is scanned, tells.
+        first_key = self.key[0]
+        may_be_requested = pl.col(first_key).is_in(keys[first_key].unique().implode())
+        no_rows = self.schema.to_frame().lazy().select(columns)
         for _ in range(LOOKS):
-            paths = self._readable(self._held())
+            paths = self._readable_paths(self._held_files())
             if paths is not None:
-                scans = [pl.scan_parquet(path, glob=False).select(columns).filter(asked) for path in paths]
-                with suppress(FileNotFoundError):  # merged away since
-                    scanned = pl.concat([empty, *scans]).collect(engine="streaming")
-                    rows = scanned.join(keys, on=self.key, how="semi", maintain_order="left")
+                scans = [no_rows]
+                for path in paths:
+                    scans.append(pl.scan_parquet(path, glob=False).select(columns).filter(may_be_requested))
+                with suppress(FileNotFoundError):  # merged away since it was verified
+                    candidates = pl.concat(scans).collect(engine="streaming")
+                    rows = candidates.join(keys, on=self.key, how="semi", maintain_order="left")
                     return rows.unique(self.key, keep="first", maintain_order=True)
             self.refresh()
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
 
     def _merge(self) -> None:
-        """Put one file in the place of many small ones; one process at a time."""
-        with self.storage.alone(self.folder / LOCK, wait=False) as mine:
-            files = self._small() if mine else []
-            if len(files) < MERGE_AT:
+        """Replace the oldest small files by one with all their rows; one process at a time, the others go on."""
+        with self.storage.alone(self.folder / LOCK, wait=False) as is_alone:
+            if not is_alone:
                 return
-            ends = accumulate(file.bytes for file in files)
-            files = [file for file, end in zip(files, ends, strict=True) if end - file.bytes < FULL_BYTES]
-            paths = self._readable(files)
+            small_files = self._small_files()  # listed again: another process may have merged them
+            if len(small_files) < MERGE_AT:
+                return
+            files = _up_to_full(small_files)
+            paths = self._readable_paths(files)
             self.refresh()
             if paths is None:
                 return
             rows = pl.concat(pl.read_parquet(path, columns=self.schema.names()) for path in paths)
-            merged = self._write(rows.unique(self.key, keep="first", maintain_order=True), files[0].written)
-            self._settle()
-            gone = {file.name for file in files} - {merged}  # it is among them where the others repeat its rows
-            self.storage.remove(*(self.folder / name for name in gone))
+            oldest_rows = rows.unique(self.key, keep="first", maintain_order=True)
+            merged_name = self._write(oldest_rows, files[0].written)
+            self._finish_writes()
+            # Where the other files repeat the rows of the first, the merged file is that one, under the same name.
+            replaced_names = {file.name for file in files} - {merged_name}
+            self.storage.remove(*(self.folder / name for name in replaced_names))
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
+        """Write a file, note it in the session and, in a worker, for the leading process; return its name."""
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
-        around = current()
-        beside = partial(around.later, in_order=True) if around and around.batching else None
-        self.storage.add(self.folder / name, content, beside)
+        session = current()
+        later = partial(session.later, in_order=True) if session and session.batching else None
+        self.storage.add(self.folder / name, content, later)
         self.note(name)
-        if around and around.news is not None:
-            around.news.append((self.name, name))
+        if session and session.news is not None:
+            session.news.append(NewRowFile(store=self.name, file=name))
         return name
 
-    def _readable(self, files: Collection[RowFile]) -> list[Path] | None:
-        """The paths of the files; None where one was merged away, or is damaged and set aside by now."""
+    def _readable_paths(self, files: Collection[RowFile]) -> list[Path] | None:
+        """Return the paths to open the files at; None where one was merged away, or is damaged and now set aside."""
         paths = []
         for file in files:
             with suppress(UnreadableFile):
-                paths.append(self._opened(file))
+                paths.append(self._readable_path(file))
         return paths if len(paths) == len(files) else None
 
-    def _opened(self, file: RowFile) -> Path:
-        """Return a file to scan. Raises UnreadableFile, after setting it aside where it is damaged."""
+    def _readable_path(self, file: RowFile) -> Path:
+        """Return the path of a verified file. Raises UnreadableFile, after setting it aside where it is damaged."""
         path = self.folder / file.name
         try:
             path = self.storage.fetch(path, file.bytes, file.hash, self.name)
@@ -172,40 +214,64 @@ class RowStore:
             raise
         return path
 
-    def _held(self) -> list[RowFile]:
-        """The files by age; in a session those at its beginning, and those noted in it since."""
-        around = current()
-        return sorted(around.once(self._place, self._listed) if around else self._listed())
+    def _held_files(self) -> list[RowFile]:
+        """Return the files by age; in a session those of its first listing, and those noted in it since."""
+        session = current()
+        files = session.once(self._place, self._listed_files) if session else self._listed_files()
+        return sorted(files)
 
     def note(self, name: str) -> None:
-        """Let the session know of a file that was written in it."""
-        around, made = current(), parse_row_file(name)
-        if around and made:
-            around.held.get(self._place, set()).add(made)
+        """Add a file that was written to those that the session holds; nothing where they were not listed yet."""
+        session = current()
+        file = parse_row_file(name)
+        if session and file:
+            session.held.get(self._place, set()).add(file)
 
     def refresh(self) -> None:
-        """Let a session list the files again at the next lookup."""
-        if around := current():
-            around.held.pop(self._place, None)
+        """Let the session list the files again at the next lookup."""
+        session = current()
+        if session:
+            session.held.pop(self._place, None)
 
-    def _small(self) -> list[RowFile]:
-        return [file for file in self._held() if file.bytes < FULL_BYTES]
+    def _small_files(self) -> list[RowFile]:
+        return [file for file in self._held_files() if file.bytes < FULL_BYTES]
 
-    def _listed(self) -> set[RowFile]:
-        """The same as `files`; listed until two listings agree, since a merge may end while a folder is read."""
-        self._settle()
-        there = self.files()
-        for _ in range(0 if self.storage.lists_at_once and len(there) < LISTED_AT_ONCE else LOOKS):
-            before, there = there, self.files()
-            if there == before:
+    def _listed_files(self) -> set[RowFile]:
+        """List the files, those of this session that are still being uploaded too.
+
+        A merge may end while a folder is read, and its rows would be in no listed file. So files are listed until two
+        listings agree, but where the storage tells what was there at one moment.
+        """
+        self._finish_writes()
+        files = self.files()
+        if self.storage.lists_at_once and len(files) < LISTED_AT_ONCE:
+            return set(files)
+        for _ in range(LOOKS):
+            files_before = files
+            files = self.files()
+            if files == files_before:
                 break
-        return set(there)
+        return set(files)
 
-    def _settle(self) -> None:
-        """Wait for the files that the session has not uploaded yet."""
-        if around := current():
-            around.settle(in_order=True)
+    def _finish_writes(self) -> None:
+        """Wait for the files of rows that the session writes in the background."""
+        session = current()
+        if session:
+            session.settle(in_order=True)
 
     @property
     def _place(self) -> str:
+        """The place in `Session.held` where the files are held: a set of RowFile."""
         return f"{self.storage.shown(self.folder)} files"
+
+
+def _up_to_full(files: Sequence[RowFile]) -> list[RowFile]:
+    """Return the first files, until they have FULL_BYTES together; the last one may go beyond that."""
+    chosen: list[RowFile] = []
+    total_bytes = 0
+    for file in files:
+        if total_bytes >= FULL_BYTES:
+            break
+        chosen.append(file)
+        total_bytes += file.bytes
+    return chosen

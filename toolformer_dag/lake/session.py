@@ -1,7 +1,14 @@
-"""What a step holds of the lake in memory: the manifests of its tables, the names of its rows' files, asked for once.
+"""The session of a step: what the step has read of the lake and remembers, and what it still has to write.
 
-What others change meanwhile is seen by the next step. What the step publishes itself is seen at once, is written in
-batches, and by the process that leads the step alone: workers tell it what they have made (`News`).
+A session is ambient: `with session():` opens one for everything that runs inside the block, and `current()` finds it.
+Tables and row stores (computed rows) behave differently inside one:
+
+- A manifest, and the names of a row store's files, are read once. What others change is seen by the next step; what the
+  step publishes itself is seen at once. Without a session they are read at every call.
+- Where `batching`, a publication waits in the held manifest and is written with others, and files are written in the
+  background. Else both are written at once.
+- In a worker process, where `news` is a list, a publication is told to the process that leads the step; that one writes
+  the manifest.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,61 +16,108 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Answer = TypeVar("Answer")
-News = tuple[str, ...] | tuple[str, str, bytes | None, bytes | None]
-"""What a worker has made: (row store, file), or a part: (table, part, its line before, its line now)."""
 UPLOADS_AT_ONCE = 8
+"""Files that a session writes in the background at once, where their order does not matter."""
+
+
+class NewRowFile(NamedTuple):
+    """A file of computed rows that a worker has written: its row store and its name."""
+
+    store: str
+    file: str
+
+
+class NewPart(NamedTuple):
+    """A part that a worker has made or withdrawn: its line in the manifest before and now; None where there is none."""
+
+    table: str
+    part: str
+    line_before: bytes | None
+    line: bytes | None
+
+
+News = NewRowFile | NewPart
+"""What a worker tells the process that leads its step."""
+
+
+class BackgroundWrites:
+    """Writes that go on in threads while the step computes; at most `most_waiting` are open at a time.
+
+    An error of a write is raised by the next call of `add` that waits for it, or by `wait`.
+    """
+
+    def __init__(self, threads: int, most_waiting: int) -> None:
+        self._pool = ThreadPoolExecutor(threads)
+        self._most_waiting = most_waiting
+        self._open: list[Future[None]] = []  # the oldest first
+
+    def add(self, write: Callable[[], None]) -> None:
+        """Begin a write; wait for the oldest where too many are open."""
+        self._open.append(self._pool.submit(write))
+        if len(self._open) > self._most_waiting:
+            self._open[0].result()
+            del self._open[0]
+
+    def finish(self) -> None:
+        """Wait until all writes have ended, failed ones too. Raises nothing."""
+        wait(list(self._open))
+
+    def raise_errors(self) -> None:
+        """Forget the writes that `finish` has waited for. Raises what the first of them raised, at each call again."""
+        for write in self._open:
+            write.result()
+        self._open.clear()
 
 
 @dataclass
 class Session:
-    """`held`: by place. `batching`: parts are published in batches. `news`: of a worker, for the leading process."""
+    """What a step holds of the lake.
+
+    - `held`: manifests, listings and names of files, by the place they were read from
+    - `batching`: whether parts are published in batches (`Lake.batch`), and files written in the background
+    - `news`: in a worker process, what it has made since `take_news`; None in the process that leads the step
+    """
 
     held: dict[str, Any] = field(default_factory=dict)
     batching: bool = False
     news: list[News] | None = None
-    _uploads: list[Future[None]] = field(default_factory=list)
-    _ordered: list[Future[None]] = field(default_factory=list)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(UPLOADS_AT_ONCE))
-    _queue: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _writes: BackgroundWrites = field(default_factory=lambda: BackgroundWrites(UPLOADS_AT_ONCE, 2 * UPLOADS_AT_ONCE))
+    _ordered_writes: BackgroundWrites = field(default_factory=lambda: BackgroundWrites(1, 2))
 
     def once(self, place: str, ask: Callable[[], Answer]) -> Answer:
-        """Return what is held, asking for it the first time."""
+        """Return what is held for `place`; the first time, hold what `ask` returns."""
         if place not in self.held:
             self.held[place] = ask()
         answer: Answer = self.held[place]
         return answer
 
     def later(self, write: Callable[[], None], in_order: bool = False) -> None:
-        """Write beside what goes on; at most a few files wait in memory. Raises what an earlier one raised.
+        """Write a file in the background. Raises what an earlier write raised.
 
-        `in_order`: after those that were given so before it, of which at most two wait: a kill costs those alone.
+        in_order: first in, first out, one at a time and at most two waiting, so that a kill loses only those. Else
+            several are written at once.
         """
-        pool, waiting, most = self._pool, self._uploads, 2 * UPLOADS_AT_ONCE
-        if in_order:
-            pool, waiting, most = self._queue, self._ordered, 2
-        waiting.append(pool.submit(write))
-        if len(waiting) > most:
-            waiting[0].result()
-            del waiting[0]
+        writes = self._ordered_writes if in_order else self._writes
+        writes.add(write)
 
     def settle(self, in_order: bool = False) -> None:
-        """Wait for what is written beside, or for what is so in order. Raises what it raised, each time.
+        """Wait for all files in the background, or only for those in order. Raises what a write raised, at each call.
 
-        A manifest must not name such a file.
+        Whoever writes a manifest calls this before: a manifest must not name a file that is not there.
         """
-        queues = [self._ordered] if in_order else [self._uploads, self._ordered]
-        wait([upload for waiting in queues for upload in waiting])
-        for waiting in queues:
-            for upload in waiting:
-                upload.result()
-            waiting.clear()
+        pending = [self._ordered_writes] if in_order else [self._writes, self._ordered_writes]
+        for writes in pending:
+            writes.finish()
+        for writes in pending:
+            writes.raise_errors()
 
     def take_news(self) -> tuple[News, ...]:
-        """Return what a worker has made since it was asked last."""
-        news, self.news = tuple(self.news or ()), []
+        """Return what a worker has made since the last call."""
+        news = tuple(self.news or ())
+        self.news = []
         return news
 
 
@@ -71,16 +125,20 @@ _current: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
 def current() -> Session | None:
-    """Return the session around this, if there is one."""
+    """Return the session of the block around the caller, if there is one."""
     return _current.get()
 
 
 @contextmanager
 def session(kept: Session | None = None) -> Iterator[Session]:
-    """Hold what is read of the lake inside the block; one within another shares it, but for one that was `kept`."""
-    made = kept or current() or Session()
-    token = _current.set(made)
+    """Hold inside the block what is read of the lake.
+
+    A block within another one shares the outer session. `kept`: a session to go on with, in place of the outer or a new
+    one: workers keep theirs from chunk to chunk of a step.
+    """
+    entered = kept or current() or Session()
+    token = _current.set(entered)
     try:
-        yield made
+        yield entered
     finally:
         _current.reset(token)

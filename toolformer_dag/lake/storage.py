@@ -1,8 +1,11 @@
 """Where the files of a lake lie: what tables, row stores, `clean` and `verify` ask of a folder or an object store.
 
-A file is named by its path below `root`. Files are of two kinds. Most never change: their content has a hash that is
-known before they are read. The others, such as manifests, are replaced as a whole; `Version` tells which content was
-read, so that a writer notices who was faster.
+A file is named by its path below `root`. Files are of two kinds:
+
+- Most never change (Parquet files): `add`, `fetch`, `bring`, `check`, `damage`. Their size and hash stand in a manifest
+  or in their name, and are known before they are read.
+- Small files are replaced as a whole: `read` and `replace`, `manifest` and `replace_manifest`, `mark`. `Version` tells
+  which content was read, so that a writer notices who was faster.
 """
 
 import os
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 from stat import S_ISREG
+from typing import NamedTuple
 
 from toolformer_dag.files import StorageError, WriteError, file_name, locked, require_regular, write_whole
 from toolformer_dag.lake import parquet
@@ -20,16 +24,13 @@ from toolformer_dag.processes import exists
 
 ASIDE = ".damaged"
 """The end of the name of a file that was set aside."""
-
-
 PARTS = "files"
 """The folder of a table that has a folder of each part."""
 CLAIMS = "lake-claims"
-"""The folder of what runs hold; the hyphen keeps it apart from the lanes."""
-
+"""The folder of the claims that runs hold (`Storage.claimed`); the hyphen keeps it apart from the lanes."""
 
 Later = Callable[[Callable[[], None]], None]
-"""Does what it gets beside what goes on."""
+"""Takes a write and does it in the background, as `Session.later` does."""
 
 
 class Overtaken(StorageError):
@@ -41,13 +42,26 @@ class Overtaken(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which content of a small file was read; ABSENT: there was none."""
+    """Which content of a small file was read.
+
+    - `e_tag`: in an object store the tag of the content; in a folder the first line of a manifest, which has its hash
+    - `number`: in an object store that counts versions, the number of this one
+    """
 
     e_tag: str | None = None
     number: str | None = None
 
 
 ABSENT = Version()
+"""The version where there was no file. In a folder, every version but those of manifests."""
+
+
+class FileToFetch(NamedTuple):
+    """A file that never changes: where it lies, its size in bytes and the hash of its content."""
+
+    path: Path
+    bytes: int
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +83,16 @@ class CheckedFile:
 
 
 class Storage:
-    """A folder that all processes see under the same path. Raises WriteError, ReadError, ObjectStoreError.
+    """The files of a lake in a folder that all processes see under the same path.
 
-    `object_storage.ObjectStorage` asks an object store the same.
+    `object_storage.ObjectStorage` has the same methods over an object store; what differs there stands in the docstring
+    of a method. Methods raise WriteError and ReadError, over an object store ObjectStoreError.
     """
 
     first_wins = False
     """Whether the first of two writers of a part wins and the second raises LostRace; else the last wins."""
     lists_at_once = False
-    """Whether `names` of up to a thousand files tells what was there at one moment."""
+    """Whether `names` of up to a thousand files are those of one moment; else files may come and go meanwhile."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -92,23 +107,30 @@ class Storage:
         return str(path)
 
     def read(self, path: Path) -> tuple[bytes, Version]:
-        """Return the content of a small file, and which it is. Raises FileNotFoundError, OSError."""
+        """Return the content of a small file and its version. Raises FileNotFoundError, OSError."""
         require_regular(path)
         return path.read_bytes(), ABSENT
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a small file as a whole. An object store raises Overtaken where it is not `before` any more."""
+        """Replace a small file as a whole and return its version; readers see the old content or the new.
+
+        before: the version that the caller has read. An object store raises Overtaken where there is another one by
+            now; a folder does not compare.
+        """
         write_whole(path, content)
         return ABSENT
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """Return the content of a manifest as `read` does; in a session, but for `anew`, as it was at its beginning."""
+        """Return the content of a manifest and its version. Raises FileNotFoundError, OSError.
+
+        anew: over an object store, ask for the manifest itself. Else a session asks once which manifests changed.
+        """
         require_regular(path)
         content = path.read_bytes()
         return content, _first_line(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest and return which it is. Raises Overtaken where it is not `before` any more."""
+        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more."""
         with locked(path.with_name(f".{path.name}.lock")):
             present = ABSENT
             with suppress(FileNotFoundError), path.open("rb") as stream:
@@ -119,7 +141,10 @@ class Storage:
         return _first_line(content)
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Write a small file that always has this content, and note that it is in use now; `later` as for `add`."""
+        """Write a small file that always has this content, or renew its time of change, which says that it is in use.
+
+        later: see `add`.
+        """
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -130,26 +155,28 @@ class Storage:
     def add(self, path: Path, content: bytes, later: Later | None = None) -> None:
         """Write a file that never changes: it is there as a whole when this returns, or not at all.
 
-        `later`: by which an object store may put it, once this machine has its copy.
+        later: over an object store, what uploads the file in the background; this machine has its copy on return.
         """
         write_whole(path, content)
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
-        """Return where a Parquet file can be opened. Of an object, the copy has the hash `digest`.
+        """Return where a Parquet file can be opened.
 
-        Raises UnreadableFile where it is gone.
+        Over an object store: download it where this machine has no whole copy, and raise UnreadableFile where it is
+        gone or its content does not have the hash `digest`. A folder returns `path` and compares nothing: readers call
+        `parquet.verify`.
         """
         return path
 
-    def bring(self, files: Iterable[tuple[Path, int, str]]) -> None:
-        """Make ready what `fetch` will ask for, many files at once; what is missing or damaged `fetch` tells."""
+    def bring(self, files: Iterable[FileToFetch]) -> None:
+        """Over an object store, download many files at once; `fetch` then finds them here, and tells of damage."""
 
     def check(self, path: str, size: int) -> None:
         """Raise UnreadableFile where a Parquet file is missing or has another size."""
         parquet.check(path, size)
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
-        """Return what is wrong with a Parquet file; see `parquet.damage`. An object is always read."""
+        """Return what is wrong with a Parquet file, as `parquet.damage` does. An object is always read."""
         return parquet.damage(path, size, digest, since, owner)
 
     def exists(self, path: Path) -> bool:
@@ -157,7 +184,7 @@ class Storage:
         return path.is_file()
 
     def changed(self, path: Path) -> float:
-        """Return when a file was written, as StoredFile does. Raises FileNotFoundError."""
+        """Return when a file was written, in seconds since 1970. Raises FileNotFoundError."""
         return path.stat().st_mtime
 
     def names(self, folder: Path) -> list[str]:
@@ -165,11 +192,12 @@ class Storage:
         return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
     def files(self, all_parts: bool = True) -> Iterator[StoredFile]:
-        """Yield every file below `root`; a link to a folder that was walked is left out.
+        """Yield every file below `root`, in no particular order; a folder that is linked twice is walked once.
 
-        Without `all_parts`, of the folder of a table's parts one that has a file: it tells that there is a table.
+        all_parts: whether the files of every part of a table are yielded. Else a folder yields those of one part per
+            table, which tell that there is a table and cost less; an object store yields all.
         """
-        return _below(str(self.root), os.path.realpath(self.root), set(), all_parts)
+        return _below(str(self.root), os.path.realpath(self.root), walked=set(), all_parts=all_parts)
 
     def remove(self, *paths: Path) -> None:
         """Delete files; nothing happens where there are none."""
@@ -181,74 +209,89 @@ class Storage:
         aside = path.with_name(f"{path.name}{ASIDE}")
         with suppress(FileNotFoundError):  # another process was faster
             path.rename(aside)
-            aside.touch()  # `clean` counts from now
+            aside.touch()  # the grace period of `clean` begins now
 
     @contextmanager
     def claimed(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Hold the claim `name` on the lake inside the block, against every run over it, wherever it was started.
+        """Hold the claim `name`, such as "gpu", inside the block: no other run over this lake has it meanwhile.
 
-        Where another run holds it, `on_wait` is called with who that is, and this waits. The kernel ends a claim with
-        its holder. Of several machines, this takes a file system whose `flock` they share, as NFS has it.
+        on_wait: called once with who holds the claim where another run does; then this waits.
+
+        The kernel ends a claim with its holder. For runs on several machines the file system has to share `flock`
+        between them, as NFS does.
         """
         path = self.root / CLAIMS / f"{file_name(name)}.lock"
         with ExitStack() as stack:
-            if not stack.enter_context(self.alone(path, wait=False)):
+            is_free = stack.enter_context(self.alone(path, wait=False))
+            if not is_free:
                 on_wait(_holder(path))
                 stack.enter_context(self.alone(path))
-            with suppress(OSError):
+            with suppress(OSError):  # the text is for people; the lock counts
                 path.write_text(this_process(), "utf-8")
             yield
 
     def write_beside(self, write: Callable[[], None]) -> None:
-        """Do what writes a little; over an object store, beside what goes on, once the one before has ended."""
+        """Run a small write; over an object store in the background, one at a time."""
         write()
 
     def wait_for_writes(self) -> None:
-        """Wait for what is written beside. Raises what it raised."""
+        """Wait for the write of `write_beside`. Raises what it raised."""
 
     def alone(self, path: Path, wait: bool = True) -> AbstractContextManager[bool]:
-        """Hold the lock `path` inside the block, as `files.locked` does.
+        """Hold the lock `path` inside the block; yields whether it is held, which without `wait` it may not be.
 
-        In an object store it holds among the processes of this machine: it saves work, and `replace` decides.
+        Over an object store it holds among the processes of this machine only: it saves work, and `replace` decides.
         """
         return locked(path, wait)
 
 
-def _below(folder: str, place: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
-    """Yield the files in `folder`, whose path without links is `place`."""
-    if place in walked:
+def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
+    """Yield the files in a folder and below.
+
+    real_path: the folder's path without links.
+    walked: the real paths of all folders so far; this one is added.
+    all_parts: see `Storage.files`.
+    """
+    if real_path in walked:
         return
-    walked.add(place)
+    walked.add(real_path)
     try:
         with os.scandir(folder) as listed:
             entries = list(listed)
     except OSError:  # gone since, or without rights
         return
+    stops_at_first_folder = not all_parts and real_path.endswith(f"/{PARTS}")
     for entry in entries:
         if _is_folder(entry):
-            inner = os.path.realpath(entry.path) if entry.is_symlink() else f"{place}/{entry.name}"
-            inside = _below(entry.path, inner, walked, all_parts)
-            if (first := next(inside, None)) is not None:
-                yield first
-                yield from inside
-                if not all_parts and place.endswith(f"/{PARTS}"):
-                    return
-        elif file := _stored(entry):
-            yield file
+            entry_real_path = os.path.realpath(entry.path) if entry.is_symlink() else f"{real_path}/{entry.name}"
+            has_files = False
+            for file in _below(entry.path, entry_real_path, walked, all_parts):
+                has_files = True
+                yield file
+            if has_files and stops_at_first_folder:
+                return
+        else:
+            stored = _stored_file(entry)
+            if stored is not None:
+                yield stored
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with suppress(OSError):  # a link to itself
+    try:
         return entry.is_dir()
-    return False
+    except OSError:  # a link to itself
+        return False
 
 
-def _stored(entry: os.DirEntry[str]) -> StoredFile | None:
-    with suppress(OSError):  # merged or finished by another process since it was listed, or a link to itself
+def _stored_file(entry: os.DirEntry[str]) -> StoredFile | None:
+    """Return a regular file; None for anything else, and for a file that is gone since it was listed."""
+    try:
         status = entry.stat()
-        if S_ISREG(status.st_mode):
-            return StoredFile(Path(entry.path), status.st_size, status.st_mtime)
-    return None
+    except OSError:  # merged or finished by another process, or a link to itself
+        return None
+    if not S_ISREG(status.st_mode):
+        return None
+    return StoredFile(Path(entry.path), status.st_size, status.st_mtime)
 
 
 def this_process() -> str:
@@ -257,13 +300,20 @@ def this_process() -> str:
 
 
 def _holder(claim: Path) -> str:
-    """Say who holds a claim, and whether it has ended where it was a process of this machine."""
-    said = claim.read_text("utf-8", "replace")
-    here = re.match(rf"process (\d+) on {re.escape(gethostname())},", said)
-    gone = here is not None and not exists(int(here[1]))
-    return f"{said}, which has ended; end what it left running, which holds its place" if gone else said
+    """Say which process holds a claim; of a process of this machine also whether it has ended.
+
+    Then a child that it left running holds the lock.
+    """
+    process = claim.read_text("utf-8", "replace")  # as `this_process` says it
+    process_here = re.match(rf"process (\d+) on {re.escape(gethostname())},", process)
+    if process_here is None or exists(int(process_here[1])):
+        return process
+    return f"{process}, which has ended; end what it left running, which holds its place"
 
 
 def _first_line(content: bytes) -> Version:
-    """Which content a manifest has: its first line holds the hash of the others."""
-    return Version(content.partition(b"\n")[0].decode(errors="replace")) if content else ABSENT
+    """Return the version of a manifest: its first line, which holds the hash of the others."""
+    if not content:
+        return ABSENT
+    first_line, _, _ = content.partition(b"\n")
+    return Version(first_line.decode(errors="replace"))

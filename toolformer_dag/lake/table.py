@@ -7,6 +7,9 @@ Concurrent writers are safe: each writes files of its own, and a manifest is rep
 read; else it is read again and what this writer changed is put into it. Of two writers of one part the last wins in a
 folder; in an object store the first does, and the other raises LostRace. A reader keeps the parts it has read, whose
 files stay until the grace period of `clean` is over.
+
+A table behaves differently in a session: it reads its manifest once, and in a batch or in a worker it writes the
+manifest later (see session.py).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,17 +28,27 @@ from toolformer_dag.lake.object_storage import opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.session import News, Session, current, session
-from toolformer_dag.lake.storage import PARTS, CheckedFile, Storage
+from toolformer_dag.lake.session import NewPart, NewRowFile, News, Session, current, session
+from toolformer_dag.lake.storage import PARTS, CheckedFile, FileToFetch, Storage
 from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import PathSettings
 
 Answer = TypeVar("Answer")
-ATTEMPTS, REVISIONS = 3, 20
+RETRIES = 3
+"""How often a read is tried again where the part was replaced and its files cleaned away before they were opened."""
+REVISIONS = 20
+"""How often a revision is tried where others replace the part."""
+WHOLE = "all"
+"""The only part of a table that is not cut by shard."""
+
+
+def behind(words: str, part: str) -> str:
+    """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
+    return "" if part == WHOLE else f"{words} {part!r}"
 
 
 class MissingPart(StorageError):
-    """A part of a table that was never published."""
+    """A part of a table that was never published, or was withdrawn."""
 
     def __init__(self, table: str, part: str) -> None:
         lacks = behind("has no rows of shard", part) or "was not materialized yet"
@@ -52,21 +65,21 @@ class DamagedPart(StorageError):
         )
 
 
-WHOLE = "all"
-"""The only part of a table that is not cut by shard."""
-
-
-def behind(words: str, part: str) -> str:
-    """Return `WORDS 'PART'`, or nothing for WHOLE, which people never see."""
-    return "" if part == WHOLE else f"{words} {part!r}"
-
-
 class LostRace(StorageError):
-    """A part that another run published while this one made it, from something else."""
+    """A part that another run published while this one made it, from something else.
+
+    winner: what that run has published; None where it withdrew the part.
+    changed: what differs between the two records.
+    """
 
     def __init__(self, table: str, part: str, winner: Pointer | None, changed: Sequence[FieldChange]) -> None:
         when = f" at {winner.record.get('written')}" if winner else ""
-        differs = f" with {changed[0]}" if changed else " with other rows" if winner else ""
+        if changed:
+            differs = f" with {changed[0]}"
+        elif winner:
+            differs = " with other rows"
+        else:
+            differs = ""
         super().__init__(
             f"{table}{behind(', shard', part)}: another run published it{when}{differs}, while this one made it; wait "
             "for that run and run again, computed rows are reused"
@@ -74,14 +87,18 @@ class LostRace(StorageError):
 
 
 class Table:
-    """A table of the lake. `name` is its path there: "calculator/loss_deltas"."""
+    """A table of the lake. `name` is its path there: "calculator/loss_deltas".
+
+    A table has no state: what it remembers is in the session, if there is one.
+    """
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage = storage
         self.folder = storage.root / name
         self.name = name
         self.path = Manifest(storage, name).path
-        self._place, self._files = storage.shown(self.path), f"{self.folder}/{PARTS}"
+        self._place = storage.shown(self.path)  # where a session holds the manifest
+        self._files_folder = f"{self.folder}/{PARTS}"
 
     def publish(
         self,
@@ -90,26 +107,34 @@ class Table:
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
     ) -> Pointer:
-        """Make `frames`, at least one and all of one schema, the content of `part`; readers see it at once.
+        """Make `frames` the content of a part; readers see it at once. Return what is published.
 
-        `record` is asked after the last frame. `volatile` columns do not count in the data version. Memory holds about
-        64 MB of rows. Raises WriteError, NotPlain for a record that JSON has no place for, LostRace where an object
-        store has another part by now, and what `frames` raises; the part is then what it was, and the files of the
-        frames are removed.
+        frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
+        record: called after the last frame; returns what the rows were made from.
+        volatile: columns that do not count in the data version.
+
+        In a batch or a worker, other processes see the part only once the batch is written (see session.py).
+
+        Raises WriteError, NotPlain for a record that JSON has no place for, LostRace where an object store has another
+        part by now, and what `frames` raises; the part is then what it was, and the files of the frames are removed.
         """
-        before = self._manifest().line(part)
-        content, there = ContentHash(volatile), self._reusable(part)
+        line_before = self._manifest().line(part)
+        content = ContentHash(volatile)
+        reusable_files = self._reusable_files(part)
         files: list[PartFile] = []
         try:
-            files.extend(self._write(part, piece, content, there) for piece in parquet.pieces(frames))
+            for piece in parquet.pieces(frames):
+                content.update(piece)
+                files.append(self._write_file(part, piece, reusable_files))
             if not files:
                 raise ValueError(f"{self.name}, part {part!r}: publish at least one frame, empty or not")
             pointer = Pointer(tuple(files), content.hexdigest(), record())
             line = pointer.encode(self.name, part)
-        except BaseException:  # no pointer will name them
-            self._remove_files(part, set(files) - set(there.values()))
+        except BaseException:  # no pointer will name these files
+            self._remove_files(part, set(files) - set(reusable_files.values()))
             raise
-        return self.commit(part, before, line) or pointer
+        equal_of_another_run = self.commit(part, line_before, line)
+        return equal_of_another_run or pointer
 
     def revise(
         self,
@@ -117,15 +142,16 @@ class Table:
         revised: Callable[[pl.DataFrame | None], pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
     ) -> Pointer:
-        """Publish what `revised` makes of the rows that a part has; None where it has none, or damaged ones.
+        """Publish what `revised` makes of the rows of a part; it gets None where there are none, or damaged ones.
 
-        Writers of one part take turns, so that the rows of each are kept. Raises as `publish`.
+        Writers of one part take turns, so that the rows of each are kept; `revised` is called again where another
+        writer was faster. Raises as `publish`, and StorageError where others replace the part all the time.
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
                 rows = None
                 self._manifest(anew=True)
-                with suppress(MissingPart, DamagedPart):  # damage was set aside, and is named when it is
+                with suppress(MissingPart, DamagedPart):  # a damaged part was set aside with a warning
                     rows = self.read(part)
                 with suppress(LostRace):
                     return self.publish(part, [revised(rows)], record)
@@ -136,19 +162,25 @@ class Table:
         return pl.concat(self.batches(part))
 
     def batches(self, part: str) -> Iterator[pl.DataFrame]:
-        """Yield the same rows, a file at a time, for parts larger than memory."""
-        yield from (pl.read_parquet(file, glob=False) for file in self.files(part))
+        """Yield the same rows, a file at a time, for parts larger than memory. Raises as `read`, at the first file."""
+        for file in self.files(part):
+            yield pl.read_parquet(file, glob=False)
 
-    def files(self, part: str, tries: int = ATTEMPTS) -> list[str]:
-        """Return the verified paths of a part's files, for DuckDB's read_parquet. Raises MissingPart, DamagedPart."""
+    def files(self, part: str, retries: int = RETRIES) -> list[str]:
+        """Return the verified paths of a part's files, for DuckDB's read_parquet. Raises MissingPart, DamagedPart.
+
+        A part with a damaged file is withdrawn, so that the next update makes it again.
+        """
         pointer = self.pointer(part)
         try:
-            return list(map(str, self._verified(part, pointer)))
-        except DamagedPart:  # its files may have been replaced and cleaned away before they were opened
+            return [str(path) for path in self._verified_paths(part, pointer)]
+        except DamagedPart:
+            # The part may have been replaced, and the files of `pointer` cleaned away, before they were opened.
             self._manifest(anew=True)
-            if not (tries and self.has(part)) or self.pointer(part) == pointer:
+            can_retry = retries > 0 and self.has(part)
+            if not can_retry or self.pointer(part) == pointer:
                 raise
-        return self.files(part, tries - 1)
+        return self.files(part, retries - 1)
 
     def scan(self, parts: Collection[str] | None = None) -> pl.LazyFrame:
         """Scan the rows of these parts, or of all; at least one. Raises as `files`."""
@@ -156,19 +188,24 @@ class Table:
 
     def all_files(self, parts: Collection[str] | None = None) -> list[str]:
         """Return the verified paths of the files of these parts, or of all. Raises as `files`."""
+        paths: list[str] = []
         with session():
             chosen = self.parts() if parts is None else parts
             self.bring(chosen)
-            return [file for part in chosen for file in self.files(part)]
+            for part in chosen:
+                paths.extend(self.files(part))
+        return paths
 
     def bring(self, parts: Iterable[str]) -> None:
         """Fetch the files of these parts, many at once, where they are not on this machine."""
-        self.storage.bring(self._known_files(parts))
+        self.storage.bring(self._files_to_fetch(parts))
 
-    def _known_files(self, parts: Iterable[str]) -> Iterator[tuple[Path, int, str]]:
+    def _files_to_fetch(self, parts: Iterable[str]) -> Iterator[FileToFetch]:
+        """Yield the files of those of the parts that are published and whole."""
         for part in parts:
             with suppress(MissingPart, DamagedPart):
-                yield from ((self.file_path(part, file), file.bytes, file.hash) for file in self.pointer(part).files)
+                for file in self.pointer(part).files:
+                    yield FileToFetch(self.file_path(part, file), file.bytes, file.hash)
 
     def parts(self) -> list[str]:
         """Return the names of the published parts, sorted."""
@@ -178,9 +215,12 @@ class Table:
         """Return whether something is published, damaged or not."""
         return self._manifest().line(part) is not None
 
-    def pointer(self, part: str, held: Manifest | None = None) -> Pointer:
-        """Return what is published now. Raises MissingPart, DamagedPart, ReadError."""
-        line = (held or self._manifest()).line(part)
+    def pointer(self, part: str, manifest: Manifest | None = None) -> Pointer:
+        """Return what is published now; `manifest`: where to read it, else the table's.
+
+        Raises MissingPart, DamagedPart, ReadError.
+        """
+        line = (manifest or self._manifest()).line(part)
         if line is None:
             raise MissingPart(self.name, part)
         try:
@@ -193,16 +233,16 @@ class Table:
 
         Raises MissingPart, DamagedPart.
         """
-        held = self._manifest()
-        if part not in held.looked:
-            pointer = self.pointer(part, held)
+        manifest = self._manifest()
+        if part not in manifest.looked:
+            pointer = self.pointer(part, manifest)
             for file in pointer.files:
                 try:
                     self.storage.check(self._file(part, file), file.bytes)
                 except UnreadableFile as error:
                     raise DamagedPart(self.name, part, file.name, str(error)) from error
-            held.looked[part] = pointer
-        return held.looked[part]
+            manifest.looked[part] = pointer
+        return manifest.looked[part]
 
     def whole_pointer(self, part: str) -> Pointer | None:
         """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
@@ -212,16 +252,22 @@ class Table:
             return None
 
     def checked_files(self, part: str, since: int = 0) -> Iterator[CheckedFile]:
-        """Read those files of a part that changed `since` then; whole ones that did not are left out.
+        """Check the files of a part by their hashes; yield them with what is wrong.
 
-        Files of a part that was replaced or withdrawn meanwhile may be gone.
+        since: files that did not change since then (nanoseconds since 1970) are not read; of these only the ones with a
+            wrong size are yielded. With 0 every file is read and yielded.
+
+        A part whose line is damaged yields nothing: see `damage`. Files that are gone because the part was replaced or
+        withdrawn meanwhile are not yielded.
         """
-        with suppress(MissingPart, DamagedPart):  # see `damage`
+        with suppress(MissingPart, DamagedPart):
             pointer = self.pointer(part)
             for file in pointer.files:
                 reason = self.storage.damage(self._file(part, file), file.bytes, file.hash, since)
-                if reason and self.pointer(part, Manifest(self.storage, self.name).read()) != pointer:
-                    return
+                if reason:
+                    manifest_now = Manifest(self.storage, self.name).read()
+                    if self.pointer(part, manifest_now) != pointer:
+                        return
                 if reason or not since:
                     yield CheckedFile(self.file_path(part, file), file.bytes, reason)
 
@@ -250,7 +296,11 @@ class Table:
         return pointer.data_version if pointer else None
 
     def remembered(self, question: str, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer to a question about this table; in a session it is asked again when the table changes."""
+        """Return the answer to a question about this table, by its name; `ask` computes it.
+
+        The answer is remembered in the session, and across sessions for an equal manifest, until the table changes. It
+        must follow from the manifest alone.
+        """
         answers = self._manifest().answers
         if question not in answers:
             answers[question] = ask()
@@ -258,7 +308,7 @@ class Table:
         return answer
 
     def damage(self) -> str | None:
-        """Return what is wrong with the manifest; parts may be lost then."""
+        """Return what is wrong with the manifest as it is now; parts may be lost then. None for a whole one."""
         return self._manifest(anew=True).damage()
 
     def mend(self) -> None:
@@ -275,85 +325,111 @@ class Table:
         if line is not None:
             self.commit(part, line, None)
 
-    def _reusable(self, part: str) -> dict[str, PartFile]:
-        """The files of a part by hash, for rows that stay the same; none where `_winner` would remove them."""
+    def _reusable_files(self, part: str) -> dict[str, PartFile]:
+        """Return the files of the part as it is published, by hash: rows that stay the same need no new file.
+
+        None where the first writer wins: `_winner` removes the files of the other, and they would be among them.
+        """
         if self.storage.first_wins or not self.has(part):
             return {}
         pointer = self.whole_pointer(part)
-        return {file.hash: file for file in pointer.files} if pointer else {}
+        if pointer is None:
+            return {}
+        return {file.hash: file for file in pointer.files}
 
-    def _write(self, part: str, piece: pl.DataFrame, content: ContentHash, there: Mapping[str, PartFile]) -> PartFile:
-        content.update(piece)
-        content_bytes = parquet.encode(piece)
-        file = PartFile(f"{uuid4().hex}.parquet", len(content_bytes), content_hash(content_bytes), piece.height)
-        if known := there.get(file.hash):
+    def _write_file(self, part: str, rows: pl.DataFrame, reusable_files: Mapping[str, PartFile]) -> PartFile:
+        """Write rows as a file of the part, or return the file that has them already; in a batch in the background."""
+        content = parquet.encode(rows)
+        digest = content_hash(content)
+        reusable = reusable_files.get(digest)
+        if reusable is not None:
             with suppress(UnreadableFile):
-                parquet.verify(self.file_path(part, known), known.bytes, known.hash)
-                return known
-        path, around = self.file_path(part, file), current()
+                parquet.verify(self.file_path(part, reusable), reusable.bytes, digest)
+                return reusable
+        file = PartFile(name=f"{uuid4().hex}.parquet", bytes=len(content), hash=digest, rows=rows.height)
+        path = self.file_path(part, file)
+        around = current()
         if around and around.batching:
-            around.later(lambda: self.storage.add(path, content_bytes))
+            around.later(lambda: self.storage.add(path, content))
         else:
-            self.storage.add(path, content_bytes)
+            self.storage.add(path, content)
         return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
-        if around := current():  # what is still being written would come back
+        """Remove files of a part that no manifest names."""
+        around = current()
+        if around:  # a file that is still being written would come back
             with suppress(StorageError):
                 around.settle()
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """In a session the one that it holds; with `anew` read again."""
+        """Return the manifest: in a session the one that it holds, else as it is now; `anew`: read it again."""
         around = current()
-        held: Manifest | None = around.held.get(self._place) if around else None
-        if held is None:
-            held = Manifest(self.storage, self.name).read(anew)
+        manifest: Manifest | None = around.held.get(self._place) if around else None
+        if manifest is None:
+            manifest = Manifest(self.storage, self.name).read(anew)
             if around:
-                around.held[self._place] = held
+                around.held[self._place] = manifest
         elif anew:
-            held.read()
-        return held
+            manifest.read()
+        return manifest
 
-    def commit(self, part: str, before: bytes | None, line: bytes | None, now: bool = False) -> Pointer | None:
-        """Let the part have this line, or none; in a batch it is written with others, by a worker's leader.
+    def commit(
+        self, part: str, line_before: bytes | None, line: bytes | None, write_now: bool = False
+    ) -> Pointer | None:
+        """Let the part have the line `line` of the manifest, in place of `line_before`; None: no line.
 
-        Return what another run has published, where it is the same. Raises LostRace.
+        In a worker the line is told to the leading process, and in a batch it waits for others; with `write_now`
+        neither.
+
+        Return what another run published meanwhile, where it is equal and stays; else None. Raises LostRace where it is
+        not equal.
         """
-        held, around = self._manifest(), current()
-        held.change(part, before, line)
-        if around and around.news is not None and not now:
-            around.news.append((self.name, part, before, line))
-            return None
-        if around and around.batching and not (now or held.is_due()):
-            return None
-        return self.flush(held).get(part)
+        manifest = self._manifest()
+        manifest.change(part, line_before, line)
+        around = current()
+        if around and not write_now:
+            if around.news is not None:
+                around.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
+                return None
+            if around.batching and not manifest.is_due():
+                return None
+        return self.flush(manifest).get(part)
 
-    def flush(self, held: Manifest | None = None) -> dict[str, Pointer]:
-        """Write what is published and not written yet; return what another run has published that is the same.
+    def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
+        """Write the changes of the manifest; return what another run has published that is equal, by part.
 
-        Raises LostRace.
+        The session's files in the background are finished first. Raises LostRace.
         """
-        if around := current():
+        around = current()
+        if around:
             around.settle()
-        lost = (held or self._manifest()).write()
+        lost = (manifest or self._manifest()).write()
         return {part: self._winner(part, line) for part, line in lost.items()}
 
     def _winner(self, part: str, line: bytes | None) -> Pointer:
-        """Return what another run published meanwhile, where it is the same; else raise LostRace."""
+        """Return what another run published in place of `line`, where it is equal; else raise LostRace.
+
+        The files of `line` are removed, which nothing names. Equal: the same rows, from the same settings and inputs.
+        """
         winner = None
         with suppress(MissingPart):
             winner = self.pointer(part)
-        if line is None:  # this run took away what another has made anew
+        if line is None:  # this run withdrew what another one has made anew
             raise LostRace(self.name, part, winner, ())
-        pointer = decode(line)
-        self._remove_files(part, set(pointer.files) - set(winner.files if winner else ()))
-        changed = changes(pointer.record, winner.record) if winner else []
-        if winner is None or changed or winner.data_version != pointer.data_version:
+        loser = decode(line)
+        winner_files = set(winner.files) if winner else set()
+        self._remove_files(part, set(loser.files) - winner_files)
+        if winner is None:
+            raise LostRace(self.name, part, None, ())
+        changed = changes(loser.record, winner.record)
+        if changed or winner.data_version != loser.data_version:
             raise LostRace(self.name, part, winner, changed)
         return winner
 
-    def _verified(self, part: str, pointer: Pointer) -> Iterator[Path]:
+    def _verified_paths(self, part: str, pointer: Pointer) -> Iterator[Path]:
+        """Yield where the files of a part can be opened. Raises DamagedPart, after withdrawing it, or MissingPart."""
         for file in pointer.files:
             try:
                 path = self.storage.fetch(self.file_path(part, file), file.bytes, file.hash)
@@ -363,36 +439,38 @@ class Table:
             yield path
 
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
-        """Withdraw a damaged part, so that the next update makes it again; a part published meanwhile stays.
+        """Withdraw a part with a damaged file, so that the next update makes it again; return what is to be raised.
 
-        Return what is to be raised: MissingPart where the part was withdrawn, and `clean` has removed its files.
+        A part that was published meanwhile stays. MissingPart is to be raised where the part was withdrawn meanwhile,
+        and `clean` has removed its files.
         """
         line = self._manifest(anew=True).line(part)
         if line is None:
             return MissingPart(self.name, part)
         if decode(line) == pointer:
             with suppress(LostRace):
-                self.commit(part, line, None, now=True)
+                self.commit(part, line, None, write_now=True)
             self.storage.set_aside(self.file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
 
     def part_folder(self, part: str) -> Path:
         """Return where the files of a part lie, those that were replaced too."""
-        return Path(self._files, file_name(part))
+        return Path(self._files_folder, file_name(part))
 
     def file_path(self, part: str, file: PartFile) -> Path:
         """Return where a file of a part lies."""
         return Path(self._file(part, file))
 
     def _file(self, part: str, file: PartFile) -> str:
-        return f"{self._files}/{file_name(part)}/{file.name}"  # a text: asked of every part, each step
+        """Return the same as text: every step looks at every part, and a Path takes longer to make."""
+        return f"{self._files_folder}/{file_name(part)}/{file.name}"
 
 
 class Lake:
     """All tables and all computed rows, in a folder or in an object store. Nothing is created before the first write.
 
-    `root`: the folder, or that of the copies on this machine. `suffix`: of the tables that a later
-    round has for itself.
+    - `root`: the folder, or that of the copies on this machine
+    - `suffix`: what the names of the tables end with that a later round has for itself; empty for the first
     """
 
     def __init__(self, root: str | Path, storage: Storage | None = None, suffix: str = "") -> None:
@@ -408,8 +486,10 @@ class Lake:
 
     @staticmethod
     def at(place: str, copies: Path, suffix: str = "") -> "Lake":
-        """Return the lake in the folder `place`, or the one in an object store with `copies` of it on this machine."""
-        return Lake(copies, opened(place, copies), suffix) if "://" in place else Lake(place, suffix=suffix)
+        """Return the lake in the folder `place`, or at its URL in an object store with `copies` on this machine."""
+        if "://" in place:
+            return Lake(copies, opened(place, copies), suffix)
+        return Lake(place, suffix=suffix)
 
     def shown(self, path: Path) -> str:
         """Return where a file lies, for people: of a copy of an object, the object."""
@@ -418,7 +498,7 @@ class Lake:
     def table(self, name: str) -> Table:
         """Return the table of that name, such as "calculator/loss_deltas", published or not.
 
-        "training/augmented_corpus" is that of the lake's project.
+        In a later round, "training/augmented_corpus" is that round's table (see `rounds.named`).
         """
         name = named(name, self.suffix)
         if name not in self._tables:
@@ -427,30 +507,38 @@ class Lake:
 
     @contextmanager
     def batch(self) -> Iterator[Session]:
-        """Write manifests in batches inside the block, and what is left at its end. Raises LostRace."""
+        """Write manifests in batches inside the block, and what is left at its end, also after an error.
+
+        Files are written in the background. Raises LostRace, and what a write in the background raised.
+        """
         with session() as around:
-            before, around.batching = around.batching, True
+            batching_before = around.batching
+            around.batching = True
             try:
                 yield around
             finally:
-                around.batching = before
+                around.batching = batching_before
                 self.flush()
                 around.settle()
 
     def flush(self, due: bool = False) -> None:
         """Write what this session has published and not written yet; with `due` only what has waited long enough."""
         around = current()
-        for held in list(around.held.values()) if around else ():
-            if isinstance(held, Manifest) and held.pending and (held.is_due() or not due):
-                Table(held.storage, held.table).flush(held)
+        if around is None:
+            return
+        for manifest in list(around.held.values()):
+            if not isinstance(manifest, Manifest) or not manifest.pending:
+                continue
+            if manifest.is_due() or not due:
+                Table(manifest.storage, manifest.table).flush(manifest)
 
     def take(self, news: Iterable[News]) -> None:
-        """Publish the parts that a worker has made, and know of the files of rows that it has written."""
-        for name, *rest in news:
-            if len(rest) == 1:
-                RowStore(self.storage, str(name), (), pl.Schema()).note(str(rest[0]))
+        """Do in the leading process what a worker has told: publish its parts, note its files of computed rows."""
+        for item in news:
+            if isinstance(item, NewRowFile):
+                RowStore(self.storage, item.store, (), pl.Schema()).note(item.file)
             else:
-                self.table(str(name)).commit(*rest)
+                self.table(item.table).commit(item.part, item.line_before, item.line)
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
@@ -461,9 +549,10 @@ class Lake:
         as in use, which `clean` respects. Raises WriteError; NotPlain or TypeError for an identity that cannot be
         written down or has no fingerprint.
         """
-        path, around = f"{name}/{fingerprint(identity)}", current()
-        beside = around.later if around and around.batching else None
-        self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), beside)
+        path = f"{name}/{fingerprint(identity)}"
+        around = current()
+        later = around.later if around and around.batching else None
+        self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), later)
         return RowStore(self.storage, path, key, pl.Schema(schema))
 
     def require_access(self) -> None:
