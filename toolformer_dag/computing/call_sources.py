@@ -13,12 +13,12 @@ from toolformer_dag.tools.tool import Proposed, Tool, blamed
 
 @dataclass(frozen=True, slots=True)
 class CallSources:
-    """The sources of a lane's calls.
+    """The sources of a lane's calls (a lane is a tool with its settings).
 
-    - `names`: MODEL, RULE or files, in the order of the settings.
-    - `files`: the path of each file of calls, by its name in tables.
-    - `pattern`: the section's rule, in place of the tool's own.
-    - `served`: whether the model that proposes is asked at an OpenAI-compatible server.
+    - `names`: MODEL, RULE or names of files, in the order of the settings
+    - `files`: the path of each file of calls, by its name in tables
+    - `pattern`: the rule of the settings, in place of the tool's own; None where the tool's own counts
+    - `served`: whether the model that proposes is asked at an OpenAI-compatible server
     """
 
     names: tuple[str, ...] = (MODEL,)
@@ -28,20 +28,26 @@ class CallSources:
 
     @property
     def sampled(self) -> bool:
-        """Return whether the model's own p chooses the places."""
+        """Whether the model's own p of ` [` chooses the positions: a server does not tell p."""
         return MODEL in self.names and not self.served
 
     def propose(self, tool: Tool, text: str, context: str) -> list[Proposed]:
-        """Return the calls of the section's pattern, else of the tool's rule. Raises ToolDown, OverBudget."""
+        """Return the calls that the rule proposes for a text: that of the settings, else the tool's own.
+
+        With the settings' pattern, a call stands before the group named `here`, or after the match where there is no
+        such group; its input is the template of the settings filled with the match. Raises ToolDown and OverBudget of
+        the tool's own rule.
+        """
         if self.pattern is None:
             with blamed(tool, "propose"):
                 return list(tool.propose(text, context))
         pattern = re.compile(self.pattern.pattern)
-        at = "here" if "here" in pattern.groupindex else None
-        return [
-            Proposed(one.start(at) if at else one.end(), one.expand(self.pattern.input))
-            for one in pattern.finditer(text)
-        ]
+        names_the_place = "here" in pattern.groupindex
+        proposed = []
+        for match in pattern.finditer(text):
+            offset = match.start("here") if names_the_place else match.end()
+            proposed.append(Proposed(offset, match.expand(self.pattern.input)))
+        return proposed
 
     def rule_identity(self, tool: Tool) -> dict[str, object]:
         """Return what determines `propose`. Raises ToolDown where the tool's code fails."""
@@ -50,17 +56,32 @@ class CallSources:
 
 
 def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallSources:
-    """Return who proposes calls of the tool. Raises SettingsError for a rule that does not exist."""
-    if RULE in section.proposals and section.rule is None and type(tool).propose is Tool.propose:
+    """Return who proposes calls of the tool.
+
+    Raises SettingsError where that is a rule, and neither the section nor the tool has one.
+    """
+    tool_has_rule = type(tool).propose is not Tool.propose
+    if RULE in section.proposals and section.rule is None and not tool_has_rule:
         raise SettingsError(
             f"[tools.{tool.key}] proposals: {tool.name} has no rule of its own; write a pattern, as in "
             f"[tools.{tool.key}.rule] pattern = ..., give its class `propose`, or leave {RULE!r} out"
         )
-    files = {source_name(one): under(settings.root, one) for one in section.proposals if one not in (MODEL, RULE)}
-    return CallSources(section.proposals, files, section.rule, is_served(settings) and MODEL in section.proposals)
+    files = {}
+    for source in section.proposals:
+        if source not in (MODEL, RULE):
+            files[source_name(source)] = under(settings.root, source)
+    return CallSources(
+        names=section.proposals,
+        files=files,
+        pattern=section.rule,
+        served=is_served(settings) and MODEL in section.proposals,
+    )
 
 
 def is_served(settings: Settings) -> bool:
-    """Return whether sampled calls come from an OpenAI-compatible server; a checkpoint samples where there is one."""
+    """Return whether sampled calls come from an OpenAI-compatible server.
+
+    They do where `[proposer]` is one, but in later rounds, in which the last round's checkpoint samples.
+    """
     proposer = settings.proposer
     return settings.start is None and proposer is not None and proposer.engine == "openai"

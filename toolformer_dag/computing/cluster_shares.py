@@ -1,7 +1,7 @@
 """How many workers a cluster has room for, and what each of them reserves, whatever starts them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolformer_dag.files import UserError
 from toolformer_dag.model.weights import is_small
@@ -14,7 +14,7 @@ class ClusterError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many workers a cluster gets, and what each of them reserves."""
+    """How many workers a cluster gets (`count`), and the cores and GPUs that each of them reserves."""
 
     count: int
     cpus: int
@@ -22,32 +22,45 @@ class Share:
 
 
 def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str = "Ray cluster") -> Share:
-    """Return the workers for a cluster whose machines have these resources (`CPU`, `GPU`).
+    """Return the workers for a cluster.
 
-    One per GPU, or per group of GPUs of a machine that a model is spread over; without any, one per core for a small
-    model and one per machine, with all its cores, for a large one. `execution.workers` sets a smaller number. Raises
-    ClusterError where no machine has a core, or as many GPUs as a model takes.
+    nodes: the resources of each machine that is alive, as numbers under `CPU` and `GPU`.
+    cluster: what it is called in errors.
+
+    There is a worker
+    - per group of as many GPUs of one machine as a model takes, which is one GPU for most
+    - without GPUs per core for a small model, and per machine, with all its cores, for a large one
+
+    `execution.workers` sets a smaller number. Raises ClusterError where no machine has a core, or as many GPUs as a
+    model takes.
     """
+    model = settings.model
     cores = [int(node.get("CPU", 0)) for node in nodes if node.get("CPU", 0) >= 1]
-    model, groups = settings.model, _groups_of_gpus(nodes, settings, cluster)
+    gpu_groups = _count_gpu_groups(nodes, settings, cluster)
     if not cores:
         raise ClusterError(
             f"execution.engine: no machine of the {cluster} offers a core; start one that does (docs: Several machines)"
         )
-    if groups and model.device in ("auto", "cuda") and not model.url:
-        share = Share(groups, 1, model.gpus)
-    elif is_small(settings.model):
-        share = Share(sum(cores), 1, 0)
+    uses_gpus = gpu_groups > 0 and model.device in ("auto", "cuda") and not model.url
+    if uses_gpus:
+        share = Share(count=gpu_groups, cpus=1, gpus=model.gpus)
+    elif is_small(model):
+        share = Share(count=sum(cores), cpus=1, gpus=0)
     else:
-        share = Share(len(cores), min(cores), 0)
-    return Share(min(settings.execution.workers or share.count, share.count), share.cpus, share.gpus)
+        share = Share(count=len(cores), cpus=min(cores), gpus=0)
+    most = settings.execution.workers or share.count
+    return replace(share, count=min(most, share.count))
 
 
-def _groups_of_gpus(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:
-    """Return how many groups of a model's GPUs on one machine there are; a machine with fewer has none."""
-    model, gpus = settings.model, [int(node.get("GPU", 0)) for node in nodes]
-    if 0 < max(gpus, default=0) < model.gpus:
+def _count_gpu_groups(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:
+    """Return how many models the GPUs of all machines hold; a model's GPUs are on one machine.
+
+    Raises ClusterError where there are GPUs, but on no machine as many as a model takes.
+    """
+    model = settings.model
+    gpus_of_machines = [int(node.get("GPU", 0)) for node in nodes]
+    if 0 < max(gpus_of_machines, default=0) < model.gpus:
         raise ClusterError(
             f"model.{model.engine} asks for {model.gpus} GPUs per model: no machine of the {cluster} has so many"
         )
-    return sum(count // model.gpus for count in gpus)
+    return sum(gpus // model.gpus for gpus in gpus_of_machines)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,13 +36,24 @@ from toolformer_dag.tools.tool import Tool, blamed
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A tool with tau_s, k, m and tau_f (paper, section 2): the settings' values, else the tool's own (the paper's).
+    """A tool with its settings: one of the lanes that run beside each other through the stages.
 
-    A ChanceThreshold is chosen from the lane's swapped results. `look_ahead`: whether calls that look ahead are
-    rejected before they are scored. `sources`: who proposes its calls. `min_probability`: of ` [`, where decoding may
-    call the tool. `depth`: the most calls of a chain; `then`: the lanes whose tools may be called after this one's;
-    `chain_prompt`: the prompt for calls after others. `score`: what tau_f is held against, in SQL. `suffix`: what its
-    key ends with, where another project has lanes of the same tools.
+    Values that the settings leave open are the tool's own, which are the paper's.
+
+    - `tool`: the tool
+    - `tau_s`, `k`: positions with p of ` [` of at least tau_s are sampled, the k most probable of a text (paper,
+      section 2)
+    - `m`: calls that are sampled at a position
+    - `tau_f`: the least score of a call that stays; a ChanceThreshold is chosen from the lane's swapped results
+    - `limits`: of a call of the tool, and of all calls
+    - `look_ahead`: whether calls whose input holds words of the text after them are rejected before they are scored
+    - `sources`: who proposes its calls: the model, a rule, files
+    - `min_probability`: the least p of ` [` at which decoding calls the tool
+    - `depth`: the most calls of a chain (a call that follows another at the same position); 1 without chains
+    - `then`: the lanes whose tools a chain may call after this one's
+    - `chain_prompt`: the prompt for calls after others
+    - `score`: the SQL expression that tau_f is compared with; PAPER_SCORE is L- - L+
+    - `suffix`: what its key ends with in a later round; empty for the first
     """
 
     tool: Tool
@@ -61,27 +73,30 @@ class Lane:
 
     @property
     def key(self) -> str:
-        """Its name in the asset graph and in every table."""
+        """The lane's name in the asset graph and in every table, such as "calculator"."""
         return f"{self.tool.key}{self.suffix}"
 
     @property
     def scored(self) -> tuple[LaneTable, ...]:
-        """The tables with scored calls, of chains too."""
+        """The names of the lane's tables with scored calls: of single calls, and of chains where it has some."""
         return ("loss_deltas",) if self.depth == 1 else ("loss_deltas", "chained_deltas")
 
     @property
     def swapped(self) -> tuple[LaneTable, ...]:
-        """The tables with the control of these calls."""
+        """The names of the lane's tables with the control: the same calls, each with the result of another call."""
         return ("swapped_results",) if self.depth == 1 else ("swapped_results", "chained_swaps")
 
     @property
     def scores(self) -> dict[str, str]:
-        """The score by the lane's key where it is another than the paper's."""
+        """The lane's key -> its score, where that is another than the paper's; else nothing."""
         return {} if self.score == PAPER_SCORE else {self.key: self.score}
 
     @property
     def chainable(self) -> dict[str, "Lane"]:
-        """The lanes whose tools a chain may call after its first call, by the tool's name in the text."""
+        """The lanes whose tools a chain may call after its first call, by the tool's name in the text.
+
+        The lane itself is the first of them.
+        """
         return {lane.tool.name: lane for lane in (self, *self.then)}
 
     def identity(self) -> dict[str, object]:
@@ -101,35 +116,47 @@ class Lane:
 
 
 def lanes(settings: Settings) -> list[Lane]:
-    """Return the enabled sections under `[tools]`, in the order of the file. Raises ToolError, SettingsError."""
-    single = {key: _lane(tool, settings.tools[key], settings) for key, tool in enabled_tools(settings).items()}
-    found = [_with_chains(lane, single, settings) for lane in single.values()]
+    """Return a lane per enabled section under `[tools]`, in the order of the file.
+
+    Loads the tools' code. Raises ToolError, and SettingsError where sections contradict each other.
+    """
+    single_lanes = {}  # without chains
+    for key, tool in enabled_tools(settings).items():
+        single_lanes[key] = _lane(tool, settings.tools[key], settings)
+    all_lanes = [_with_chains(lane, single_lanes, settings) for lane in single_lanes.values()]
     floor = settings.filtering.loss_floor
-    for lane in found:
-        if floor is None:
-            continue
-        if isinstance(lane.tau_f, ChanceThreshold):
-            raise SettingsError(
-                f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
-                f"tools.{lane.tool.key}.tau_f is one; remove one of the two"
-            )
-        if lane.tau_f < floor:
-            raise SettingsError(
-                f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.tool.key}, so calls "
-                "between them would not be judged exactly; lower loss_floor or raise tau_f"
-            )
-    return found
+    if floor is not None:
+        for lane in all_lanes:
+            _refuse_loss_floor(lane, floor)
+    return all_lanes
+
+
+def _refuse_loss_floor(lane: Lane, floor: float) -> None:
+    """Raise SettingsError where `filtering.loss_floor` leaves out losses that the lane's threshold needs."""
+    if isinstance(lane.tau_f, ChanceThreshold):
+        raise SettingsError(
+            f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
+            f"tools.{lane.tool.key}.tau_f is one; remove one of the two"
+        )
+    if lane.tau_f < floor:
+        raise SettingsError(
+            f"filtering.loss_floor = {floor} is above tau_f = {lane.tau_f} of tools.{lane.tool.key}, so calls "
+            "between them would not be judged exactly; lower loss_floor or raise tau_f"
+        )
 
 
 def lane_named(settings: Settings, name: str) -> Lane:
-    """Return the lane of that key (`calculator`) or of that name in the text (`Calculator`). Raises UserError."""
-    known = lanes(settings)
-    for lane in known:
+    """Return the lane of that key (`calculator`) or of that name in the text (`Calculator`).
+
+    Raises UserError where there is none, and as `lanes`.
+    """
+    all_lanes = lanes(settings)
+    for lane in all_lanes:
         if name in (lane.tool.key, lane.tool.name):
             return lane
     if name in settings.tools:
         raise UserError(f"[tools.{name}] is disabled, here or by the profile; write `enabled = true` under it")
-    names = ", ".join(f"{lane.tool.key} ({lane.tool.name})" for lane in known)
+    names = ", ".join(f"{lane.tool.key} ({lane.tool.name})" for lane in all_lanes)
     raise UserError(f"there is no tool {name!r}; the settings have {names}")
 
 
@@ -138,25 +165,43 @@ def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
     return {lane.tool.name: lane.min_probability for lane in lanes if lane.min_probability}
 
 
-def _with_chains(lane: Lane, lanes: Mapping[str, Lane], settings: Settings) -> Lane:
-    section, named = settings.tools[lane.tool.key], f"[tools.{lane.tool.key}] then"
-    if section.depth == 1 and (section.then or section.chain_prompt is not None):
-        raise SettingsError(f"{named} and chain_prompt are for chains; set depth = 2, or remove them")
-    others = {key: other for key, other in lanes.items() if key != lane.tool.key}
-    if unknown := sorted({*section.then} - others.keys()):
-        raise SettingsError(f"{named}: there is no other tool {unknown[0]!r}; the settings have {', '.join(others)}")
-    if section.depth == 1:
+def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Settings) -> Lane:
+    """Return the lane with the chains of its section; the same lane where it has none.
+
+    single_lanes: the lanes of all enabled tools by key.
+
+    Raises SettingsError.
+    """
+    section = settings.tools[lane.tool.key]
+    option = f"[tools.{lane.tool.key}] then"
+    has_chains = section.depth > 1
+    if not has_chains and (section.then or section.chain_prompt is not None):
+        raise SettingsError(f"{option} and chain_prompt are for chains; set depth = 2, or remove them")
+
+    other_lanes = {key: other for key, other in single_lanes.items() if key != lane.tool.key}
+    unknown_keys = sorted(set(section.then) - other_lanes.keys())
+    if unknown_keys:
+        raise SettingsError(
+            f"{option}: there is no other tool {unknown_keys[0]!r}; the settings have {', '.join(other_lanes)}"
+        )
+    if not has_chains:
         return lane
     if settings.proposer is not None:
         raise SettingsError(
-            f"{named}: chains are sampled by the model that judges; set depth = 1, or remove [proposer]"
+            f"{option}: chains are sampled by the model that judges; set depth = 1, or remove [proposer]"
         )
-    prompt = read_chain_prompt(lane.tool, section.chain_prompt, settings.root)
-    return replace(lane, depth=section.depth, then=tuple(others[key] for key in section.then), chain_prompt=prompt)
+    return replace(
+        lane,
+        depth=section.depth,
+        then=tuple(other_lanes[key] for key in section.then),
+        chain_prompt=read_chain_prompt(lane.tool, section.chain_prompt, settings.root),
+    )
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    paper, least = tool.defaults, section.min_probability
+    """Return the lane of a tool without chains. Raises SettingsError."""
+    paper = tool.defaults
+    general_min_probability = settings.decoding.min_probability
     return Lane(
         tool=tool,
         tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
@@ -166,17 +211,26 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
         limits=section.limits,
         look_ahead=section.look_ahead,
         sources=call_sources(tool, section, settings),
-        min_probability=settings.decoding.min_probability if least is None else least,
+        min_probability=general_min_probability if section.min_probability is None else section.min_probability,
         score=_score(tool, section, settings),
         suffix=settings.rounds.suffix,
     )
 
 
 def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return what tau_f is held against. Raises SettingsError for no score, or one that needs every loss."""
-    weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
-    general = settings.filtering.score
-    score = section.score or (OVER_ECHO if general == PAPER_SCORE and _looks_ahead(tool, section) else general)
+    """Return the SQL expression that a lane's tau_f is compared with, less the cost of a call where it has a weight.
+
+    The section's score counts, then that of `[filtering]`. In place of the paper's score, a lane whose rule looks ahead
+    has OVER_ECHO. Raises SettingsError for an expression that is no score, and for one that needs every loss where
+    `filtering.loss_floor` leaves some out.
+    """
+    if section.score:
+        score = section.score
+    elif settings.filtering.score == PAPER_SCORE and _looks_ahead(tool, section):
+        score = OVER_ECHO
+    else:
+        score = settings.filtering.score
+
     if score != PAPER_SCORE:
         try:
             refuse(score)
@@ -187,12 +241,14 @@ def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
                 f"filtering.loss_floor leaves out losses by L- - L+, and tools.{tool.key}.score is another; remove one "
                 "of the two"
             )
+    weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
     return f"({score}) - {weight!r} * cost" if weight else score
 
 
 def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
-    """Whether a rule of the lane reads what the text says after a call."""
-    return RULE in section.proposals and section.rule is None and tool.rule_looks_ahead
+    """Return whether the lane's rule is the tool's own, and reads what the text says after a call."""
+    has_own_rule = RULE in section.proposals and section.rule is None
+    return has_own_rule and tool.rule_looks_ahead
 
 
 Role = Literal["proposer", "judge"]
@@ -200,39 +256,57 @@ Role = Literal["proposer", "judge"]
 
 
 def _identity(model: ModelSettings) -> dict[str, object]:
-    weights = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
-    return {**weights, **determining(model, but=IDENTIFYING)}
+    """Return everything of a model that determines the values it computes: weights, dtype, and some settings.
+
+    Hashes the files of the weights. Raises ModelError.
+    """
+    weights = model_identity(model_name(model), model.revision)
+    return {**weights, "dtype": model_dtype(model), **determining(model, but=IDENTIFYING)}
 
 
 def _checkpoint_of(start: Settings) -> ModelSettings:
+    """Return the model that the project with the settings `start` finetunes, whether it has done so or not."""
     return start.model.model_copy(update={"name": str(checkpoint_folder(start)), "revision": None})
 
 
-def _proposing(settings: Settings, base: Mapping[str, object]) -> Mapping[str, object]:
-    """Identify the model that proposes; nothing where the project that this one starts from has not finetuned it yet.
+def _proposer_identity(settings: Settings, model_identity: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what determines the values of the model that samples calls.
 
-    Raises SettingsError where a server holds the weights, which would be those of the base model.
+    model_identity: the same of `[model]`, which samples where the settings name no other.
+
+    Empty where the earlier round, from which this one starts, has no checkpoint yet. Raises ModelError, and
+    SettingsError where servers hold the weights of `[model]`: they would sample in place of the checkpoint.
     """
     if settings.start is None:
         if settings.proposer is None:
-            return base
-        return {"served": settings.proposer.name} if is_served(settings) else _identity(settings.proposer)
+            return model_identity
+        if is_served(settings):
+            return {"served": settings.proposer.name}
+        return _identity(settings.proposer)
     if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
             "remove model.url, or annotate once"
         )
-    model = _checkpoint_of(settings.start)
-    return _identity(model) if Path(model.name, CHECKPOINT).is_file() else {}
+    checkpoint = _checkpoint_of(settings.start)
+    is_finetuned = Path(checkpoint.name, CHECKPOINT).is_file()
+    return _identity(checkpoint) if is_finetuned else {}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`model`: everything of the model that determines values; its device and path are no part of it.
+    """What a run is made of; it does not change while the run goes on.
 
-    `proposer`: the same of the one that samples. `start`: the project, over the same lake, from whose texts without
-    kept calls and from whose checkpoint this one starts; that checkpoint samples. Else `[proposer]` does where there is
-    one, else the model.
+    Two models, which may be one, have a role: the proposer samples calls, the judge computes their losses. The proposer
+    is the checkpoint of `start` where there is one, else `[proposer]` where the settings have one, else `[model]`.
+
+    - `settings`: all of them, of which not all determine rows
+    - `lanes`: the enabled tools with their settings
+    - `model`: everything of `[model]` that determines values; its device and path are no part of it
+    - `lake`: where the tables are
+    - `proposer`: the same as `model` of the proposer; empty where `start` has no checkpoint yet
+    - `start`: the plan of the earlier round over the same lake, from whose texts without kept calls and from whose
+      checkpoint this round starts; None for the first
     """
 
     settings: Settings
@@ -244,12 +318,20 @@ class Plan:
 
     @staticmethod
     def of(settings: Settings) -> "Plan":
-        """Load tools and hash model files; load no weights. Raises ModelError, ToolError, StorageError."""
+        """Return the plan of a run: load the tools' code and hash the models' files; load no weights.
+
+        Raises ModelError, ToolError, SettingsError, and StorageError where the lake or the warehouse cannot be used.
+        """
         refuse_other_markers(settings.model)
-        identity, start = _identity(settings.model), settings.start
-        lake, known = Lake.of(settings.paths, settings.rounds.suffix), tuple(lanes(settings))
-        proposing = _proposing(settings, identity)
-        plan = Plan(settings, known, identity, lake, proposing, Plan.of(start) if start else None)
+        identity = _identity(settings.model)
+        plan = Plan(
+            settings=settings,
+            lake=Lake.of(settings.paths, settings.rounds.suffix),
+            lanes=tuple(lanes(settings)),
+            model=identity,
+            proposer=_proposer_identity(settings, identity),
+            start=Plan.of(settings.start) if settings.start else None,
+        )
         plan.lake.require_access()
         refuse_other_file(settings.warehouse)  # a run would find out at its end
         return plan
@@ -258,27 +340,39 @@ class Plan:
     def to_read(settings: Settings) -> "Plan":
         """Return the plan of a command that only looks at files: no model is hashed, no code of the user's imported.
 
-        Tools that the settings name by module are left out. Raises ToolError, StorageError.
+        Lanes of tools that the settings name by module ("my_tools:Weather") are left out, and `model` and `proposer`
+        are empty. Raises ToolError, SettingsError, StorageError.
         """
-        known = {key: tool for key, tool in settings.tools.items() if ":" not in str(tool.options().get("use", key))}
-        lake, start = Lake.of(settings.paths, settings.rounds.suffix), settings.start
-        chosen = tuple(lanes(settings.model_copy(update={"tools": known})))
-        plan = Plan(settings, chosen, {}, lake, {}, Plan.to_read(start) if start else None)
+        sections = {}
+        for key, section in settings.tools.items():
+            class_name = str(section.options().get("use", key))
+            is_by_module = ":" in class_name
+            if not is_by_module:
+                sections[key] = section
+        plan = Plan(
+            settings=settings,
+            lake=Lake.of(settings.paths, settings.rounds.suffix),
+            lanes=tuple(lanes(settings.model_copy(update={"tools": sections}))),
+            model={},
+            proposer={},
+            start=Plan.to_read(settings.start) if settings.start else None,
+        )
         plan.lake.require_access()
         return plan
 
     @property
     def projects(self) -> list["Plan"]:
-        """The plans that this one starts from, the first one first, and this one."""
-        return [*(self.start.projects if self.start else ()), self]
+        """The plans of all rounds up to this one, the first round first."""
+        earlier = self.start.projects if self.start else []
+        return [*earlier, self]
 
     @property
     def suffix(self) -> str:
-        """Return what the names of its own lanes, jobs and files end with."""
+        """What the names of this round's own lanes, jobs and files end with; empty for the first round."""
         return self.settings.rounds.suffix
 
     def named(self, name: str) -> str:
-        """Return the name that a table or an asset has in this project."""
+        """Return the name that a table or an asset has in this round."""
         return named(name, self.suffix)
 
     def lane_table(self, lane: "Lane", name: LaneTable) -> Table:
@@ -286,7 +380,7 @@ class Plan:
         return self.lake.table(f"{lane.key}/{name}")
 
     def fresh(self) -> "Plan":
-        """Return the same plan with the shard files as they are now."""
+        """Return the same plan, which lists the shard files anew."""
         return replace(self)
 
     def identity_of(self, role: Role) -> dict[str, object]:
@@ -294,7 +388,7 @@ class Plan:
         return dict(self.model if self._is_base(role) else self.proposer)
 
     def model_of(self, role: Role) -> ModelSettings:
-        """Return the model in this role. Raises ModelError where `start` has finetuned none."""
+        """Return the model in this role. Raises ModelError where that is a checkpoint that does not exist yet."""
         if self._is_base(role):
             return self.settings.model
         if self.has_own_proposer:
@@ -312,38 +406,41 @@ class Plan:
 
     @property
     def has_own_proposer(self) -> bool:
-        """Whether a model samples that is not judged by: its tokens are other ones."""
+        """Whether `[proposer]` samples: another model than the judge, with other tokens."""
         return self.start is None and self.settings.proposer is not None
 
     def _is_base(self, role: Role) -> bool:
+        """Return whether `[model]` has this role, and not `[proposer]` or the checkpoint of `start`."""
         if role == "judge":
             return self.start is None or self.settings.rounds.judge == "base"
         return self.start is None and self.settings.proposer is None
 
     @property
     def inference_lanes(self) -> tuple[Lane, ...]:
-        """The lanes with the tools that a finetuned model calls."""
+        """The lanes with the tools that a finetuned model calls. Raises ToolDown."""
         return tuple(lane.at_inference() for lane in self.lanes)
 
     @property
     def routed(self) -> tuple[Tool, ...]:
-        """The tools among which texts are shared out; none where each gets every text."""
-        found = tuple(lane.tool for lane in self.lanes if lane.tool.routed)
-        most = self.settings.corpus.tools_per_text
-        return found if most and len(found) > most else ()
+        """The tools among which texts are shared out, `corpus.tools_per_text` each; none where each gets every text."""
+        routed_tools = tuple(lane.tool for lane in self.lanes if lane.tool.routed)
+        tools_per_text = self.settings.corpus.tools_per_text
+        if not tools_per_text or len(routed_tools) <= tools_per_text:
+            return ()
+        return routed_tools
 
     @cached_property
     def routing(self) -> str:
-        """Return what determines how the routed tools are ranked; once, since each of their lanes asks."""
+        """What determines how the routed tools are ranked; computed once, since each of their lanes asks."""
         return ranking_identity(self.routed)
 
     @property
     def all_lanes(self) -> tuple[Lane, ...]:
-        """The lanes of all projects; C* holds the calls of all."""
-        return tuple(lane for one in self.projects for lane in one.lanes)
+        """The lanes of all rounds; C* holds the calls of all."""
+        return tuple(chain.from_iterable(project.lanes for project in self.projects))
 
     def lane_of(self, tool: Tool) -> Lane:
-        """Return the lane of that tool."""
+        """Return the lane of a tool in this round. Raises StopIteration where it has none."""
         return next(lane for lane in self.lanes if lane.tool.key == tool.key)
 
     @property
@@ -353,19 +450,21 @@ class Plan:
 
     @property
     def stamps(self) -> dict[str, dict[str, Any]]:
-        """Return what tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
+        """What tells that a shard changed, by its name: size and time of a file, the revision of a data set."""
         return {name: shard.stamp() for name, shard in self.shards.items()}
 
     @cached_property
     def shards(self) -> Mapping[str, Shard]:
-        """The shards by name, listed once per plan. Raises SettingsError, HubError.
+        """The shards of the corpus by name, listed once per plan. Raises SettingsError, HubError.
 
-        With `corpus.first` those are the first so many, and those that were read before.
+        With `corpus.first` only the first so many, and those that an earlier run has read.
         """
-        listed = hub_files if self.settings.corpus.hub else shard_files
-        files: dict[str, Shard] = {file.name: file for file in listed(self.settings)}
+        list_files = hub_files if self.settings.corpus.hub else shard_files
+        files: dict[str, Shard] = {file.name: file for file in list_files(self.settings)}
         first = self.settings.corpus.first
         if first is None:
             return files
-        chosen = {*list(files)[:first], *self.lake.table("ccnet/raw_shards").parts()}
-        return {name: file for name, file in files.items() if name in chosen}
+        first_names = list(files)[:first]
+        names_read = self.lake.table("ccnet/raw_shards").parts()
+        chosen_names = {*first_names, *names_read}
+        return {name: file for name, file in files.items() if name in chosen_names}

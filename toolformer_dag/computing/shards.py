@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.files import FILES, damaged_beside, file_name, irregular, locked, sealed, unsealed, write_whole
 from toolformer_dag.identity import file_hash, fingerprint, stream_hash
@@ -23,7 +23,8 @@ from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, shard_bat
 
 log = logging.getLogger(__name__)
 
-LONGEST_NAME = 240  # bytes; file systems take 255, and `.json.damaged` comes on top
+LONGEST_NAME = 240
+"""Bytes of a shard's name at most; file systems take 255, and `.json.damaged` comes on top."""
 SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
 """What a shard's name leaves out of the file's."""
 DATA = (PARQUET, *(ending + packed for ending in ENDINGS for packed in ("", *NAMED)))
@@ -39,7 +40,7 @@ PINS = "hub"
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A file of documents and the name under which its rows are kept."""
+    """A file of documents, and the name of the shard: the part of every table that has its rows."""
 
     name: str
     path: Path
@@ -50,7 +51,7 @@ class ShardFile:
         return printable(self.path)
 
     def stamp(self) -> dict[str, Any]:
-        """Return size and time of change; nothing for a file that is not there."""
+        """Return size and time of change, which tell that the file changed; nothing for a file that is not there."""
         try:
             status = self.path.stat()
         except OSError:
@@ -71,7 +72,12 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A data file of a data set of the hub, and the name under which its rows are kept."""
+    """A data file of a data set of the hub, as a shard.
+
+    - `name`: of the shard
+    - `split`: the data set's configuration and split, at a commit
+    - `number`: which of the split's files it is
+    """
 
     name: str
     split: HubSplit
@@ -83,11 +89,12 @@ class HubFile:
         return f"{self.split.hub}, file {self.name}"
 
     def stamp(self) -> dict[str, Any]:
-        """Return what determines its content; a local file by its own size and time of change."""
-        of = {"configuration": self.split.configuration or "", "split": self.split.split}
+        """Return what tells that its content changed: size and time of a local file, else the data set's revision."""
+        stamp = {"configuration": self.split.configuration or "", "split": self.split.split}
         if self.split.local and self.split.named:
-            return {**of, **ShardFile(self.name, Path(self.split.hub) / self.split.files[self.number]).stamp()}
-        return {**of, "revision": self.split.revision}
+            path = Path(self.split.hub) / self.split.files[self.number]
+            return {**stamp, **ShardFile(self.name, path).stamp()}
+        return {**stamp, "revision": self.split.revision}
 
     def batches(self, choice: FormatChoice) -> Iterator[Batch]:
         """Read its documents; see `hub_batches`."""
@@ -101,22 +108,34 @@ class HubFile:
 Shard = ShardFile | HubFile
 
 
+class _Match(NamedTuple):
+    """A file that `corpus.shards` matches, and the folder from which its name counts."""
+
+    folder: Path
+    path: Path
+
+
 def shard_files(settings: Settings) -> list[ShardFile]:
-    """Return the files of `corpus.shards`, or those of the small web, sorted by name.
+    """Return the files of `corpus.shards`, or those of the small web where there are none, sorted by name.
 
     - A folder stands for the files of JSON lines and Parquet below it. Of folders and patterns, hidden files, names
       that begin with `_` and what is published beside documents (SIDE_FILE, Dolma's `attributes`) are left out.
     - A shard's name is its path below the folder that a pattern begins with, without its suffixes. Files that would
       share a name keep their suffixes and more of their path. Bytes that are not UTF-8 are written as `\\udcff`. A name
       that takes more than LONGEST_NAME bytes is shortened in its middle, with a hash of the whole.
+    - A file that two patterns match is a shard once, named by the first pattern.
 
     Raises SettingsError where a pattern matches nothing, or something named like data that is no regular file.
     """
     if not settings.corpus.shards:
         return small_web_files(settings)
-    matches = [match for pattern in settings.corpus.shards for match in _matches(settings.root, pattern)]
-    files = list({os.path.realpath(path): (folder, path) for folder, path in reversed(matches)}.values())
-    return sorted(_named(files), key=lambda file: file.name)
+    matches: list[_Match] = []
+    for pattern in settings.corpus.shards:
+        matches += _matches(settings.root, pattern)
+    match_of_file: dict[str, _Match] = {}  # by the path without links
+    for match in reversed(matches):  # the first pattern overwrites what a later one said of the file
+        match_of_file[os.path.realpath(match.path)] = match
+    return sorted(_named(list(match_of_file.values())), key=lambda file: file.name)
 
 
 def hub_files(settings: Settings) -> list[HubFile]:
@@ -128,98 +147,134 @@ def hub_files(settings: Settings) -> list[HubFile]:
     corpus = settings.corpus
     assert corpus.hub is not None
     folder = settings.root / expanded(Path(corpus.hub))
-    local = folder.is_dir()
-    split = resolve(str(folder), corpus.configuration, corpus.split, None) if local else _pinned(settings)
-    names = [_stem(name) for name in split.files]
-    unique = names if len(set(names)) == len(names) else split.files
-    files = [HubFile(_short(name), split, number) for number, name in enumerate(unique)]
+    if folder.is_dir():
+        split = resolve(str(folder), corpus.configuration, corpus.split, None)
+    else:
+        split = _pinned_split(settings)
+    stems = [_stem(name) for name in split.files]
+    are_unique = len(set(stems)) == len(stems)
+    names = stems if are_unique else split.files
+    files = [HubFile(name=_short(name), split=split, number=number) for number, name in enumerate(names)]
     return sorted(files, key=lambda file: file.name)
 
 
-def _pinned(settings: Settings) -> HubSplit:
-    """Return the split as the lake remembers it; on first use ask the hub and remember."""
+def _pinned_split(settings: Settings) -> HubSplit:
+    """Return the split of `corpus.hub` as the lake remembers it; on first use ask the hub and remember the answer.
+
+    A damaged note is written anew, with a warning, since the hub may have another commit by now. Raises HubError.
+    """
     corpus = settings.corpus
-    asked = {
+    request = {
         "hub": corpus.hub,
         "configuration": corpus.configuration,
         "split": corpus.split,
         "revision": corpus.revision,
     }
     storage = Lake.of(settings.paths).storage
-    file, version = storage.root / PINS / f"{fingerprint(asked)}.json", ABSENT
+    pin = storage.root / PINS / f"{fingerprint(request)}.json"
+    version = ABSENT
     try:
-        content, version = storage.read(file)
-        pinned = unsealed(content)
-        return HubSplit(**{**pinned["resolved"], "files": tuple(pinned["resolved"]["files"])})
+        content, version = storage.read(pin)
+        resolved = unsealed(content)["resolved"]
+        return HubSplit(**{**resolved, "files": tuple(resolved["files"])})
     except FileNotFoundError:  # the first use
         pass
     except (ValueError, KeyError, TypeError) as error:
         log.warning(
             "%s is damaged (%s): %s is resolved anew, and may be another commit than before; corpus.revision fixes one",
-            storage.shown(file),
+            storage.shown(pin),
             error,
             corpus.hub,
         )
     split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
-    storage.replace(file, sealed("corpus.hub", {"asked": asked, "resolved": asdict(split)}), version)
+    storage.replace(pin, sealed("corpus.hub", {"asked": request, "resolved": asdict(split)}), version)
     return split
 
 
 def small_web_files(settings: Settings) -> list[ShardFile]:
-    """Return the small web's files, whether written yet or not; their folder names what they are made of."""
+    """Return the small web's files, whether written yet or not.
+
+    Their folder is named by everything that determines them, so that other settings have other files.
+    """
     web = settings.corpus.small_web
     folder = settings.paths.local / "small_web" / f"v{VERSION}_seed-{web.seed}_{web.documents}-in-{web.shards}"
     return [ShardFile(f"small_web_{i:04}", folder / f"en_head_{i:04}.json.gz") for i in range(web.shards)]
 
 
 WEB_RECORD = "small_web.json"
+"""The file beside the small web's files that has their hashes."""
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the small web's files where one of them is missing or damaged; one of several processes does it."""
-    files = small_web_files(settings)
-    folder, web = files[0].path.parent, settings.corpus.small_web
+    """Write the small web's files where one of them is missing or damaged; of several processes one does it."""
+    web = settings.corpus.small_web
+    folder = small_web_files(settings)[0].path.parent
     with locked(folder.with_name(f".{folder.name}.lock")):
-        if damaged_beside(folder / WEB_RECORD, again=True):
-            written = write_shards(folder, web.shards, web.documents, web.seed)
-            hashes = {FILES: {file.name: file_hash(file) for file in written}}
-            write_whole(folder / WEB_RECORD, sealed(str(folder), hashes))
-            for file in written if isinstance(settings.paths.lake, str) else ():
-                os.utime(file, (0, 0))  # machines that share the lake see the same shards
+        if not damaged_beside(folder / WEB_RECORD, again=True):
+            return
+        files = write_shards(folder, web.shards, web.documents, web.seed)
+        hashes = {file.name: file_hash(file) for file in files}
+        write_whole(folder / WEB_RECORD, sealed(str(folder), {FILES: hashes}))
+        is_in_object_store = isinstance(settings.paths.lake, str)
+        if is_in_object_store:
+            for file in files:
+                os.utime(file, (0, 0))  # machines that share the lake see the same stamps
 
 
-def _matches(root: Path, pattern: str) -> list[tuple[Path, Path]]:
-    """Return (folder that names count from, file) of a pattern. Raises SettingsError where there is none."""
-    whole = Path(rooted(pattern, root))
-    if os.path.lexists(whole) and not whole.is_dir():
-        return [(whole.parent, _regular(whole))]
-    if whole.parent == whole:
+def _matches(root: Path, pattern: str) -> list[_Match]:
+    """Return the files that a pattern of `corpus.shards` matches; `root`: where a relative one begins.
+
+    Raises SettingsError where there are none.
+    """
+    path = Path(rooted(pattern, root))
+    is_file = os.path.lexists(path) and not path.is_dir()
+    if is_file:
+        return [_Match(path.parent, _require_regular(path))]
+    if path.parent == path:
         raise SettingsError(f"corpus.shards: {pattern!r} is the root folder; name the folder of the corpus")
-    fixed = _fixed(whole)
-    files = [(fixed, _regular(path)) for path in _below(fixed, whole) if _is_data(path, fixed)]
-    if not files:
-        empty = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
-        reason = empty if whole.is_dir() else f"matches no file under {root}; name existing shards"
+    folder = _folder_before_wildcards(path)
+    matches = []
+    for file in _files_below(folder, path):
+        if _may_hold_documents(file, folder):
+            matches.append(_Match(folder, _require_regular(file)))
+    if not matches:
+        if path.is_dir():
+            reason = f"is a folder without JSON lines or Parquet; write {pattern}/* for files of other names"
+        else:
+            reason = f"matches no file under {root}; name existing shards"
         raise SettingsError(f"corpus.shards: {pattern!r} {reason}")
-    return files
+    return matches
 
 
-def _is_own_folder(path: Path) -> bool:
+def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
+    """Yield what `pattern` matches in `folder`, its part before the wildcards.
+
+    Where the pattern is the folder itself, everything below it that is named like documents. Spark writes the parts of
+    a data set into a folder that is named as a file, such as `corpus.parquet/part-0.parquet`: the parts are yielded,
+    the folder is not.
+    """
+    if folder == pattern:
+        for path in folder.rglob("*"):
+            if path.name.lower().endswith(DATA) and not _is_folder(path):
+                yield path
+        return
+    wildcards = str(pattern.relative_to(folder))
+    if wildcards.endswith("**"):
+        wildcards = f"{wildcards}/*"
+    for path in folder.glob(wildcards):
+        if path.name.lower().endswith(DATA) or not path.is_dir():
+            yield path
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a path is a folder and no link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
-def _below(fixed: Path, whole: Path) -> Iterator[Path]:
-    """Yield what a pattern matches below the folder `fixed`; of a folder alone, what is named like documents."""
-    if fixed == whole:  # with the parts in a folder that is named as a file, as Spark writes them
-        return (path for path in whole.rglob("*") if path.name.lower().endswith(DATA) and not _is_own_folder(path))
-    below = str(whole.relative_to(fixed))
-    matching = fixed.glob(f"{below}/*" if below.endswith("**") else below)
-    return (path for path in matching if path.name.lower().endswith(DATA) or not path.is_dir())
-
-
-def _regular(path: Path) -> Path:
-    """Return a path that may be opened. Raises SettingsError for a folder, a pipe or a device, which may never end."""
-    if kind := irregular(path):
+def _require_regular(path: Path) -> Path:
+    """Return `path`. Raises SettingsError for a folder, and for a pipe or a device, which may never end."""
+    kind = irregular(path)
+    if kind:
         raise SettingsError(
             f"corpus.shards: {printable(path)} is a {kind}, and only regular files are shards; move it away or write a "
             "pattern that leaves it out"
@@ -227,45 +282,70 @@ def _regular(path: Path) -> Path:
     return path
 
 
-def _fixed(pattern: Path) -> Path:
-    """Return the folders before the first wildcard; brackets in the name of a folder that is there are none."""
-    fixed = Path(pattern.anchor)
+def _folder_before_wildcards(pattern: Path) -> Path:
+    """Return the folders of a pattern before the first with a wildcard: `/web/*/en.json` -> `/web`.
+
+    A folder that exists is taken by its name, although that has brackets or stars.
+    """
+    folder = Path(pattern.anchor)
     for part in pattern.parts[1:]:
-        if any(sign in part for sign in "*?[") and not (fixed / part).is_dir():
+        has_wildcard = any(sign in part for sign in "*?[")
+        if has_wildcard and not (folder / part).is_dir():
             break
-        fixed = fixed / part
-    return fixed
+        folder = folder / part
+    return folder
 
 
-def _is_data(path: Path, fixed: Path) -> bool:
-    """Return whether a file below `fixed` may hold documents; Dolma keeps attributes of them in a folder beside."""
-    below = path.relative_to(fixed)
-    if any(part.startswith((".", "_")) for part in below.parts) or SIDE_FILE.fullmatch(path.name):
+def _may_hold_documents(path: Path, folder: Path) -> bool:
+    """Return whether a file below `folder` may hold documents.
+
+    Not where it or a folder above it is hidden or begins with `_`, nor where it is published beside documents: by its
+    name (SIDE_FILE), or in Dolma's folder `attributes`, which lies beside a folder `documents`.
+    """
+    below = path.relative_to(folder)
+    if any(part.startswith((".", "_")) for part in below.parts):
         return False
-    folders = (fixed / folder for folder in below.parents)
-    return not any(one.name == "attributes" and one != fixed and (one.parent / "documents").is_dir() for one in folders)
+    if SIDE_FILE.fullmatch(path.name):
+        return False
+    for parent in below.parents:
+        above = folder / parent
+        if above.name == "attributes" and above != folder and (above.parent / "documents").is_dir():
+            return False
+    return True
 
 
-def _named(paths: list[tuple[Path, Path]]) -> list[ShardFile]:
-    stems = [_stem(printable(path.relative_to(folder))) for folder, path in paths]
+def _named(matches: list[_Match]) -> list[ShardFile]:
+    """Return the files with their shards' names, see `shard_files`."""
+    stems = [_stem(printable(match.path.relative_to(match.folder))) for match in matches]
     counts = Counter(stems)
-    shared = [path for stem, (_, path) in zip(stems, paths, strict=True) if counts[stem] > 1]
-    common = Path(os.path.commonpath([path.parent for path in shared])) if shared else Path()
-    return [
-        ShardFile(_short(stem if counts[stem] == 1 else printable(path.relative_to(common))), path)
-        for stem, (_, path) in zip(stems, paths, strict=True)
-    ]
+    # Files that share a stem are named by their path below the folder that all such files have in common.
+    ambiguous_folders = [match.path.parent for stem, match in zip(stems, matches, strict=True) if counts[stem] > 1]
+    common_folder = Path(os.path.commonpath(ambiguous_folders)) if ambiguous_folders else Path()
+    files = []
+    for stem, match in zip(stems, matches, strict=True):
+        name = stem if counts[stem] == 1 else printable(match.path.relative_to(common_folder))
+        files.append(ShardFile(_short(name), match.path))
+    return files
 
 
 def _stem(name: str) -> str:
+    """Return a file's name without SUFFIXES: `en/head.json.gz` -> `en/head`."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return name
 
 
 def _short(name: str) -> str:
-    mark, kept, short = f"~{fingerprint(printable(name))}~", len(name), name
+    """Return a name whose file takes at most LONGEST_NAME bytes.
+
+    A longer one keeps a third of what fits from its beginning and the rest from its end, around a hash of the whole.
+    """
+    mark = f"~{fingerprint(printable(name))}~"
+    characters = len(name)  # of the name that are kept
+    short = name
     while len(file_name(printable(short)).encode()) > LONGEST_NAME:
-        kept -= 1
-        short = f"{name[: kept // 3]}{mark}{name[-(kept - kept // 3) :]}"
+        characters -= 1
+        at_begin = characters // 3
+        at_end = characters - at_begin
+        short = f"{name[:at_begin]}{mark}{name[-at_end:]}"
     return short

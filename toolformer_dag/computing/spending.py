@@ -1,8 +1,9 @@
-"""What steps spend on the model and the tools. What each spent, also one that failed, is a row in the lake: `costs`."""
+"""What steps spend on the model and the tools. Each step, also one that failed, is a row of the lake's table COSTS."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import polars as pl
 
@@ -11,12 +12,15 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.settings.setting_types import ASSET_GROUPS
 
 NO_TOKENS = ("passes", "decoding_steps")
-"""What the engine counts beside tokens."""
+"""What the engine counts that is no number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens that went through the model, and tool calls that were made; counted as in COST_COLUMNS."""
+    """Tokens that went through the model, and tool calls that were made; counted as in COST_COLUMNS.
+
+    Two can be added, and the earlier of two counts subtracted from the later.
+    """
 
     tokens: int = 0
     calls: int = 0
@@ -32,7 +36,7 @@ class Spent:
 
 
 def token_count(counts: Mapping[str, int]) -> int:
-    """Sum the engine's counts that are tokens."""
+    """Return the sum of an engine's counts (kind -> number) without those of NO_TOKENS."""
     return sum(count for kind, count in counts.items() if kind not in NO_TOKENS)
 
 
@@ -59,6 +63,7 @@ COST_COLUMNS = {
     ),
 }
 """Name -> (type, meaning)."""
+_COST_SCHEMA = {name: dtype for name, (dtype, _) in COST_COLUMNS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +79,37 @@ class StepCost:
 
 
 def lane_of(lake: Lake, asset: str) -> str | None:
-    """Return the key of the lane that an asset such as "calculator/loss_deltas" belongs to; None for all lanes'."""
-    group = asset.rpartition("/")[0]
-    return None if group.removesuffix(lake.suffix) in ASSET_GROUPS else group
+    """Return the key of the lane of an asset such as "calculator/loss_deltas"; None where it belongs to no lane."""
+    group, _, _ = asset.rpartition("/")
+    is_lane = group.removesuffix(lake.suffix) not in ASSET_GROUPS
+    return group if is_lane else None
 
 
 def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
-    """Add a row to the costs of an asset, such as "calculator/loss_deltas". Raises WriteError.
+    """Add a row with the cost of a step that ends now to the costs of an asset, such as "calculator/loss_deltas".
 
-    Not covered: what a killed step spent, and over an object store the one that ended before it, which the next report
-    of `run` tells.
+    run: the id of the Dagster run.
+
+    Steps of one asset that end at once wait for each other. What a killed step spent has no row; over an object store,
+    where rows are written in the background, the step that ended before it may have none either, and the next report of
+    `run` tells. Raises WriteError.
     """
     stage = asset.rpartition("/")[2]
     row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": lane_of(lake, asset), **asdict(cost)}
-    schema = {name: kind for name, (kind, _) in COST_COLUMNS.items()}
-    added = pl.DataFrame([row], schema=schema)
+    new_row = pl.DataFrame([row], schema=_COST_SCHEMA)
+    lake.table(COSTS).revise(
+        asset,
+        revised=partial(_with_row, new_row),
+        record=lambda: record({}, {}, stage="costs", tool=None),
+    )
 
-    def with_it(before: pl.DataFrame | None) -> pl.DataFrame:
-        # the row is there where the answer to its put was lost
-        rows = [pl.DataFrame(schema=schema), *([] if before is None else [before]), added]
-        return pl.concat(rows, how="diagonal").unique(maintain_order=True)
 
-    lake.table(COSTS).revise(asset, with_it, lambda: record({}, {}, stage="costs", tool=None))
+def _with_row(new_row: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
+    """Return the rows of an asset's costs with a new one; `rows` is None where there are none yet.
+
+    Rows of earlier releases may lack columns, which are null then. The new row may be among the rows already: it was
+    put before, and the store's answer was lost.
+    """
+    no_rows = pl.DataFrame(schema=_COST_SCHEMA)  # gives the order of the columns
+    frames = [no_rows, new_row] if rows is None else [no_rows, rows, new_row]
+    return pl.concat(frames, how="diagonal").unique(maintain_order=True)

@@ -1,6 +1,7 @@
-"""Rows that are computed once: what a shard lacks of them, which texts go through the model together."""
+"""Rows that are computed once and stored: which of them a shard has to compute, and which texts make up a chunk."""
 
 from math import inf
+from typing import NamedTuple
 
 import polars as pl
 
@@ -11,18 +12,27 @@ from toolformer_dag.model.weights import SMALL, model_folder, model_name, parame
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 
-CPU_TEXTS, GPU_TEXTS = 64, 512
-"""Texts of a chunk: 80 GB hold the keys of some 140 texts of GPT-J at a time, and others wait to take their places."""
+CPU_TEXTS = 64
+"""Texts of a chunk on a CPU."""
+GPU_TEXTS = 512
+"""Texts of a chunk on a GPU: 80 GB hold the keys of some 140 texts of GPT-J at a time, the others wait for a place."""
 CPU_WORK = 2e12
 """Tokens of a chunk times parameters, on a CPU: a core takes 40 seconds for it in float32, 10 in bfloat16."""
 UNSEEN_PARAMETERS = 10**9
-"""What a model of the hub is taken to have until it was fetched."""
+"""The assumed number of parameters of a model of the hub that was not downloaded yet."""
 TOKEN_BYTES = 4
 """Bytes of a token, about, for estimates."""
 
 
+class ChunkLimits(NamedTuple):
+    """The most texts of a chunk, and about the most tokens; inf: no limit of tokens."""
+
+    texts: int
+    tokens: float
+
+
 def chunk_size(settings: Settings) -> int:
-    """Return `execution.chunk_texts`, else what suits the device."""
+    """Return the most texts of a chunk: `execution.chunk_texts`, else what suits the device."""
     if settings.execution.chunk_texts is not None:
         return settings.execution.chunk_texts
     return GPU_TEXTS if _on_gpu(settings.model) else CPU_TEXTS
@@ -34,51 +44,84 @@ def _on_gpu(model: ModelSettings) -> bool:
     return model.device != "cpu" and torch.cuda.device_count() > 0
 
 
-def chunk_limits(plan: Plan, role: Role) -> tuple[int, float]:
-    """Return how many texts a chunk has at most, and how many tokens, about.
+def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
+    """Return the limits of a chunk for the model in this role.
 
-    Tokens have no limit for a small model, on a GPU, and where another engine runs the model.
+    Tokens have no limit for a small model, on a GPU, and where another engine than torch runs the model: chunks are
+    short there anyway. Raises ModelError.
     """
-    model, size = plan.model_of(role), chunk_size(plan.settings)
+    model = plan.model_of(role)
+    size = chunk_size(plan.settings)
     if not model.in_torch or _on_gpu(model):
-        return size, inf
+        return ChunkLimits(size, inf)
     folder = model_folder(model_name(model), model.revision)
-    count = parameters(folder) if folder else UNSEEN_PARAMETERS
-    return size, CPU_WORK / count if count >= SMALL else inf
+    parameter_count = parameters(folder) if folder else UNSEEN_PARAMETERS
+    is_small = parameter_count < SMALL
+    return ChunkLimits(size, inf if is_small else CPU_WORK / parameter_count)
 
 
 def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: float = inf) -> list[pl.DataFrame]:
-    """Cut the texts that lack something into chunks of at most `size`, and of about `tokens` or a text that has more.
+    """Cut the texts of a shard that have to be computed into chunks; return a frame per chunk, with `texts`' columns.
 
-    `texts` (text_digest, ..., and `tokens` where these are limited) has every text of the shard once, in a fixed order;
-    `lacking` (text_digest, whole) those that lack something, and whether it is the whole.
+    texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where these are
+        limited.
+    lacking: the texts to compute, as (text_digest, whole); `whole` says whether nothing of the text is stored yet.
+    size, tokens: the limits of a chunk (ChunkLimits). A text with more tokens is a chunk of its own.
+
+    The shard is cut into chunks as if every text had to be computed. Those stay of which every text is wholly lacking;
+    the other lacking texts are pooled and cut anew, so that there are few small chunks.
     """
-    chunk = pl.int_range(pl.len()) // size
-    if tokens < inf:
-        before = (pl.col("tokens").cum_sum() - pl.col("tokens")).over(chunk)
-        chunk = pl.struct(chunk, before // tokens).rle_id()
-    numbered = texts.with_columns(chunk=chunk).join(lacking, on="text_digest", how="left", maintain_order="left")
-    whole = numbered.filter(pl.col("whole").fill_null(False).all().over("chunk"))
-    pooled = numbered.filter(pl.col("whole").is_not_null() & ~pl.col("chunk").is_in(whole["chunk"].unique().implode()))
-    cut = [part for frame in (whole, pooled.with_columns(chunk=chunk)) for part in frame.partition_by("chunk")]
-    return [part.drop("chunk", "whole") for part in cut]
+    chunk_number = _chunk_number(size, tokens)
+    numbered = texts.with_columns(chunk=chunk_number)
+    numbered = numbered.join(lacking, on="text_digest", how="left", maintain_order="left")  # whole: null where stored
+
+    all_texts_are_whole = pl.col("whole").fill_null(False).all().over("chunk")
+    whole_chunks = numbered.filter(all_texts_are_whole)
+
+    is_lacking = pl.col("whole").is_not_null()
+    is_in_whole_chunk = pl.col("chunk").is_in(whole_chunks["chunk"].unique().implode())
+    pooled = numbered.filter(is_lacking & ~is_in_whole_chunk).with_columns(chunk=chunk_number)
+
+    chunks = [*whole_chunks.partition_by("chunk"), *pooled.partition_by("chunk")]
+    return [chunk.drop("chunk", "whole") for chunk in chunks]
+
+
+def _chunk_number(size: int, tokens: float) -> pl.Expr:
+    """Return the number of each text's chunk, in the order of the rows: at most `size` texts, about `tokens` tokens."""
+    by_size = pl.int_range(pl.len()) // size
+    if tokens == inf:
+        return by_size
+    # Of the chunks by size, the tokens before each text say how many limits are passed already.
+    tokens_before = (pl.col("tokens").cum_sum() - pl.col("tokens")).over(by_size)
+    return pl.struct(by_size, tokens_before // tokens).rle_id()
 
 
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return those of `keys` that no earlier shard of this run computes already, and claim them; once per shard."""
-    known = claimed.setdefault(store, [])
-    free = keys.join(pl.concat(known), on=keys.columns, how="anti", maintain_order="left") if known else keys
-    known.append(free)
+    """Return those of `keys` that no earlier shard of this run computes already, and add them to `claimed`.
+
+    store: the name of the row store for which the rows are computed.
+    keys: of the rows that a shard lacks; its columns are the row store's key, alike in every call.
+
+    Call it once per shard and row store, in the order of the shards: `release` forgets a shard's keys in that order.
+    """
+    keys_of_shards = claimed.setdefault(store, [])
+    free = keys
+    if keys_of_shards:
+        free = keys.join(pl.concat(keys_of_shards), on=keys.columns, how="anti", maintain_order="left")
+    keys_of_shards.append(free)
     return free
 
 
 def release(claimed: Claimed) -> None:
-    """Forget what the earliest shard claimed: its rows are stored, and whoever asks for them finds them there."""
-    for keys in claimed.values():
-        del keys[:1]
+    """Forget the keys of the earliest shard, which is published: its rows are stored, where later shards find them."""
+    for keys_of_shards in claimed.values():
+        del keys_of_shards[:1]
 
 
 def require_whole(output: TableOutput, what: str, lacking: int) -> None:
-    """Raise StorageError where rows that were stored before the part was read are `lacking` by now."""
+    """Raise StorageError where rows are `lacking` that were stored before the part was read.
+
+    what: what the rows are, in the plural, for the message.
+    """
     if lacking:
         raise StorageError(f"{lacking} {what} of {output.lane.key} were damaged while they were read; run again")
