@@ -26,10 +26,11 @@ from typing import Any
 import polars as pl
 
 from tests.simulation import Crashed, Disk, Objects, Process, Simulation
+from toolformer_dag.computing.reasons import differences
 from toolformer_dag.computing.spending import COSTS, StepCost, add_cost
 from toolformer_dag.computing.stage import ByChunk, ByPart, Chunk, Column, PartRows, Planned, Stage, TableOutput, Work
 from toolformer_dag.computing.stored_rows import claim
-from toolformer_dag.computing.update import TableReport, differences, update
+from toolformer_dag.computing.update import TableReport, update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, in_process
 from toolformer_dag.files import StorageError, UserError

@@ -16,8 +16,9 @@ from tests.worlds import BASE, PROMPT, write_shard
 from toolformer_dag.computing import workers as workers_of_settings
 from toolformer_dag.computing.chunks import OneProcess, Task, ThisProcess, WorkerError
 from toolformer_dag.computing.plan import Lane, Plan, Role, lanes
+from toolformer_dag.computing.reasons import NEVER_MADE, differences
 from toolformer_dag.computing.stage import TEXT_KEY, Claimed, Column, PartRows, Stage, StaleInput, TableOutput
-from toolformer_dag.computing.update import NEVER_MADE, Progress, TableReport, differences, update, withdraw
+from toolformer_dag.computing.update import Progress, TableReport, update, withdraw
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Executor, ExecutorOf, Tables, Workers, in_process, worker_count
 from toolformer_dag.lake.table import Lake

@@ -26,7 +26,7 @@ from tests.pipeline.conftest import (
     worker_count,
 )
 from tests.processes import at_work, wait_until_ended
-from toolformer_dag.computing.chunks import STARTED, Answer, Executor
+from toolformer_dag.computing.chunks import STARTED, ChunkAnswer, Executor
 from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import Work
 from toolformer_dag.files import UserError
@@ -118,10 +118,10 @@ class ByHand:
 
     started = STARTED
 
-    def __init__(self, given: list[tuple[object, Future[Answer]]]) -> None:
+    def __init__(self, given: list[tuple[object, Future[ChunkAnswer]]]) -> None:
         self._given = given
 
-    def submit(self, task: Task) -> Future[Answer]:
+    def submit(self, task: Task) -> Future[ChunkAnswer]:
         """See ChunkWorker."""
         self._given.append((task.payload, Future()))
         return self._given[-1][1]
@@ -131,17 +131,17 @@ class ByHand:
 
 
 def test_a_worker_that_is_done_gets_its_next_chunk_before_the_caller_hears_of_the_last(new_line: NewLine) -> None:
-    given: list[tuple[object, Future[Answer]]] = []
+    given: list[tuple[object, Future[ChunkAnswer]]] = []
     worker = Worker(new_line().plan())
     workers = Workers(worker, {}, lambda *_: Executor(lambda: 2, lambda: ByHand(given)))
     run = workers.map_chunks(Task("t", "", number) for number in range(6))
     assert next(run) is None and [payload for payload, _ in given] == [0, 1]
     for _, answer in given[:2]:
-        answer.set_result((Work(), Spent()))
+        answer.set_result(ChunkAnswer(Work(), Spent()))
     assert next(run) == (0, Work()) and [payload for payload, _ in given] == [0, 1, 2, 3]
-    given[2][1].set_result((Work(), Spent()))
+    given[2][1].set_result(ChunkAnswer(Work(), Spent()))
     assert next(run) == (1, Work())
-    given[3][1].set_result((UserError("no"), Spent()))
+    given[3][1].set_result(ChunkAnswer(UserError("no"), Spent()))
     assert next(run) == (2, Work()) and len(given) == 5, "one was done while an answer was looked at"
     with pytest.raises(UserError, match="no"):
         next(run)

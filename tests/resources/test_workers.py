@@ -19,7 +19,7 @@ TAKE = """
 import sys
 from toolformer_dag.computing.worker import own_gpus, visible_gpus
 visible, size = visible_gpus(4), int(sys.argv[1])
-print(*own_gpus(visible, size)[0], *own_gpus(visible, size)[0], flush=True)
+print(*own_gpus(visible, size).names, *own_gpus(visible, size).names, flush=True)
 sys.stdin.read()
 """
 THREADS = """

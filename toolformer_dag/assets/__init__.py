@@ -21,7 +21,7 @@ from toolformer_dag.assets.warehouse import (
     warehouse,
 )
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.update import Reasons
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.evaluation.measurements import TABLES
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.session import session

@@ -11,8 +11,8 @@ from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_me
 from toolformer_dag.assets.plots import bars, loss_curve
 from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.computing.spending import StepCost
-from toolformer_dag.computing.update import Reasons
 from toolformer_dag.evaluation.measurements import (
     ACCURACY,
     HELDOUT_C,

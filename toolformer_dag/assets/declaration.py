@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.running import Running, note_failure, runs_alone, step, tag_outcome
-from toolformer_dag.computing.update import Reasons
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.files import UserError, limit_met
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.local_outputs import LocalOutput

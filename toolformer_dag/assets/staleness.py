@@ -9,7 +9,7 @@ import dagster as dg
 from toolformer_dag.assets.declaration import OWNERS, Output, asset_key
 from toolformer_dag.assets.metadata import ROWS, UNCHANGED, counts_table, last_materialization
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.update import Reasons
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.identity import fingerprint
 
 VERSION = "dagster/data_version"

@@ -22,9 +22,10 @@ from toolformer_dag.assets.plots import chance_curves, delta_histogram, frontier
 from toolformer_dag.assets.running import note_changes, note_cost, progress, tag_changes
 from toolformer_dag.computing.change_log import KeptCalls
 from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.reasons import Reasons, differences
 from toolformer_dag.computing.spending import NO_TOKENS, StepCost, token_count
 from toolformer_dag.computing.stage import TableOutput
-from toolformer_dag.computing.update import Reasons, TableReport, differences, update
+from toolformer_dag.computing.update import TableReport, update
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.pipeline.augmented_corpus import corpus_batches

@@ -8,8 +8,8 @@ from toolformer_dag.assets.declaration import Output
 from toolformer_dag.assets.metadata import CALLS, ROWS, TOKENS, UNCHANGED, frame_table, last_metadata
 from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.computing.spending import StepCost
-from toolformer_dag.computing.update import Reasons
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.resources import Compute

@@ -22,7 +22,7 @@ from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
 from toolformer_dag.assets.running import tag_outcome
 from toolformer_dag.assets.staleness import CODE, VERSION, is_known, read_versions, tell_state
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.computing.update import Reasons
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
 from toolformer_dag.evaluation.paper_tables import PAPER_TABLES, PaperTable, notes, over_min_probability, tools_called
 from toolformer_dag.exports.corpus_export import (

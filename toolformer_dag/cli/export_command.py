@@ -74,7 +74,7 @@ def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | Non
 
 def _refuse_stale(plan: "Plan") -> None:
     """Raise UserError where the warehouse does not hold what the settings say."""
-    from toolformer_dag.computing.update import differences
+    from toolformer_dag.computing.reasons import differences
     from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.lake.warehouse import out_of_date, query, received
     from toolformer_dag.pipeline.stages import shown_outputs, table_outputs

@@ -19,8 +19,8 @@ from toolformer_dag.assets.warehouse import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.cli.terminal import damaged_history, of_history
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.computing.spending import Spent
-from toolformer_dag.computing.update import Reasons
 from toolformer_dag.exports.verify_project import set_aside
 from toolformer_dag.files import UserError, locked, write_whole
 from toolformer_dag.lake.session import session

@@ -1,4 +1,8 @@
-"""A chunk of a table's work, and the workers that compute one at a time: this process, or a process of its own."""
+"""A chunk of a table's work as a task, and the workers that compute one task at a time.
+
+A worker is this process (ThisProcess), a process of this machine (OneProcess), or one of a cluster (ray_actors.py).
+ChunkServer is what a worker of another process does with its tasks.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.spending import Spent
@@ -21,7 +25,7 @@ from toolformer_dag.settings.sections import Settings
 Tables = Mapping[str, TableOutput]
 """The tables of a plan by name."""
 TablesOf = Callable[[Plan], Sequence[TableOutput]]
-"""What makes the tables of a plan: another process makes its own."""
+"""What makes the tables of a plan: another process makes its own. It is pickled, so it is a function of a module."""
 
 
 class WorkerError(UserError):
@@ -30,9 +34,12 @@ class WorkerError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A chunk of a table's work. `settings`: fingerprint that the computing process has to agree with.
+    """A chunk of a table's work, as it travels to a worker.
 
-    `step`: what tells the step from others: workers hold what they read of the lake as long as one goes on.
+    - `table`: the name of the table
+    - `settings`: the fingerprint of the table's settings, with which the computing process has to agree
+    - `payload`: what `ByChunk.compute` gets; of a stage made ByShard the name of the shard
+    - `step`: tells updates apart: workers remember what they read of the lake as long as one goes on
     """
 
     table: str
@@ -42,48 +49,78 @@ class Task:
 
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Compute a chunk and commit its rows. Raises WorkerError where this process has read other settings."""
-    output = tables.get(task.table) or _inner(tables, task.table)
+    """Compute a chunk and commit its rows; of a shard, publish the part.
+
+    Raises WorkerError where this process has read other settings than the run, and what the stage raises.
+    """
+    output = _table_named(tables, task.table)
     if output is None or output.code_version != task.settings:
         raise WorkerError(f"{task.table}: settings, prompts or tools changed while the run went on; run again")
     make = output.stage.make
     if isinstance(make, ByChunk):
         return make.compute(worker, output, task.payload)
     assert isinstance(make, ByShard)
-    output.publish(task.payload, make.rows(worker, output, task.payload))
+    shard = task.payload
+    output.publish(shard, make.rows(worker, output, shard))
     return Work()
 
 
-def _inner(tables: Tables, name: str) -> TableOutput | None:
-    """The table of that name that is brought up to date for another one alone."""
-    return next((one for output in tables.values() for one in output.inner if one.name == name), None)
+def _table_named(tables: Tables, name: str) -> TableOutput | None:
+    """Return the table of that name, which may be an inner table of one of `tables` (`Stage.inner`)."""
+    if name in tables:
+        return tables[name]
+    for output in tables.values():
+        for inner in output.inner:
+            if inner.name == name:
+                return inner
+    return None
 
 
-Answer = tuple[Work | UserError, Spent]
-"""What a chunk cost or why it failed, and what the worker spent in another process since its last answer."""
+class ChunkAnswer(NamedTuple):
+    """What a worker answers to a task.
+
+    - `outcome`: what the chunk cost, or the error that it raised
+    - `spent`: what the worker spent in another process since its last answer; nothing where it is this process
+    """
+
+    outcome: Work | UserError
+    spent: Spent
+
+
+class Whereabouts(NamedTuple):
+    """Where a worker runs: the id of its machine, which is empty for this one, and its name for people."""
+
+    machine: str
+    name: str
 
 
 class ChunkWorker(Protocol):
     """Computes a chunk at a time, once it has started. As text: its name for people.
 
-    `started`: the machine that it has found, and its name there; or how it died before.
+    `started`: done when it has started, or died before; then its result is Whereabouts, or it raises how it died.
     """
 
     @property
-    def started(self) -> Future[Any]: ...
+    def started(self) -> Future[Whereabouts]: ...
 
-    def submit(self, task: Task) -> "Future[Answer]":
-        """Give a task; a worker that has died says so here, or in the future."""
+    def submit(self, task: Task) -> "Future[ChunkAnswer]":
+        """Give a task; only one that has answered gets the next.
+
+        A worker that has died raises one of `Executor.deaths` here, or in the future.
+        """
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """End the worker at once; what it had committed is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Where chunks are computed: at most `count()` workers, a number that may change; `start` begins one.
+    """Where chunks are computed.
 
-    `deaths`: the exceptions by which a worker tells that it died. `lost`: whether it died with its machine.
+    - `count`: returns how many workers there may be, a number that may change
+    - `start`: begins a worker
+    - `deaths`: the exceptions by which a worker tells that it died
+    - `lost`: gets a dead worker and its exception; returns whether it died with its machine
     """
 
     count: Callable[[], int]
@@ -92,23 +129,24 @@ class Executor:
     lost: Callable[[ChunkWorker, Exception], bool] = lambda worker, died: False
 
 
-STARTED: Future[Any] = Future()
-"""That of workers of this machine, which take work from the beginning."""
-STARTED.set_result(("", "this machine"))
+STARTED: Future[Whereabouts] = Future()
+"""`ChunkWorker.started` of workers of this machine, which take work from the beginning."""
+STARTED.set_result(Whereabouts(machine="", name="this machine"))
 
 
 @dataclass(frozen=True, slots=True)
 class ThisProcess:
-    """This process: a chunk is computed when it is given, and an exception is raised as it is."""
+    """This process as a worker: a chunk is computed in `submit`, which raises exceptions as they are."""
 
     worker: Worker
     tables: Tables
     started = STARTED
 
-    def submit(self, task: Task) -> "Future[Answer]":
+    def submit(self, task: Task) -> "Future[ChunkAnswer]":
         """See ChunkWorker."""
-        done: Future[Answer] = Future()
-        done.set_result((perform(self.worker, self.tables, task), Spent()))
+        work = perform(self.worker, self.tables, task)
+        done: Future[ChunkAnswer] = Future()
+        done.set_result(ChunkAnswer(outcome=work, spent=Spent()))
         return done
 
     def kill(self) -> None:
@@ -116,61 +154,85 @@ class ThisProcess:
 
 
 class ChunkServer:
-    """What a worker of another process does with the tasks that it gets; its means are made with the first."""
+    """What a worker of another process does with the tasks that it gets, one after the other.
+
+    The first task loads the plan and the tables; the model is loaded by what needs it. Between tasks it holds
+
+    - the worker: the plan, the model, open row stores
+    - the session of the step that goes on: what was read of the lake; a task of another step begins a new one
+    - what it had spent at its last answer
+    """
 
     def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
-        self._settings, self._tables_of, self._reported = settings, tables_of, Spent()
+        self._settings = settings
+        self._tables_of = tables_of
         self._worker: Worker | None = None
         self._tables: Tables = {}
-        self._step, self._session = "", Session(news=[])
+        self._step = ""
+        self._session = Session(news=[])
+        self._spent_before = Spent()
 
-    def answer(self, task: Task) -> Answer:
-        """Compute a chunk and commit its rows; exceptions become answers that any process can read."""
-        answer: Work | UserError
+    def answer(self, task: Task) -> ChunkAnswer:
+        """Compute a chunk and commit its rows; exceptions become errors that any process can unpickle.
+
+        Raises nothing but what ends a process, such as KeyboardInterrupt.
+        """
+        outcome: Work | UserError
         try:
-            if self._worker is None:
-                plan = Plan.of(self._settings)
-                self._tables = {output.name: output for output in self._tables_of(plan)}
-                self._worker = Worker(plan)
-            if task.step != self._step:
-                self._step, self._session = task.step, Session(news=[])
-            with session(self._session) as held:
-                answer = replace(perform(self._worker, self._tables, task), news=held.take_news())
+            outcome = self._perform(task)
         except UserError as error:
-            answer = UserError(str(error))
+            outcome = UserError(str(error))
         except Exception as error:  # noqa: BLE001 - raised in the process that waits for it
-            answer = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
-        before, self._reported = self._reported, self._worker.spent() if self._worker else Spent()
-        return answer, self._reported - before
+            outcome = WorkerError(f"a worker failed: {type(error).__name__}: {error}")
+        spent = self._worker.spent() if self._worker else Spent()
+        spent_since = spent - self._spent_before
+        self._spent_before = spent
+        return ChunkAnswer(outcome, spent_since)
+
+    def _perform(self, task: Task) -> Work:
+        """Compute a chunk; return what it cost, with what was made for the leading process to publish."""
+        if self._worker is None:
+            plan = Plan.of(self._settings)
+            self._tables = {output.name: output for output in self._tables_of(plan)}
+            self._worker = Worker(plan)
+        if task.step != self._step:
+            self._step = task.step
+            self._session = Session(news=[])
+        with session(self._session):
+            work = perform(self._worker, self._tables, task)
+        return replace(work, news=self._session.take_news())
 
 
 class OneProcess:
-    """A process of this machine with a model of its own, which can be killed."""
+    """A process of this machine with a model of its own, which can be killed. It inherits no threads."""
 
     started = STARTED
 
     def __init__(self, settings: Settings, tables_of: TablesOf) -> None:
         self._context = _Context()
-        self._executor = ProcessPoolExecutor(1, self._context, _begin, (settings, tables_of))
+        self._executor = ProcessPoolExecutor(
+            max_workers=1, mp_context=self._context, initializer=_begin, initargs=(settings, tables_of)
+        )
 
     def __str__(self) -> str:
         return f"worker {self._context.process}"  # with its process id and, when it has ended, its exit code
 
-    def submit(self, task: Task) -> "Future[Answer]":
-        """See ChunkWorker. Raises BrokenProcessPool where the process has died."""
+    def submit(self, task: Task) -> "Future[ChunkAnswer]":
+        """See ChunkWorker; the first task starts the process. Raises BrokenProcessPool where the process has died."""
         with _interrupts_held():
             return self._executor.submit(_answer, task)
 
     def kill(self) -> None:
-        """See ChunkWorker."""
-        if (process := self._context.process) is not None:
+        """See ChunkWorker; waits until the process has ended."""
+        process = self._context.process
+        if process is not None:
             process.kill()
             process.join()
         self._executor.shutdown()
 
 
 class _Context(SpawnContext):
-    """Spawn context that remembers its process; inherits no threads and no CUDA context."""
+    """Spawn context that remembers its process; the process inherits no threads and no CUDA context."""
 
     process: SpawnProcess | None = None
 
@@ -180,26 +242,31 @@ class _Context(SpawnContext):
 
 
 _server: ChunkServer | None = None
+"""In a worker process, what answers its tasks."""
 
 
 def _begin(settings: Settings, tables_of: TablesOf) -> None:
+    """Prepare a worker process."""
     global _server
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which decides
     end_with_parent()
     _server = ChunkServer(settings, tables_of)
 
 
-def _answer(task: Task) -> Answer:
+def _answer(task: Task) -> ChunkAnswer:
     assert _server is not None
     return _server.answer(task)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends; a process that starts in it never gets one, however early it comes."""
-    resource_tracker.ensure_running()  # its own start, which the first process brings about, would let Ctrl-C through
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Let Ctrl-C wait until the block ends; a process that starts in the block never gets one, however early it comes.
+
+    The first process also starts Python's resource tracker, whose start would let Ctrl-C through: it is started before.
+    """
+    resource_tracker.ensure_running()
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)

@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster: actors with warm models on the machines of the cluster, as chunks.py has workers.
+"""Workers of a Ray cluster: actors with loaded models on the machines of the cluster; see ChunkWorker in chunks.py.
 
 The cluster is the user's (`ray start`); every machine has this package and sees the lake, the shards and the model
 under the same paths. Ray is an extra, `ray`, and is imported when the first chunk is computed.
@@ -9,62 +9,97 @@ import os
 import socket
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from toolformer_dag.computing.chunks import Answer, ChunkServer, ChunkWorker, Executor, TablesOf, Task
+from toolformer_dag.computing.chunks import (
+    ChunkAnswer,
+    ChunkServer,
+    ChunkWorker,
+    Executor,
+    TablesOf,
+    Task,
+    Whereabouts,
+)
 from toolformer_dag.computing.cluster_shares import ClusterError, Share, share_of
 from toolformer_dag.settings.sections import Settings
 
 
 def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
-    """Return the actors of the cluster at `execution.address`, as many as its machines of the moment have room for.
+    """Return the executor over the cluster at `execution.address`, whose workers are actors.
 
-    Ray does not restart them: while it may, it tells the death of a process as it tells the loss of a machine.
-    Raises ClusterError, `count` of the executor too where no machine is left.
+    There may be as many as the machines that are alive at the time have room for; each reserves the cores and GPUs that
+    it would have at this moment. Raises ClusterError where there is no cluster or no room; `Executor.count` raises it
+    too, once no machine is left.
     """
     ray = _connected(settings.execution.address)
-
-    def share() -> Share:
-        return share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
-
-    first = share()
-    options = {"num_cpus": first.cpus, "num_gpus": first.gpus, "max_restarts": 0}
-    actor = ray.remote(scheduling_strategy="SPREAD", **options)(ChunkServer)
-
-    def start() -> ChunkWorker:
-        handle = actor.remote(settings, tables_of)
-        return Actor(ray, handle, handle.__ray_call__.remote(_whereabouts).future())
-
-    def lost(worker: ChunkWorker, died: Exception) -> bool:
-        """Ray has no word of the process's end, as its machine is gone, or knows that the machine is."""
-        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        return isinstance(died, ray.exceptions.ActorUnavailableError) or worker.started.result()[0] not in alive
-
-    return Executor(lambda: share().count, start, (ray.exceptions.RayActorError,), lost)
+    share = _share(ray, settings)
+    actor_class = ray.remote(
+        scheduling_strategy="SPREAD",
+        num_cpus=share.cpus,
+        num_gpus=share.gpus,
+        # While Ray may restart an actor, it tells the death of its process as it tells the loss of its machine.
+        max_restarts=0,
+    )(ChunkServer)
+    return Executor(
+        count=lambda: _share(ray, settings).count,
+        start=partial(_start, ray, actor_class, (settings, tables_of)),
+        deaths=(ray.exceptions.RayActorError,),
+        lost=partial(_is_machine_lost, ray),
+    )
 
 
-def _whereabouts(server: ChunkServer) -> tuple[str, str]:
-    """Return the id of the machine on which an actor runs, and its process id and machine for people."""
+def _share(ray: Any, settings: Settings) -> Share:
+    """Return how many workers the machines have room for that are alive now. Raises ClusterError."""
+    return share_of([node["Resources"] for node in ray.nodes() if node["Alive"]], settings)
+
+
+def _start(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> ChunkWorker:
+    """Begin an actor with a ChunkServer of these arguments; Ray chooses the machine."""
+    handle = actor_class.remote(*arguments)
+    started: Future[Whereabouts] = handle.__ray_call__.remote(_whereabouts).future()
+    return Actor(ray, handle, started)
+
+
+def _is_machine_lost(ray: Any, worker: ChunkWorker, death: Exception) -> bool:
+    """Return whether an actor died with its machine.
+
+    So it did where Ray does not know how its process ended, or knows that the machine is gone.
+    """
+    if isinstance(death, ray.exceptions.ActorUnavailableError):
+        return True
+    alive_machines = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    return worker.started.result().machine not in alive_machines
+
+
+def _whereabouts(server: ChunkServer) -> Whereabouts:
+    """Return where an actor runs; called in its process. The name is the process id and the host."""
     import ray
 
-    return ray.get_runtime_context().get_node_id(), f"{os.getpid()} on {socket.gethostname()}"
+    machine = ray.get_runtime_context().get_node_id()
+    return Whereabouts(machine, name=f"{os.getpid()} on {socket.gethostname()}")
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A worker on a machine of the cluster."""
+    """A worker on a machine of the cluster.
+
+    - `ray`: the module, which is imported late
+    - `handle`: Ray's handle of the actor, a ChunkServer
+    - `started`: see ChunkWorker
+    """
 
     ray: Any
     handle: Any
-    started: Future[Any]
+    started: Future[Whereabouts]
 
     def __str__(self) -> str:
-        return f"actor {self.started.result()[1]}"
+        return f"actor {self.started.result().name}"
 
-    def submit(self, task: Task) -> "Future[Answer]":
+    def submit(self, task: Task) -> "Future[ChunkAnswer]":
         """See ChunkWorker."""
-        future: Future[Answer] = self.handle.answer.remote(task).future()
+        future: Future[ChunkAnswer] = self.handle.answer.remote(task).future()
         return future
 
     def kill(self) -> None:
@@ -73,7 +108,7 @@ class Actor:
 
 
 def _connected(address: str) -> Any:
-    """Return Ray, connected until this process ends."""
+    """Return the module ray, connected to the cluster until this process ends. Raises ClusterError."""
     if find_spec("ray") is None:
         raise ClusterError("execution.engine = 'ray' needs Ray: pip install -c constraints.txt -e '.[ray]'")
     import ray
@@ -91,6 +126,6 @@ def _connected(address: str) -> Any:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT: Ray itself would try for many minutes."""
+    """Raise OSError where nothing listens at HOST:PORT, and ValueError for another form; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.removeprefix("ray://"), int(port)), timeout=10).close()

@@ -1,13 +1,17 @@
 """What a stage declares, once: columns, key, inputs, the settings that determine it, its functions.
 
-The asset, `stale --why`, the warehouse's tables and comments, the data dictionary and the checks follow from it.
+A stage is a step of the method, such as loss_deltas. A `Stage` declares it; a `TableOutput` is the stage for a run and,
+where it has lanes (tools with their settings), for one of them: a table of the lake. The asset, `stale --why`, the
+warehouse's tables and comments, the data dictionary and the checks follow from the two.
+
+A table consists of parts: one per shard of the corpus, or a single one. The rows of a part are `PartRows`.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import polars as pl
@@ -24,26 +28,29 @@ from toolformer_dag.lake.table import WHOLE, Table, behind
 from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
 
 Rejected = Counter[tuple[str, str]]
-"""(shard, reason) -> how many."""
+"""(shard, reason) -> how many documents, texts or calls were left out."""
 REJECTIONS = "rejections"
-"""The field of a part's record that holds what was left out."""
+"""The field of a part's record that holds what was left out (`encoded`)."""
 VIOLATIONS = "violations"
-"""Rows that fail a check, by check."""
+"""The field of a part's record that holds the number of rows that fail a check, by check."""
 MADE_BY = "stage"
 """The field of a part's record that says which stage left out what REJECTIONS counts."""
 RETRY = "retry"
-"""Why the next run computes the part again although nothing changed; null for most."""
+"""The field of a part's record that says why the next run computes it again although nothing changed; null for most."""
 BY_SHARD = "by_shard"
-"""The field of the record of a table over all shards that holds a fingerprint of what concerns each."""
+"""The field of the record of a table over all shards that holds a fingerprint of what concerns each shard."""
 BACKENDS = "backends"
-"""The backends that computed the rows that the run did not reuse."""
+"""The field of a part's record that names the backends that computed the rows that the run did not reuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A polars type and a one-line description. `sql`: how the column follows from the columns before it.
+    """A column of a stage's table.
 
-    `optional`: it is null in rows that were made without it.
+    - `dtype`: its polars type
+    - `description`: what it says, in a line; the warehouse shows it as a comment
+    - `sql`: the expression by which the column follows from the columns before it; None where the stage makes it
+    - `optional`: whether the stage may make rows without it, which then have null
     """
 
     dtype: pl.DataType
@@ -58,10 +65,13 @@ Check = Callable[[pl.DataFrame, "TableOutput"], int]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run cost: `tokens` through the model; rows that were `computed` and `reused`, such as samples; by kind.
+    """What the computation of a table, a part or a chunk cost.
 
-    `damaged`: files that were set aside, with reasons; `backends`: `Backend.identity` of those that computed; `news`:
-    parts made by a worker process; dropped by `+`.
+    - `tokens`: tokens that went through the model, by kind
+    - `computed`, `reused`: rows that were computed, and rows that an earlier run had stored, by kind, such as samples
+    - `damaged`: files that were set aside, with reasons
+    - `backends`: `Backend.identity` of the backends that computed
+    - `news`: what a worker process has made; the sum of two works has none
     """
 
     tokens: Counter[str] = field(default_factory=Counter)
@@ -82,7 +92,10 @@ class Work:
 
 
 class StaleInput(UserError):
-    """An input was published anew after another one had been made from it."""
+    """An input was published anew after another input had been made from it.
+
+    table, part: what cannot be made. what: which input was made from something else. asset: that input.
+    """
 
     def __init__(self, table: str, part: str, what: str, asset: str) -> None:
         where = behind(", shard", part)
@@ -90,16 +103,24 @@ class StaleInput(UserError):
 
 
 class UnusableRows(Exception):
-    """Raised after the last frame when the whole part must be discarded."""
+    """Raised by the frames of PartRows, after the last one, when the whole part must be discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartRows:
-    """The rows of a part and what belongs into its record. `rejected` and `facts` are read after the last frame.
+    """The rows of a part, and what belongs into its record. It has two states.
 
-    There may be no frame. Frames may end with UnusableRows: the part is then published without rows.
+    - Until `frames` has been iterated over, once and to its end: `rejected` and `facts` may still be filled, because a
+      stage may hand out frames that it makes one by one, and count what it leaves out meanwhile. Nobody reads them.
+    - After that they are complete. `TableOutput.publish`, which iterates over the frames, reads them then.
 
-    `stores`: names of the row stores they come from; `facts`: what else is worth keeping, RETRY among it.
+    Fields:
+
+    - `frames`: the rows, in any number of frames, of which there may be none. Where the iteration ends with
+      UnusableRows, the part is published without rows, and with `rejected` and `facts` as they are then.
+    - `rejected`: what was left out
+    - `stores`: the names of the row stores (computed rows) that the rows come from, which `clean` then keeps
+    - `facts`: further fields of the record, such as RETRY
     """
 
     frames: Iterable[pl.DataFrame]
@@ -109,7 +130,12 @@ class PartRows:
 
 
 class Chunk(NamedTuple):
-    """What is computed and committed together: `units` (texts, calls), and some `tokens` that the model will run."""
+    """The work that a worker computes and commits at once.
+
+    - `units`: how many texts or calls it has, for progress
+    - `payload`: what `ByChunk.compute` gets, and what travels to a worker process
+    - `tokens`: about how many tokens the model will run for it
+    """
 
     units: int
     payload: Any
@@ -118,28 +144,36 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The missing rows of a part. `work`: rows that are computed and reused."""
+    """The chunks that compute the missing rows of a part; `work` counts the rows to compute and those to reuse."""
 
     chunks: Sequence[Chunk]
     work: Work
 
 
 Claimed = dict[str, list[pl.DataFrame]]
-"""Keys that are being computed for shards of this run that are not published yet, in their order, by row store."""
+"""Per row store: keys already being computed by earlier, unpublished shards of this run, a frame per shard in order.
+
+`stored_rows.claim` adds to it, `stored_rows.release` removes what was published.
+"""
 Rows = Callable[[Worker, "TableOutput", str], PartRows]
-"""Makes or reads the rows of a part."""
+"""Makes or reads the rows of the part of that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByShard:
-    """A shard is a chunk: a worker makes its rows and publishes them."""
+    """Each part is one chunk: a worker makes the rows of a shard and publishes them."""
 
     rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class ByChunk:
-    """Workers compute the chunks of a part and store their rows; the part is read from these."""
+    """Workers compute the missing rows of a part in chunks and store them; the part is then read from stored rows.
+
+    - `chunks`: plans a part, in the process of the run; gets and changes what earlier shards have claimed
+    - `compute`: computes the payload of a chunk and appends to row stores, in a worker; returns what that cost
+    - `rows`: reads the part from the row stores, in the process of the run
+    """
 
     chunks: "Callable[[Worker, TableOutput, str, Claimed], Planned]"
     compute: "Callable[[Worker, TableOutput, Any], Work]"
@@ -155,7 +189,10 @@ class ByPart:
 
 @dataclass(frozen=True, slots=True)
 class ByParts:
-    """The process of the run makes small parts together, since one by one they cost more than their rows."""
+    """The process of the run makes small parts together, since one by one they cost more than their rows.
+
+    `rows` returns the rows of each of the parts that it gets.
+    """
 
     rows: "Callable[[Worker, TableOutput, Sequence[str]], Mapping[str, PartRows]]"
 
@@ -164,8 +201,10 @@ class ByParts:
 class InWarehouse:
     """A stage's table in the warehouse, where it differs from the lake's.
 
-    `name`: empty for the stage's; `hidden`, `added`: columns that it lacks, and that it has beside them; `select`: its
-    rows where they are others.
+    - `name`: its name there; empty where that is the stage's
+    - `hidden`: columns of the lake that it lacks
+    - `added`: columns that it has beside them, with the SQL that computes them
+    - `select`: the query over `rows` that makes its rows; it is not read where columns are hidden
     """
 
     name: str = ""
@@ -176,18 +215,42 @@ class InWarehouse:
 
 @dataclass(frozen=True)
 class Stage:
-    """A declaration. `group`: first part of the table's name, None for a lane's own.
+    """The declaration of a stage.
 
-    settings: what determines the rows beside the inputs, of (plan, lane); constants of the method and SQL text too.
-    make: who makes a part, and how.
-    reads: the tables that are read; a bare name is of the same lane, "*/name" of every lane.
-    inputs: those of them whose versions count, all where nothing is said; or what tells the inputs in the record of a
-    part, asked once for all parts of a table.
-    inner: stages of the same lane whose tables are brought up to date with this one's, before it: for what the parts of
-    a sharded table have to know of each other. They are no assets, and are not in the warehouse.
-    sharded: a part per shard, else one part. pool: what serialises its runs; each lane has its own of tools.
-    volatile: columns whose values are not part of the table's version.
-    beside: tables that are published with it, part for part.
+    What it is:
+
+    - `name`: of the stage, and the last part of the name of its tables
+    - `group`: the first part of the name of its table, such as "ccnet"; None for a stage of lanes, which has a table
+      per lane, such as "calculator/loss_deltas"
+    - `description`: what a row is, in a line
+    - `columns`: the columns of the table, by name, in order
+    - `key`: the columns that tell rows apart; a part with a key twice violates the check `unique_keys`
+    - `checks`: promises about the rows, by name: each counts the rows of a frame that break it
+    - `volatile`: columns that measure a run, such as seconds, and do not count in the data version
+    - `in_warehouse`: how its table in the warehouse differs
+
+    How its rows are made:
+
+    - `make`: who makes the rows of a part, and in which pieces: ByShard, ByChunk, ByPart or ByParts
+    - `sharded`: whether the table has a part per shard; else it has one part, WHOLE
+    - `pool`: what it needs alone: runs that need the same wait for each other. Each lane has a pool "tools" of its own
+    - `kinds`: what Dagster shows beside the asset
+
+    What a part depends on. It is made again when what its record says of `settings` or of the inputs is another:
+
+    - `settings`: a function of (plan, lane) that returns what determines the rows beside other tables: settings,
+      prompts, versions of code, constants of the method, SQL text. The lane is None for a stage of all lanes. The
+      columns are added
+    - `reads`: the names of the tables that it reads, or a function of (plan, lane) that returns them. They come before
+      it in the asset graph. A bare name is a table of the same lane, "*/name" that of every lane, "group/name" itself
+    - `inputs`: which versions are compared. Empty: those of all that it reads, of the same part where it is sharded. A
+      tuple of names: those of these tables alone, because the others follow from them or do not change its rows. A
+      function: it gets the TableOutput once per update, and returns the function that computes the inputs of a part,
+      such as the size of a file
+    - `inner`: stages of the same lane that are brought up to date before it, and only for it: for what the parts of a
+      sharded table have to know of each other. They are no assets and not in the warehouse
+    - `beside`: names of tables that `make` publishes with this one, part for part. A part that one of them lacks is
+      made again, and one that is withdrawn here is withdrawn there
     """
 
     name: str
@@ -210,22 +273,25 @@ class Stage:
 
     @property
     def unit(self) -> str:
-        """Name what its progress counts."""
+        """What its progress counts: "shards", "calls" or "texts"."""
         if not isinstance(self.make, ByChunk):
             return "shards"
         return "calls" if self.pool == "tools" else "texts"
 
     @property
     def schema(self) -> pl.Schema:
-        """Return the Polars schema of its rows."""
+        """The Polars schema of its rows."""
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Compute the columns that follow from others, and put all columns in the declared order."""
-        lacking = {name: column.dtype for name, column in self.columns.items() if column.optional}
-        frame = frame.with_columns(
-            pl.lit(None, dtype).alias(name) for name, dtype in lacking.items() if name not in frame.columns
-        )
+        """Return a frame with all columns in the declared order, from one that has those that the stage makes.
+
+        Columns with `sql` are computed in order, so that one may follow from another; optional ones that are not there
+        become null. Columns that are not declared are dropped.
+        """
+        for name, column in self.columns.items():
+            if column.optional and name not in frame.columns:
+                frame = frame.with_columns(pl.lit(None, column.dtype).alias(name))
         for name, column in self.columns.items():
             if column.sql is not None:
                 frame = frame.with_columns(pl.sql_expr(column.sql).cast(column.dtype).alias(name))
@@ -233,12 +299,17 @@ class Stage:
 
 
 InputsOf = Callable[[str], Mapping[str, Any]]
-"""Returns the inputs in the record of a part."""
+"""Returns the inputs of the part of that name, which its record compares: name -> version; null for what is missing."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableOutput:
-    """A stage of a plan, for a lane where it has lanes: a table of the lake and an asset of the graph."""
+    """A stage in a run: a table of the lake and an asset of the graph.
+
+    - `stage`: what it declares
+    - `plan`: the run
+    - `lane_or_none`: the lane; None for a stage of all lanes
+    """
 
     stage: Stage
     plan: Plan
@@ -246,29 +317,34 @@ class TableOutput:
 
     @property
     def lane(self) -> Lane:
-        """The lane, which a stage of all lanes does not have."""
+        """The lane; only for a stage that has lanes."""
         assert self.lane_or_none is not None
         return self.lane_or_none
 
     @property
     def group(self) -> str:
+        """The first part of the table's name: "calculator" or "ccnet"."""
         return self.stage.group or self.lane.key
 
     @property
     def name(self) -> str:
-        """Name of the table and the asset: "calculator/loss_deltas"."""
+        """The name of the table and the asset: "calculator/loss_deltas"."""
         return self.plan.named(f"{self.group}/{self.stage.name}")
 
     @cached_property
     def table(self) -> Table:
+        """The table of the lake, published or not."""
         return self.plan.lake.table(self.name)
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that determine the rows beside the inputs, in the form that JSON gives back."""
+        """The settings that determine the rows beside the inputs, as they come back from the JSON of a record.
+
+        Raises NotPlain for a value that JSON has no place for.
+        """
         schema = {name: [str(column.dtype), column.sql] for name, column in self.stage.columns.items()}
-        made = {**self.stage.settings(self.plan, self.lane_or_none), "columns": fingerprint(schema)}
-        return dict(json.loads(as_json(self.name, made)))
+        settings = {**self.stage.settings(self.plan, self.lane_or_none), "columns": fingerprint(schema)}
+        return dict(json.loads(as_json(self.name, settings)))
 
     @cached_property
     def code_version(self) -> str:
@@ -277,7 +353,7 @@ class TableOutput:
 
     @property
     def scored(self) -> list[Table]:
-        """The lane's tables of scored calls."""
+        """The lane's tables of scored calls: of single calls, and of chains where it has some."""
         return [self.lane_table(name) for name in self.lane.scored]
 
     def lane_table(self, name: LaneTable) -> Table:
@@ -286,111 +362,192 @@ class TableOutput:
 
     @property
     def depends_on(self) -> tuple[str, ...]:
-        """Names of all tables that are read."""
+        """The whole names of all tables that are read."""
         reads = self.stage.reads
-        return self._named(reads(self.plan, self.lane_or_none) if callable(reads) else reads)
+        names = reads(self.plan, self.lane_or_none) if callable(reads) else reads
+        return self._whole_names(names)
 
     @property
     def parts(self) -> list[str]:
-        """The parts that the table should have."""
+        """The names of the parts that the table should have."""
         return list(self.plan.shards) if self.stage.sharded else [WHOLE]
 
     @property
     def inner(self) -> list["TableOutput"]:
-        """The tables that are brought up to date before this one, for it alone."""
+        """The tables that are brought up to date before this one, for it alone (`Stage.inner`)."""
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return what tells the versions of what a part is made from; null for what was not made yet."""
+        """Return the function that computes the inputs of a part, as `Stage.inputs` declares them.
+
+        Versions are those of when it is called with a part.
+        """
         inputs = self.stage.inputs
         if callable(inputs):
             return inputs(self)
-        names, table = self._named(inputs) or self.depends_on, self.plan.lake.table
+        names = self._whole_names(inputs) or self.depends_on
+        tables = {name: self.plan.lake.table(name) for name in names}
         if self.stage.sharded:
-            return versions({name.rpartition("/")[2]: table(name) for name in names})
-        whole = {name: table(name) for name in names}
-        return lambda _: {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
+            return versions({name.rpartition("/")[2]: table for name, table in tables.items()})
+        return partial(_versions_of_all_parts, tables)
 
-    def publish(self, part: str, made: PartRows) -> Pointer:
-        """Publish the rows of a part with their record. Raises WriteError."""
-        inputs = self.inputs_of()(part)  # before the first row: what changes meanwhile is read again
+    def publish(self, part: str, rows: PartRows) -> Pointer:
+        """Publish the rows of a part with their record; iterates over `rows.frames`.
+
+        The record has the versions of the inputs before the first frame: where one changes meanwhile, the next update
+        makes the part again. Raises what `Table.publish` raises, and what the frames raise but for UnusableRows.
+        """
+        inputs = self.inputs_of()(part)
         try:
-            return self._publish(part, made.frames, made, inputs)
+            return self._publish(part, rows, inputs)
         except UnusableRows:
-            return self._publish(part, (), made, inputs)
+            return self._publish(part, replace(rows, frames=()), inputs)
 
-    def _publish(self, part: str, frames: Iterable[pl.DataFrame], made: PartRows, inputs: Mapping[str, Any]) -> Pointer:
-        keys = [pl.Series(dtype=pl.UInt64)]  # 64 bits each: those of a million rows take 8 MB
-        violations: Counter[str] = Counter()
-
-        def seen() -> Iterator[pl.DataFrame]:
-            for frame in frames:
-                keys.append(frame.select(self.stage.key).hash_rows())
-                violations.update({name: check(frame, self) for name, check in self.stage.checks.items()})
-                yield frame
-            if len(keys) == 1:
-                yield self.stage.schema.to_frame()
-
-        def made_from() -> Mapping[str, Any]:
-            twice = pl.concat(keys).is_duplicated().sum() if len(keys) > 1 else 0
-            facts = {MADE_BY: self.stage.name, "tool": self.lane_or_none.key if self.lane_or_none else None}
-            return record(self.settings, inputs, **{**facts, RETRY: None, **made.facts}) | {
-                STORES: list(made.stores),
-                REJECTIONS: encoded(made.rejected),
-                VIOLATIONS: {"unique_keys": twice, **violations},
-            }
-
-        return self.table.publish(part, seen(), made_from, self.stage.volatile)
+    def _publish(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
+        published = _PublishedRows(self, rows, inputs)
+        return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
 
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
-        """Return the stage's table in the warehouse, over the lake tables `sources`; `scores`: those of its lanes."""
-        stage, there = self.stage, self.stage.in_warehouse
-        shown = {name: column for name, column in {**stage.columns, **there.added}.items() if name not in there.hidden}
-        added = "".join(f", {column.sql} AS {name}" for name, column in there.added.items())
+        """Return the stage's table in the warehouse.
+
+        sources: the names of the lake tables whose rows it has: those of all lanes.
+        scores: the score of each lane that has another than the paper's (`Lane.scores`).
+        """
+        stage = self.stage
+        in_warehouse = stage.in_warehouse
+        columns = {**stage.columns, **in_warehouse.added}
+        comments = {name: column.description for name, column in columns.items() if name not in in_warehouse.hidden}
+        select = in_warehouse.select
+        if in_warehouse.hidden:
+            hidden = ", ".join(in_warehouse.hidden)
+            added = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
+            select = f"SELECT * EXCLUDE ({hidden}){added} FROM rows"
+        has_scored_calls = "delta_is_bound" in stage.columns
         return WarehouseTable(
-            there.name or stage.name,
+            in_warehouse.name or stage.name,
             stage.description,
-            {name: column.description for name, column in shown.items()},
+            comments,
             stage.schema,
             tuple(sources),
-            f"SELECT * EXCLUDE ({', '.join(there.hidden)}){added} FROM rows" if there.hidden else there.select,
-            by_shard=stage.sharded and "shard" in shown,
-            scores=scores if "delta_is_bound" in stage.columns else {},
+            select,
+            by_shard=stage.sharded and "shard" in comments,
+            scores=scores if has_scored_calls else {},
         )
 
-    def _named(self, reads: Sequence[str]) -> tuple[str, ...]:
-        """Tables by their whole names."""
-        named: list[str] = []
+    def _whole_names(self, reads: Sequence[str]) -> tuple[str, ...]:
+        """Return the whole names of tables that are named as in `Stage.reads`."""
+        names: list[str] = []
         for read in reads:
             group, slash, name = read.rpartition("/")
-            of_lanes = [f"{lane.key}/{name}" for lane in self.plan.lanes]
-            named += of_lanes if group == "*" else [read if slash else f"{self.lane.key}/{read}"]
-        return tuple(named)
+            if group == "*":
+                names += [f"{lane.key}/{name}" for lane in self.plan.lanes]
+            elif slash:
+                names.append(read)
+            else:
+                names.append(f"{self.lane.key}/{read}")
+        return tuple(names)
+
+
+class _PublishedRows:
+    """The rows of a part on their way into its files, and what is counted of them. It has two states.
+
+    Until `frames` has been iterated over to its end, it counts. Then `record` may be called, once.
+    """
+
+    def __init__(self, output: TableOutput, rows: PartRows, inputs: Mapping[str, Any]) -> None:
+        self._output = output
+        self._rows = rows
+        self._inputs = inputs
+        self._key_hashes: list[pl.Series] = []  # a series per frame; 64 bits a row: those of a million take 8 MB
+        self._violations = Counter[str]()
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        """Yield the frames after counting their keys and violations; an empty frame where there are none."""
+        stage = self._output.stage
+        for frame in self._rows.frames:
+            self._key_hashes.append(frame.select(stage.key).hash_rows())
+            for name, check in stage.checks.items():
+                self._violations[name] += check(frame, self._output)
+            yield frame
+        if not self._key_hashes:
+            yield stage.schema.to_frame()
+
+    def record(self) -> Mapping[str, Any]:
+        """Return the record of the part."""
+        lane = self._output.lane_or_none
+        facts = {
+            MADE_BY: self._output.stage.name,
+            "tool": lane.key if lane else None,
+            RETRY: None,
+            **self._rows.facts,
+        }
+        return {
+            **record(self._output.settings, self._inputs, **facts),
+            STORES: list(self._rows.stores),
+            REJECTIONS: encoded(self._rows.rejected),
+            VIOLATIONS: {"unique_keys": self._rows_with_shared_key(), **self._violations},
+        }
+
+    def _rows_with_shared_key(self) -> int:
+        """Return how many rows have a key that another row has too."""
+        if not self._key_hashes:
+            return 0
+        return int(pl.concat(self._key_hashes).is_duplicated().sum())
 
 
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
-    """Return what tells the versions of a shard in `tables`, and what a table over all shards says of it (BY_SHARD)."""
+    """Return a function that returns the inputs of a shard: its version in each of `tables`, by the name there.
+
+    over_all: a table over all shards that counts too, under its own last name, where its record has a fingerprint of
+        what concerns the shard (BY_SHARD). Its record is read at once, the versions when the function is called.
+    """
+    over_all_name = ""
+    over_all_by_shard: Mapping[str, Any] = {}
     pointer = over_all.whole_pointer(WHOLE) if over_all else None
-    concerning = {over_all.name.rpartition("/")[2]: pointer.record[BY_SHARD]} if over_all and pointer else {}
+    if over_all and pointer:
+        over_all_name = over_all.name.rpartition("/")[2]
+        over_all_by_shard = pointer.record[BY_SHARD]
 
-    def of(shard: str) -> Mapping[str, Any]:
-        part_versions = {name: table.part_version(shard) for name, table in tables.items()}
-        return part_versions | {name: by_shard[shard] for name, by_shard in concerning.items() if shard in by_shard}
+    def inputs_of(shard: str) -> Mapping[str, Any]:
+        inputs = {name: table.part_version(shard) for name, table in tables.items()}
+        if shard in over_all_by_shard:
+            inputs[over_all_name] = over_all_by_shard[shard]
+        return inputs
 
-    return of
+    return inputs_of
+
+
+def _versions_of_all_parts(tables: Mapping[str, Table], part: str) -> Mapping[str, Any]:
+    """Return the inputs of a table's only part: the version of every part of `tables`, by table and part."""
+    return {name: _part_versions(table) for name, table in tables.items()}
+
+
+def _part_versions(table: Table) -> dict[str, str | None]:
+    return {part: table.part_version(part) for part in table.parts()}
 
 
 def encoded(rejected: Rejected) -> list[dict[str, Any]]:
-    """Return rejections as a record holds them, in a fixed order."""
-    return [{"shard": shard, "reason": reason, "count": n} for (shard, reason), n in sorted(rejected.items()) if n]
+    """Return rejections as a record holds them: `[{"shard": ..., "reason": ..., "count": ...}]`, sorted, without 0."""
+    rejections = []
+    for (shard, reason), count in sorted(rejected.items()):
+        if count:
+            rejections.append({"shard": shard, "reason": reason, "count": count})
+    return rejections
 
 
 def counted(frame: pl.DataFrame, reason: str = "reason") -> Rejected:
-    """Count the rows of `frame` (shard, reason) whose reason is not null."""
-    rows = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len().rows()
-    return Counter({(shard, why): count for shard, why, count in rows})
+    """Count the rows of `frame` that have a reason, by shard and reason.
+
+    frame: `shard`, and the column that `reason` names: null where a row was not left out.
+    """
+    counts = frame.filter(pl.col(reason).is_not_null()).group_by("shard", reason).len()
+    rejected = Rejected()
+    for shard, shard_reason, count in counts.rows():
+        rejected[shard, shard_reason] = count
+    return rejected
 
 
+# Columns that several stages have.
 TOOL = Column(pl.String(), "key of the lane: calculator")
 SHARD = Column(pl.String(), "name of the shard: its path below the folder that `corpus.shards` names")
 DIGEST = Column(pl.String(), "the corpus' id of the document, CCNet's digest for one; a hash of the text without an id")
@@ -417,11 +574,13 @@ CALL = {
     "position": Column(pl.Int32(), "i: the call stands before token x_i, counted from 0"),
     "sample": Column(pl.Int32(), "j: number of the sample at this position; from -1 down where nobody sampled it"),
 }
+"""What tells calls apart."""
 CALL_KEY = tuple(CALL)
 CHAIN = Column(
     pl.String(), "the calls of a chain with their results as JSON, this one last; null for a single call", optional=True
 )
 TEXT_KEY = ("shard", "digest", "segment")
+"""What tells texts apart."""
 SCORED = {
     **CALL,
     "source": SOURCE,
@@ -465,3 +624,4 @@ SCORED = {
     ),
     "reason": Column(pl.String(), "why the call may not stay whatever its delta; null for most"),
 }
+"""The columns of scored calls."""

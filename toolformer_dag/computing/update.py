@@ -1,26 +1,28 @@
-"""Bringing a table up to date: which parts differ from their record, their missing rows in chunks, the new parts."""
+"""Bringing a table up to date: the parts that differ from their record are planned, computed in chunks and published.
 
-import re
+Parts (one per shard of the corpus) are taken in order. Each is planned into chunks, which workers compute; as soon as
+the chunks of a part and of all parts before it are done, the part is published.
+"""
+
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from typing import NamedTuple
 from uuid import uuid4
 
 from toolformer_dag.computing.chunks import Task
+from toolformer_dag.computing.reasons import Reasons, table_differences
 from toolformer_dag.computing.stage import (
     BACKENDS,
     REJECTIONS,
-    RETRY,
     VIOLATIONS,
     ByChunk,
     ByParts,
     ByShard,
     Chunk,
     Claimed,
-    InputsOf,
     PartRows,
     Planned,
     StaleInput,
@@ -30,78 +32,33 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.stored_rows import release
 from toolformer_dag.computing.worker import Ahead, Worker
 from toolformer_dag.computing.workers import Workers, in_process
-from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
 from toolformer_dag.lake.session import session
-from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart
 
-AT_ONCE, AT_ONCE_BYTES = 64, 2**24
-"""Parts whose inputs are brought to this machine together; bytes of inputs from which parts are made together."""
-HASH = re.compile("[0-9a-f]{16,}")
-"""A fingerprint: it tells people nothing."""
-NEVER_MADE, TOUCHED = "never made", "another time of change, content not compared yet (`run` reads it)"
+AT_ONCE = 64
+"""Parts whose inputs are brought to this machine together."""
+AT_ONCE_BYTES = 2**24
+"""Bytes of inputs up to which parts are made together (ByParts)."""
 Progress = Callable[[int, int], None]
 """Called as `progress(done, total)` after every committed chunk; rows that were stored before count for neither."""
-
-
-class Incomplete(str):
-    """A reason without a change: the last attempt lost calls, or could not read a file, and is made again."""
-
-
-class Touched(str):
-    """The place of a file whose time of change alone is another: its content was not compared yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reasons:
-    """Why an output is missing or out of date: of each such part fields that changed, or sentences.
-
-    `removed`: parts whose shard file is gone. What has no parts says it of WHOLE.
-    """
-
-    parts: Mapping[str, Sequence[FieldChange | str]] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.removed or any(self.parts.values()))
-
-    @property
-    def retry_only(self) -> bool:
-        """Whether nothing changed, and only what was incomplete is tried again."""
-        return not self.removed and all(isinstance(one, Incomplete) for one in self._all())
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """Say it for people: each change and each sentence once, then shards."""
-        new = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
-        touched = self._touched()
-        grouped: dict[str, Sequence[str]] = {TOUCHED: touched, "without rows": new, "removed": self.removed}
-        left_out = {*touched, *([NEVER_MADE] if new else [])}
-        lines = dict.fromkeys(str(one) for one in self._all() if str(one) not in left_out)
-        return (*lines, *(f"{heading}: {_few(names)}" for heading, names in grouped.items() if names))
-
-    def _touched(self) -> list[str]:
-        return [one for one in self._all() if isinstance(one, Touched)]
-
-    def settings(self) -> list[str]:
-        """Say which settings changed: `tau_f 0.5 -> 0.8`, or the name alone where values are hashes or long texts."""
-        return [_in_short(change) for change in self.setting_changes()]
-
-    def setting_changes(self) -> list[FieldChange]:
-        """Return the settings that changed, each once, by name; the types of columns are none."""
-        changed = {one.field: one for one in self._all() if isinstance(one, FieldChange)}
-        settings = [change for name, change in sorted(changed.items()) if name.startswith("settings.")]
-        return [change for change in settings if "columns" not in change.field]
-
-    def _all(self) -> Iterator[FieldChange | str]:
-        return (one for reasons in self.parts.values() for one in reasons)
 
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
     """What a table holds after an update, and what the update did.
 
-    rows: per part; updated: parts computed in this run; rejections: reason -> count and violations: check -> rows that
-    break it, of the whole table; work: of this run alone; seconds of wall time.
+    Of the whole table:
+
+    - `rows`: the number of rows of each part
+    - `data_version`: its version; empty for a table without parts
+    - `rejections`: reason -> how many were left out
+    - `violations`: check -> how many rows break it
+
+    Of this update:
+
+    - `seconds`: its wall time
+    - `updated`: the parts that were computed
+    - `differences`: why they were
+    - `work`: what it cost
     """
 
     name: str
@@ -121,7 +78,7 @@ class TableReport:
 
     @property
     def computed(self) -> int:
-        """Rows of all kinds that were computed in this run."""
+        """Rows of all kinds that were computed in this update."""
         return self.work.computed.total()
 
     @property
@@ -130,202 +87,237 @@ class TableReport:
         return self.work.reused.total()
 
 
-def differences(output: TableOutput) -> Reasons:
-    """Compare the record of every part with what it would be now. `stale`, `--why` and every asset ask this.
-
-    Where no part differs, return what differs in an inner table: parts may follow.
-    """
-    return next(filter(None, map(_own_differences, (output, *output.inner))), Reasons())
-
-
-def _own_differences(output: TableOutput) -> Reasons:
-    with session():
-        inputs_of = output.inputs_of()
-        by_part = {part: difference(output, part, inputs_of) for part in output.parts}
-        removed = tuple(part for part in output.table.parts() if part not in by_part)
-    return Reasons({part: reasons for part, reasons in by_part.items() if reasons}, removed)
-
-
-def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[FieldChange | str]:
-    """Return why a part is out of date; nothing where it is not. Looks at sizes and footers, not at every byte.
-
-    `inputs_of`: that of the table, where many parts are asked for.
-    """
-    try:
-        made = output.table.checked(part).record
-    except MissingPart:
-        return [NEVER_MADE]
-    except DamagedPart as error:
-        return [str(error).partition(";")[0]]
-    for name in output.stage.beside:
-        if output.plan.lake.table(name).part_version(part) is None:
-            return [f"{name} lacks it"]
-    if made.get(RETRY):
-        return [Incomplete(made[RETRY])]
-    changed = changes(made, {"settings": output.settings, "inputs": (inputs_of or output.inputs_of())(part)})
-    return _of_file(output.plan.shards[part].place, changed) if part in output.plan.shards else changed
-
-
-def _of_file(place: str, changed: Sequence[FieldChange]) -> Sequence[FieldChange | str]:
-    """Name the file where its stamp differs."""
-    stamped = {change.field: change for change in changed if change.field in ("inputs.bytes", "inputs.mtime_ns")}
-    size, rest = stamped.get("inputs.bytes"), [change for change in changed if change.field not in stamped]
-    if size is not None:
-        return [*rest, f"{place}: {size.old} -> {size.new} bytes"]
-    return [*rest, Touched(place)] if stamped else changed
-
-
 def withdraw(outputs: Sequence[TableOutput], shard: str) -> None:
-    """Take a shard's parts out of every table, so that the next run makes them anew."""
+    """Take a shard's parts out of every table, so that the next run makes them anew. Stored rows stay."""
     for output in outputs:
         if output.stage.sharded and output.table.has(shard):
             output.table.remove(shard)
 
 
 def update(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> TableReport:
-    """Compute the parts that are out of date; withdraw parts without a shard file.
+    """Compute and publish the parts of a table that are out of date; withdraw parts without a shard file.
 
-    Missing rows are computed in chunks by `workers`; tools run in this process. A killed update loses at most one chunk
-    per worker, and in this process over an object store the one before it. Raises StaleInput, WriteError, and what the
-    stage raises.
+    worker: the means of this process: it plans, reads stored rows and runs tools.
+    workers: where chunks are computed.
+
+    Inner tables (`Stage.inner`) are brought up to date before. A killed update loses at most one chunk per worker, and
+    in this process over an object store the one before it. Raises StaleInput, WriteError, WorkerError, and what the
+    stage raises; parts that were published before stay.
     """
     began = time.monotonic()
     worker.close_rows()  # a step that failed left them open
     with session():
         for inner in output.inner:
             _bring_up_to_date(worker, workers, inner, progress)
-        reasons, work = _bring_up_to_date(worker, workers, output, progress)
-        return _report(output, reasons, work, time.monotonic() - began)
+        updated = _bring_up_to_date(worker, workers, output, progress)
+        return _report(output, updated, seconds=time.monotonic() - began)
 
 
-def _bring_up_to_date(
-    worker: Worker, workers: Workers, output: TableOutput, progress: Progress
-) -> tuple[Reasons, Work]:
-    reasons, lake, parts = _own_differences(output), output.plan.lake, _Parts(worker, output)
+class _Updated(NamedTuple):
+    """Why a table was out of date, and what it cost to bring it up to date."""
+
+    reasons: Reasons
+    work: Work
+
+
+def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
+    """Update one table, its inner tables aside."""
+    lake = output.plan.lake
+    reasons = table_differences(output)
     with session():
         for part in reasons.parts:
             _check_inputs(output, part)
-    if output.stage.pool == "tools":
+    if output.stage.pool == "tools":  # limits and pauses of a tool hold within one process
         workers = Workers(worker, {output.name: output}, in_process)
-    # an error here ends the chunks that are under way
-    with lake.batch(), closing(workers.map_chunks(parts.tasks(list(reasons.parts)))) as computed:
+    parts = _PartsUnderWay(worker, output, list(reasons.parts))
+    # An error inside the block ends the chunks that are under way, and the batch writes what was published.
+    with lake.batch(), closing(workers.map_chunks(parts.tasks())) as ended_tasks:
         for part in reasons.removed:
-            for table in (output.table, *map(lake.table, output.stage.beside)):
-                table.remove(part)
-        for ended in computed:
-            if ended is not None:
-                parts.ended(*ended)
+            output.table.remove(part)
+            for name in output.stage.beside:
+                lake.table(name).remove(part)
+        for ended in ended_tasks:
+            if ended is not None:  # None comes about once a second, so that batches are written in time
+                parts.end(ended.number, ended.work)
             lake.flush(due=True)
-            progress(parts.done, parts.total)
-    return reasons, parts.work + Work(damaged=worker.close_rows())
+            progress(parts.forecast.done, parts.forecast.total)
+    return _Updated(reasons, parts.work + Work(damaged=worker.close_rows()))
 
 
-class _Parts:
-    """The parts of a table in order, each published as soon as its chunks and those of the parts before it are done.
+class _Forecast:
+    """How much work a table takes: known for the parts that are planned, extrapolated to the others.
 
-    `done` of `total` units; those of parts that are not planned yet are estimated from the parts before them.
+    Every part of the update is planned once, in order, and every chunk is done once.
     """
 
-    def __init__(self, worker: Worker, output: TableOutput) -> None:
-        self._worker, self._output = worker, output
-        self._chunks: list[tuple[str, Chunk]] = []  # of each task
-        self._open: dict[str, int] = {}  # chunks that are not done, by part, in order
-        self._near: Sequence[str] = ()  # parts whose inputs were brought together
-        self._made: dict[str, PartRows] = {}  # rows of parts that were made together
+    def __init__(self, parts: int) -> None:
+        self.total = 0  # units (texts, calls, shards) of all parts
+        self.done = 0  # units that are done
+        self._parts = parts
+        self._planned_parts = 0
+        self._planned_units = 0
+        self._planned_tokens = 0.0
+        self._tokens = 0.0  # that the model will run for all parts
+        self._tokens_done = 0.0
+
+    def add_part(self, chunks: Sequence[Chunk]) -> None:
+        """Count a part that was planned, and extrapolate."""
+        self._planned_parts += 1
+        self._planned_units += sum(chunk.units for chunk in chunks)
+        self._planned_tokens += sum(chunk.tokens for chunk in chunks)
+        self.total = round(self._planned_units * self._parts / self._planned_parts)
+        self._tokens = self._planned_tokens * self._parts / self._planned_parts
+
+    def add_done(self, chunk: Chunk) -> None:
+        """Count a chunk that ended."""
+        self.done += chunk.units
+        self._tokens_done += chunk.tokens
+
+    def ahead(self) -> Ahead:
+        """Return the same for other threads, which show what is left."""
+        return Ahead(units=self.total, tokens_done=self._tokens_done, tokens=self._tokens)
+
+
+class _PartChunk(NamedTuple):
+    """A chunk, and the part that it belongs to."""
+
+    part: str
+    chunk: Chunk
+
+
+class _PartsUnderWay:
+    """The parts of a table that are being made. Each passes through these states, in order:
+
+    1. waiting: in `_parts`, after the last part that `tasks` has planned
+    2. open: in `_open_chunks`, with how many of its chunks are not done; its keys are in `_claimed`
+    3. published, once it and all parts before it have no open chunk
+
+    `tasks` plans part by part as workers ask for work, and `end` is called for each task that ended; both publish.
+    `work` and `forecast` are complete when all tasks have ended.
+    """
+
+    def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
+        self._worker = worker
+        self._output = output
+        self._parts = parts
+        self._near: Sequence[str] = ()  # the AT_ONCE parts that are planned now: their inputs are on this machine
+        self._part_chunks: list[_PartChunk] = []  # of each task, by its number
+        self._open_chunks: dict[str, int] = {}  # in the order of the parts
+        self._rows_made_together: dict[str, PartRows] = {}  # of parts that are not published yet (ByParts)
         self._claimed = Claimed()
-        self.done = self.total = 0
-        self._tokens_done = self._tokens = 0.0
+        self.forecast = _Forecast(len(parts))
         self.work = Work()
 
-    def tasks(self, parts: Sequence[str]) -> Iterator[Task]:
-        """Yield the chunks of the parts, each planned when it is asked for."""
-        output, step, known, tokens = self._output, uuid4().hex, 0, 0.0
-        read = output.depends_on if output.stage.sharded else ()
-        for number, part in enumerate(parts):
+    def tasks(self) -> Iterator[Task]:
+        """Yield the tasks of all parts; each part is planned when its first task is asked for."""
+        output = self._output
+        step = uuid4().hex
+        for number, part in enumerate(self._parts):
             if number % AT_ONCE == 0:
-                self._near = parts[number : number + AT_ONCE]
-                for name in read:
-                    output.plan.lake.table(name).bring(self._near)
+                self._near = self._parts[number : number + AT_ONCE]
+                self._bring_inputs()
             planned = self._planned(part)
-            known += sum(chunk.units for chunk in planned.chunks)
-            tokens += sum(chunk.tokens for chunk in planned.chunks)
-            self.total = round(known * len(parts) / (number + 1))
-            self._tokens = tokens * len(parts) / (number + 1)
-            self._tell()
             self.work += planned.work
-            self._open[part] = len(planned.chunks)
-            self._publish()
+            self.forecast.add_part(planned.chunks)
+            self._worker.ahead = self.forecast.ahead()
+            self._open_chunks[part] = len(planned.chunks)
+            self._publish_complete()  # where nothing is to be computed
             for chunk in planned.chunks:
-                self._chunks.append((part, chunk))
-                yield Task(output.name, output.code_version, chunk.payload, step)
+                self._part_chunks.append(_PartChunk(part, chunk))
+                yield Task(table=output.name, settings=output.code_version, payload=chunk.payload, step=step)
+
+    def end(self, number: int, work: Work) -> None:
+        """Count what the task of this number has cost, and publish what is complete by it."""
+        part, chunk = self._part_chunks[number]
+        self._output.plan.lake.take(work.news)
+        self._open_chunks[part] -= 1
+        self.work += work
+        self.forecast.add_done(chunk)
+        self._worker.ahead = self.forecast.ahead()
+        self._publish_complete()
+
+    def _bring_inputs(self) -> None:
+        """Fetch the inputs of the parts that are planned next, where they are not on this machine."""
+        if self._output.stage.sharded:
+            for name in self._output.depends_on:
+                self._output.plan.lake.table(name).bring(self._near)
 
     def _planned(self, part: str) -> Planned:
-        """The chunks of a part; a shard that a worker publishes is one."""
+        """Return the chunks of a part: one for a shard that a worker publishes, none for a part that is made here."""
         make = self._output.stage.make
         if isinstance(make, ByChunk):
             return make.chunks(self._worker, self._output, part, self._claimed)
-        return Planned([Chunk(1, part)] if isinstance(make, ByShard) else [], Work())
+        if isinstance(make, ByShard):
+            return Planned([Chunk(units=1, payload=part)], Work())
+        return Planned([], Work())
 
-    def _tell(self) -> None:
-        self._worker.ahead = Ahead(self.total, self._tokens_done, self._tokens)
-
-    def ended(self, number: int, work: Work) -> None:
-        """Count what a chunk has cost, and publish what is complete."""
-        part, chunk = self._chunks[number]
-        self._output.plan.lake.take(work.news)
-        self._open[part] -= 1
-        self.done += chunk.units
-        self._tokens_done += chunk.tokens
-        self._tell()
-        self.work += work
-        self._publish()
-
-    def _publish(self) -> None:
-        while (part := next(iter(self._open), None)) is not None and not self._open[part]:
-            del self._open[part]
-            made = self._rows(part)
-            if made is None:  # a worker published it
+    def _publish_complete(self) -> None:
+        """Publish the earliest parts, up to the first that has an open chunk."""
+        while self._open_chunks:
+            part = next(iter(self._open_chunks))
+            if self._open_chunks[part] > 0:
+                return
+            del self._open_chunks[part]
+            if isinstance(self._output.stage.make, ByShard):  # a worker published it
                 continue
+            rows = self._rows(part)
             if self.work.backends:
-                made = replace(made, facts={**made.facts, BACKENDS: sorted(self.work.backends)})
-            self._output.publish(part, made)
+                rows = replace(rows, facts={**rows.facts, BACKENDS: sorted(self.work.backends)})
+            self._output.publish(part, rows)
             release(self._claimed)
 
-    def _rows(self, part: str) -> PartRows | None:
+    def _rows(self, part: str) -> PartRows:
+        """Return the rows of a part that this process makes, or reads from stored rows."""
         make = self._output.stage.make
-        if isinstance(make, ByShard):
-            return None
+        assert not isinstance(make, ByShard)
         if not isinstance(make, ByParts):
             return make.rows(self._worker, self._output, part)
-        if part not in self._made:
-            self._made = {**make.rows(self._worker, self._output, self._together(part))}
-        return self._made.pop(part)
+        if part not in self._rows_made_together:
+            rows_of_parts = make.rows(self._worker, self._output, self._parts_together(part))
+            self._rows_made_together = dict(rows_of_parts)
+        return self._rows_made_together.pop(part)
 
-    def _together(self, part: str) -> list[str]:
-        """The part and those after it whose inputs, with its own, are small enough to be read at once."""
+    def _parts_together(self, part: str) -> list[str]:
+        """Return a part and those after it, as long as their inputs take AT_ONCE_BYTES together; at least the part."""
         tables = [self._output.plan.lake.table(name) for name in self._output.depends_on]
-        near = self._near[self._near.index(part) :]
-        ends = accumulate(sum(file.bytes for one in tables for file in one.pointer(other).files) for other in near)
-        return [other for other, end in zip(near, ends, strict=True) if end <= AT_ONCE_BYTES] or [part]
+        together = [part]
+        total_bytes = 0
+        for near_part in self._near[self._near.index(part) :]:
+            for table in tables:
+                total_bytes += sum(file.bytes for file in table.pointer(near_part).files)
+            if total_bytes > AT_ONCE_BYTES:
+                break
+            if near_part != part:
+                together.append(near_part)
+        return together
 
 
 def _check_inputs(output: TableOutput, part: str) -> None:
-    """Raise StaleInput where an input was made from another version of a second input than there is now."""
-    if not (output.stage.sharded and output.lane_or_none):
+    """Raise StaleInput where an input of the lane was made from another version of a second input than there is now.
+
+    For example where the scored calls were made from other texts than those that the table would read beside them.
+    """
+    has_lane = output.lane_or_none is not None
+    if not (output.stage.sharded and has_lane):
         return
-    lane = f"{output.group}/"
-    own = [name for name in output.depends_on if name.startswith(lane)]
-    for name in own:
+    lane_prefix = f"{output.group}/"
+    lane_inputs = [name for name in output.depends_on if name.startswith(lane_prefix)]
+    for name in lane_inputs:
         pointer = output.plan.lake.table(name).pointer(part)
-        for input_name, version in pointer.record["inputs"].items():
-            source = f"{lane}{input_name}"
-            if source in own and output.plan.lake.table(source).pointer(part).data_version != version:
+        for source_name, version_read in pointer.record["inputs"].items():
+            source = f"{lane_prefix}{source_name}"
+            if source not in lane_inputs:
+                continue
+            version_now = output.plan.lake.table(source).pointer(part).data_version
+            if version_now != version_read:
                 raise StaleInput(output.name, part, f"{name} was made from other rows of {source}", name)
 
 
-def _report(output: TableOutput, reasons: Reasons, work: Work, seconds: float) -> TableReport:
+def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
+    """Return the report of an update that has ended."""
     with session():
-        pointers, version = output.table.pointers(), output.table.version()
+        pointers = output.table.pointers()
+        version = output.table.version()
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():
@@ -337,23 +329,9 @@ def _report(output: TableOutput, reasons: Reasons, work: Work, seconds: float) -
         rows={part: pointer.rows for part, pointer in pointers.items()},
         data_version=version or "",
         seconds=seconds,
-        updated=tuple(reasons.parts),
-        differences=reasons,
+        updated=tuple(updated.reasons.parts),
+        differences=updated.reasons,
         rejections=dict(sorted(rejections.items())),
         violations=dict(violations),
-        work=work,
+        work=updated.work,
     )
-
-
-def _in_short(change: FieldChange) -> str:
-    name = change.field.removeprefix("settings.")
-    if any(
-        isinstance(value, str) and (HASH.fullmatch(value) or len(value) > SHORT) for value in (change.old, change.new)
-    ):
-        return f"{name} changed"
-    return f"{name} {shortened(change.old)} -> {shortened(change.new)}"
-
-
-def _few(names: Sequence[str], shown: int = 5) -> str:
-    rest = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")

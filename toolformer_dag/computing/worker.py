@@ -1,11 +1,10 @@
-"""The means of a process that computes: the plan, the model loaded on first use, the rows that were opened."""
+"""What a process that computes has loaded: the plan, the model once it is used, tools, open row stores."""
 
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
-from itertools import islice
 from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import gettempdir
@@ -33,7 +32,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Ahead(NamedTuple):
-    """What a table takes, as planned: `units` of all chunks, estimated tokens of those that are done and of all."""
+    """How much work the update of a table takes, as planned so far.
+
+    - `units`: texts, calls or shards of all chunks
+    - `tokens_done`: about how many tokens the model has run for the chunks that are done
+    - `tokens`: about how many it will have run for all
+    """
 
     units: int = 0
     tokens_done: float = 0.0
@@ -41,18 +45,24 @@ class Ahead(NamedTuple):
 
 
 class Worker:
-    """A process's means: built from a plan, cheap until the first engine, tokenizer or row store is asked for.
+    """What a process has loaded for a plan. Making one is cheap: everything is loaded on first use.
 
-    `lost_calls`: by lane, this update's calls that its tool lost: published with their reason, never stored.
-    `ahead`: what the table that is brought up to date takes, which other threads may read.
-    `has_small_web`: whether this step has seen that the small web's files are there and whole.
+    Kept as long as the process, or until `release`: one model (`engine`), the tokenizer, and a runner per tool with the
+    limits that count over the whole run.
+
+    Kept until the end of an update, when `close_rows` forgets it: open row stores, and
+
+    - `lost_calls`: per lane's key, the calls that its tool lost (a time limit, a connection): they are published with
+      their reason and never stored, so that the next run tries them again
+    - `ahead`: how much work the table takes; other threads may read it
+    - `has_small_web`: whether the small web's files were seen to be there and whole
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._released = 0
+        self._tokens_of_released_engines = 0
         self._engine: Engine | None = None
-        self._loaded: ModelSettings | None = None
+        self._loaded: ModelSettings | None = None  # the model of `_engine`
         self._encoding: Encoding | None = None
         self._stores: dict[str, RowStore] = {}
         self._runners: dict[str, Runner] = {}
@@ -61,29 +71,26 @@ class Worker:
         self.has_small_web = False
 
     def engine(self, role: Role) -> "Engine":
-        """Return positions, samples and losses; the first call loads the weights. Raises ModelError.
+        """Return the engine of the model in this role, which computes positions, samples and losses.
 
-        A process holds one model: asked for another, it lets go of the first.
+        The first call loads the weights. A process holds one model: asked for another, it lets go of the first. Raises
+        ModelError.
         """
         model = self.plan.model_of(role)
         if self._engine is None or model != self._loaded:
-            import torch
-
             from toolformer_dag.model.engine import load_engine
 
             self.release()
-            visible = visible_gpus(torch.cuda.device_count())
-            taken, _ = own_gpus(visible, model.gpus)
-            if taken and model.in_torch:
-                torch.cuda.set_device(visible.index(taken[0]))
-            elif taken and parent_process() is not None:  # other engines take the first that are visible
-                os.environ[VISIBLE] = ",".join(taken)
+            _choose_gpus(model)
             self._engine = load_engine(self.plan.settings.model_copy(update={"model": model}))
             self._loaded = model
         return self._engine
 
     def encoding(self) -> "Encoding":
-        """Return the tokenizer alone, which cuts texts whatever the markers of calls are. Raises ModelError."""
+        """Return the tokenizer of `[model]` without its weights, for cutting texts. Raises ModelError.
+
+        Its markers of calls are the paper's, whatever those of the settings are: texts are cut the same.
+        """
         if self._encoding is None:
             from toolformer_dag.model.encoding import Encoding
             from toolformer_dag.model.loading import load_encoding
@@ -94,7 +101,7 @@ class Worker:
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        """Open computed rows as `Lake.rows` does; once per process."""
+        """Open computed rows as `Lake.rows` does; once per update."""
         place = f"{name}/{fingerprint(identity)}"
         if place not in self._stores:
             self._stores[place] = self.plan.lake.rows(name, identity, key, schema)
@@ -112,49 +119,90 @@ class Worker:
         return self.rows(f"{lane.tool.key}/{name}", identity, key, schema)
 
     def runner(self, lane: Lane) -> Runner:
-        """Return the lane's tool under its limits, which count over the whole run."""
+        """Return what runs the lane's tool under its limits, which count over the whole run."""
         if lane.tool.key not in self._runners:
             forked_end_too()
             self._runners[lane.tool.key] = Runner(lane.tool, lane.limits)
         return self._runners[lane.tool.key]
 
     def close_rows(self) -> tuple[str, ...]:
-        """Forget what one step knows: return what was set aside as damaged while its rows were open."""
-        notes = tuple(note for store in self._stores.values() for note in store.damaged)
+        """End an update: forget what is kept for one. Return which files of its row stores were damaged, and why."""
+        damaged: list[str] = []
+        for store in self._stores.values():
+            damaged += store.damaged
         self._stores.clear()
         self.lost_calls.clear()
         self.ahead = Ahead()
         self.has_small_web = False
-        return notes
+        return tuple(damaged)
 
     def spent(self) -> Spent:
         """Return what this process has spent so far; other threads may ask."""
-        engine = self._engine
-        computed = token_count(engine.counts.as_dict()) if engine is not None else 0
-        return Spent(self._released + computed, sum(runner.finished for runner in list(self._runners.values())))
+        engine = self._engine  # once: another thread may release it meanwhile
+        engine_tokens = token_count(engine.counts.as_dict()) if engine is not None else 0
+        runners = list(self._runners.values())
+        return Spent(
+            tokens=self._tokens_of_released_engines + engine_tokens,
+            calls=sum(runner.finished for runner in runners),
+        )
 
     def release(self) -> None:
         """Let go of the weights: finetuning and evaluation load models of their own."""
-        self._released = self.spent().tokens
+        self._tokens_of_released_engines = self.spent().tokens
         self._engine = None
 
 
+def _choose_gpus(model: ModelSettings) -> None:
+    """Let this process compute on GPUs of its own, where it has been able to take as many as the model needs.
+
+    torch computes on the first of them. Other engines take the first that are visible, so that only those are left
+    visible; in a worker process alone, since it changes the environment.
+    """
+    import torch
+
+    visible = visible_gpus(torch.cuda.device_count())
+    taken = own_gpus(visible, model.gpus).names
+    if not taken:
+        return
+    if model.in_torch:
+        torch.cuda.set_device(visible.index(taken[0]))
+    elif parent_process() is not None:
+        os.environ[VISIBLE] = ",".join(taken)
+
+
 def visible_gpus(count: int) -> tuple[str, ...]:
-    """Return the names of `count` GPUs as CUDA_VISIBLE_DEVICES has them, else their numbers."""
-    named = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
-    return tuple(named[:count] or map(str, range(count)))
+    """Return the names of the `count` GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them.
+
+    Their numbers where the variable is not set.
+    """
+    names = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    if names[:count]:
+        return tuple(names[:count])
+    return tuple(str(number) for number in range(count))
+
+
+class OwnGpus(NamedTuple):
+    """The names of the GPUs that this process has taken, and their locks, which it holds as long as this lives."""
+
+    names: tuple[str, ...]
+    locks: ExitStack
 
 
 @cache
-def own_gpus(visible: tuple[str, ...], count: int) -> tuple[tuple[str, ...], ExitStack]:
-    """Take the first `count` GPUs that no other process of this user has taken; none where fewer are free.
+def own_gpus(visible: tuple[str, ...], count: int) -> OwnGpus:
+    """Take the first `count` of the `visible` GPUs that no other process of this user has; none where fewer are free.
 
-    The locks are part of the answer, so that this process holds them to its end, when the kernel releases them.
+    The answer is cached, so that this process holds the locks to its end, when the kernel releases them.
     """
     folder = Path(gettempdir()) / f"toolformer-dag-{os.getuid()}"
-    with ExitStack() as taking:
-        locks = ((gpu, locked(folder / f"gpu-{gpu.replace('/', '-')}.lock", wait=False)) for gpu in visible)
-        taken = tuple(islice((gpu for gpu, lock in locks if taking.enter_context(lock)), count))
+    taken: list[str] = []
+    with ExitStack() as locks:
+        for gpu in visible:
+            if len(taken) == count:
+                break
+            is_free = locks.enter_context(locked(folder / f"gpu-{gpu.replace('/', '-')}.lock", wait=False))
+            if is_free:
+                taken.append(gpu)
         if len(taken) == count:
-            return taken, taking.pop_all()
-    return (), ExitStack()
+            return OwnGpus(tuple(taken), locks.pop_all())
+    return OwnGpus((), ExitStack())

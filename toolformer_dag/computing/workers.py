@@ -9,10 +9,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from itertools import islice
+from typing import Any, NamedTuple
 
 from toolformer_dag.computing.chunks import (
-    Answer,
+    ChunkAnswer,
     ChunkWorker,
     Executor,
     OneProcess,
@@ -32,29 +32,43 @@ from toolformer_dag.settings.sections import Settings
 
 log = logging.getLogger(__name__)
 
-Ended = Generator[tuple[int, Work] | None, None, None]
-"""Numbers of tasks that ended and what each cost, in any order; None about once a second."""
 STARTS = 10
 """How many workers in a row may die before they start, for each that there may be."""
 
 
+class EndedTask(NamedTuple):
+    """A task that ended: its number, counted from 0 in the order of the tasks, and what it cost."""
+
+    number: int
+    work: Work
+
+
+Ended = Generator[EndedTask | None, None, None]
+"""Tasks as they end, in any order; None about once a second where none has ended."""
 ExecutorOf = Callable[[Worker, Tables], Executor]
+"""Returns where chunks are computed, from the worker and the tables of this process."""
 
 
 def in_process(worker: Worker, tables: Tables) -> Executor:
     """Return the executor that computes here, one chunk after the other."""
-    return Executor(lambda: 1, lambda: ThisProcess(worker, tables))
+    return Executor(count=lambda: 1, start=lambda: ThisProcess(worker, tables))
 
 
 def local_processes(count: int, tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
-    """Return processes of this machine, each with a model of its own: where one dies, the others go on."""
-    return Executor(lambda: count, lambda: OneProcess(worker.plan.settings, tables_of), (BrokenProcessPool,))
+    """Return `count` processes of this machine, each with a model of its own: where one dies, the others go on."""
+    return Executor(
+        count=lambda: count,
+        start=lambda: OneProcess(worker.plan.settings, tables_of),
+        deaths=(BrokenProcessPool,),
+    )
 
 
 def this_machine(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor:
-    """Return as many processes of this machine as the settings name; none but this one where that is one."""
+    """Return as many processes of this machine as `worker_count` says; none but this one where that is one."""
     count = worker_count(worker.plan.settings)
-    return in_process(worker, tables) if count == 1 else local_processes(count, tables_of, worker, tables)
+    if count == 1:
+        return in_process(worker, tables)
+    return local_processes(count, tables_of, worker, tables)
 
 
 EXECUTORS: Mapping[str, Callable[[TablesOf, Worker, Tables], Executor]] = {
@@ -71,10 +85,15 @@ def executor_of(tables_of: TablesOf, worker: Worker, tables: Tables) -> Executor
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A way in which a worker fails to answer; `most`: how often over one chunk."""
+    """A way in which a worker fails to answer.
+
+    - `most`: how often over one chunk, until the update ends
+    - `sentence`: what happened, after that number
+    - `remedy`: what to do
+    """
 
     most: int
-    said: str
+    sentence: str
     remedy: str
 
 
@@ -93,67 +112,87 @@ LOST = _Failure(5, "machines were lost over one chunk", "run again when the clus
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    """`late`: it was given to another worker as well."""
+    """A task that is given to a worker, or is to be.
+
+    - `number`: of the task
+    - `failures`: of the workers that had it before
+    - `since`: when it was given (`time.monotonic`)
+    - `is_late`: whether it was given to another worker as well, because this one takes too long
+    """
 
     number: int
     task: Task
     failures: tuple[_Failure, ...] = ()
     since: float = 0.0
-    late: bool = False
+    is_late: bool = False
 
     def __str__(self) -> str:
         return f"{self.task.table}, chunk {self.number + 1}"
 
 
-_Answered = tuple[int, Work | UserError]
-"""The number of a task, and what a worker answered."""
+class _Busy(NamedTuple):
+    """A worker that computes, and what it computes."""
+
+    worker: ChunkWorker
+    assignment: _Assignment
 
 
-def _first(answers: deque[_Answered]) -> tuple[int, Work] | None:
-    """Take the first of the answers, if there is one. Raises the error that it is."""
-    if not answers:
-        return None
-    number, answer = answers.popleft()
-    if isinstance(answer, UserError):
-        raise answer
-    return number, answer
+class _Outcome(NamedTuple):
+    """The number of a task, and what it cost or the error that ends the update."""
+
+    number: int
+    outcome: Work | UserError
 
 
 class Workers:
-    """Workers with a chunk at a time each: started when there is work for them, kept until `close`.
+    """The workers of a run, each with a chunk at a time: started when there is work for them, kept until `close`.
 
-    The first chunk decides how many there may be: a run that has nothing to compute starts none.
+    A worker is in one of these states:
+
+    - starting (`_starting`): it was begun, and has no chunk yet; workers of this machine skip this state
+    - idle (`_idle`): it waits for a chunk
+    - busy (`_busy`): it computes one; by the future of its answer
+    - dead: killed, and forgotten here
+
+    A task is not taken from the caller's iterable yet, or waits (`_next`, in the order in which workers get them), or
+    is with a busy worker, or has ended. A task whose worker died waits again, before the others.
+
+    The first chunk decides where and how many workers there may be: a run that has nothing to compute starts none. One
+    thread uses an object; `spent` alone may be read by others.
     """
 
     def __init__(self, worker: Worker, tables: Tables, executor_of: ExecutorOf) -> None:
-        self._here, self._tables, self._executor_of = worker, tables, executor_of
+        self._here = worker
+        self._tables = tables
+        self._executor_of = executor_of
         self._starting: list[ChunkWorker] = []
-        self._failed_starts = 0
+        self._failed_starts = 0  # in a row
         self._idle: list[ChunkWorker] = []
-        self._busy: dict[Future[Answer], tuple[ChunkWorker, _Assignment]] = {}
+        self._busy: dict[Future[ChunkAnswer], _Busy] = {}
         self._next = deque[_Assignment]()
-        self._elsewhere = Spent()
+        self._spent_elsewhere = Spent()  # by workers of other processes; it stays 0 where all compute here
 
     @property
     def spent(self) -> Spent:
-        """Return what was spent here and by other processes."""
-        return self._here.spent() + self._elsewhere
+        """What was spent by this process and by workers of others; other threads may ask."""
+        return self._here.spent() + self._spent_elsewhere
 
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        """Yield as tasks end. Closing the generator ends the tasks that are under way.
+        """Yield tasks as they end. Closing the generator ends the tasks that are under way.
 
         Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
         chunk of a worker that dies, or is lost with its machine, is given to another one; so is that of a worker that
         has not answered for `execution.chunk_hours`, and whichever ends first counts. Raises WorkerError where that
         happened too often, and UserError as the task raised it.
         """
-        waiting = (_Assignment(*one) for one in enumerate(tasks))
-        answers = deque[_Answered]()
+        not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
+        outcomes = deque[_Outcome]()
         try:
-            while self._employ(waiting) or answers:
-                # between answers, those who are done get a chunk
-                answers.extend(self._ended(waiting, 0.0 if answers else 1.0))
-                yield _first(answers)
+            while self._employ(not_taken) or outcomes:
+                # While outcomes are yielded one by one, workers that are done get their next chunk.
+                seconds = 0.0 if outcomes else 1.0
+                outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
+                yield _first_ended(outcomes)
         finally:
             self._next.clear()
             self._kill_busy()
@@ -163,147 +202,205 @@ class Workers:
         self._kill_busy()
         for worker in (*self._starting, *self._idle):
             worker.kill()
-        self._starting, self._idle = [], []
+        self._starting = []
+        self._idle = []
         vars(self).pop("_executor", None)  # the next chunk decides anew
         self._here.release()
 
     @cached_property
     def _executor(self) -> Executor:
+        """Where chunks are computed; decided once, by the first chunk."""
         return self._executor_of(self._here, self._tables)
 
     @cached_property
     def _most(self) -> int:
-        """How many workers there may be: asked once in a round, because a cluster is asked for its machines."""
+        """How many workers there may be. `_employ` forgets it: a cluster is asked for its machines once a round."""
         return self._executor.count()
 
     def _kill_busy(self) -> None:
         while self._busy:
-            self._busy.popitem()[1][0].kill()
+            _, busy = self._busy.popitem()
+            busy.worker.kill()
 
-    def _employ(self, waiting: Iterator[_Assignment]) -> bool:
+    def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
         """Begin a round: give chunks while there are some and workers for them; return whether any is not done."""
         vars(self).pop("_most", None)
-        while self._has_room() and (self._next or self._taken(waiting)):
+        while self._has_room() and self._has_next(not_taken):
             worker = self._idle.pop() if self._idle else self._executor.start()
             if worker.started.done():
                 self._give(worker, self._next.popleft())
             else:
                 self._starting.append(worker)
-        return bool(self._busy or self._next or self._taken(waiting))
+        return bool(self._busy) or self._has_next(not_taken)
 
     def _has_room(self) -> bool:
-        if self._idle or "_executor" not in vars(self):
+        """Return whether a worker is idle or may be started; without asking a cluster before the first chunk."""
+        is_undecided = "_executor" not in vars(self)
+        if self._idle or is_undecided:
             return True
         return len(self._busy) + len(self._starting) < self._most
 
-    def _taken(self, waiting: Iterator[_Assignment]) -> bool:
-        """Take a chunk, to be given next; return whether there was one."""
-        taken = list(islice(waiting, 1))
-        self._next += taken
-        return bool(taken)
+    def _has_next(self, not_taken: Iterator[_Assignment]) -> bool:
+        """Return whether a chunk waits to be given, taking one from the caller where none does."""
+        return bool(self._next) or self._take(not_taken)
 
-    def _welcome(self) -> None:
-        """Take in the workers that have started. Raises WorkerError where one after the other dies before it has."""
-        for worker in [one for one in self._starting if one.started.done()]:
+    def _take(self, not_taken: Iterator[_Assignment]) -> bool:
+        """Take a chunk from the caller, to be given after those that wait; return whether there was one."""
+        assignment = next(not_taken, None)
+        if assignment is None:
+            return False
+        self._next.append(assignment)
+        return True
+
+    def _plan_ahead(self, not_taken: Iterator[_Assignment]) -> None:
+        """Take up to a chunk per worker while all compute: what is planned now need not be waited for."""
+        while len(self._next) < self._most:
+            is_an_answer_there = any(future.done() for future in self._busy)
+            if is_an_answer_there or not self._take(not_taken):
+                return
+
+    def _give(self, worker: ChunkWorker, assignment: _Assignment) -> None:
+        """Give a chunk to a worker; where that died while it was idle, the chunk waits again, before the others."""
+        try:
+            future = worker.submit(assignment.task)
+        except self._executor.deaths:
+            worker.kill()
+            self._next.appendleft(assignment)
+            return
+        self._busy[future] = _Busy(worker, replace(assignment, since=time.monotonic()))
+
+    def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
+        """Wait at most so long until a worker has answered or started; return the outcomes of those that answered."""
+        self._plan_ahead(not_taken)
+        awaited: list[Future[Any]] = [*self._busy, *(worker.started for worker in self._starting)]
+        wait(awaited, seconds, FIRST_COMPLETED)
+        self._take_in_started()
+        outcomes = []
+        for future in list(self._busy):
+            is_given_elsewhere_and_answered = future not in self._busy  # `_receive` of another future removed it
+            if is_given_elsewhere_and_answered or not future.done():
+                continue
+            outcome = self._receive(future)
+            if outcome is not None:
+                outcomes.append(outcome)
+        self._pass_on_late()
+        return outcomes
+
+    def _take_in_started(self) -> None:
+        """Make workers idle that have started. Raises WorkerError where one after the other dies before that."""
+        for worker in list(self._starting):
+            if not worker.started.done():
+                continue
             self._starting.remove(worker)
-            if (died := worker.started.exception()) is None:
+            death = worker.started.exception()
+            if death is None:
                 self._failed_starts = 0
                 self._idle.append(worker)
             elif self._failed_starts >= STARTS * self._most:
-                raise WorkerError(f"no worker can be started: {died}") from died
-            else:  # it was to run on a machine that was lost, which Ray notices after a while
+                raise WorkerError(f"no worker can be started: {death}") from death
+            else:  # scheduled on a lost machine; Ray notices late
                 self._failed_starts += 1
 
-    def _plan_ahead(self, waiting: Iterator[_Assignment]) -> None:
-        """Take tasks while no worker is free: what is planned now need not be waited for."""
-        while len(self._next) < self._most and not any(future.done() for future in self._busy):
-            if not self._taken(waiting):
-                break
+    def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
+        """Take the answer of a worker and give it its next chunk, if one is planned; return the outcome.
 
-    def _give(self, worker: ChunkWorker, given: _Assignment) -> None:
+        None where the worker died and another one gets its chunk. An error after too many deaths is the outcome, so
+        that it is raised after those of the same round.
+        """
+        worker, assignment = self._busy.pop(future)
         try:
-            self._busy[worker.submit(given.task)] = worker, replace(given, since=time.monotonic())
-        except self._executor.deaths:  # it died while it had nothing to do
-            worker.kill()
-            self._next.appendleft(given)
-
-    def _ended(self, waiting: Iterator[_Assignment], seconds: float) -> list[_Answered]:
-        """Wait at most so long for workers that are done; return what they answered."""
-        self._plan_ahead(waiting)
-        wait([*self._busy, *(worker.started for worker in self._starting)], seconds, FIRST_COMPLETED)
-        self._welcome()
-        answered = [one for future in list(self._busy) if future.done() for one in self._received(future)]
-        self._pass_on_late()
-        return answered
-
-    def _received(self, future: "Future[Answer]") -> Iterator[_Answered]:
-        """Take the answer and give the worker its next chunk, if one is planned."""
-        if future not in self._busy:  # another has given the same answer
-            return
-        worker, given = self._busy.pop(future)
-        try:
-            answer, spent = future.result()
-        except self._executor.deaths as died:
+            answer = future.result()
+        except self._executor.deaths as death:
             try:
-                self._died(worker, given, died)
-            except WorkerError as failed:  # raised after the answers of the same round
-                yield given.number, failed
-            return
+                self._replace_dead(worker, assignment, death)
+            except WorkerError as error:
+                return _Outcome(assignment.number, error)
+            return None
         self._idle.append(worker)
-        self._elsewhere += spent
-        for rival, (slower, same) in list(self._busy.items()):
-            if same.number == given.number:
-                del self._busy[rival]
-                slower.kill()
-        self._next = deque(one for one in self._next if one.number != given.number)
-        if self._next and not isinstance(answer, UserError):
+        self._spent_elsewhere += answer.spent
+        self._forget_other_assignments(assignment.number)
+        failed = isinstance(answer.outcome, UserError)
+        if self._next and not failed:
             self._give(self._idle.pop(), self._next.popleft())
-        yield given.number, answer
+        return _Outcome(assignment.number, answer.outcome)
 
-    def _died(self, worker: ChunkWorker, given: _Assignment, died: Exception) -> None:
-        lost = self._executor.lost(worker, died)
+    def _forget_other_assignments(self, number: int) -> None:
+        """Drop a task that has ended wherever else it was given, or waits to be given, because its worker was late."""
+        for future, busy in list(self._busy.items()):
+            if busy.assignment.number == number:
+                del self._busy[future]
+                busy.worker.kill()
+        self._next = deque(assignment for assignment in self._next if assignment.number != number)
+
+    def _replace_dead(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
+        """Forget a dead worker, and give its chunk to another. Raises WorkerError where that was done too often."""
+        is_machine_lost = self._executor.lost(worker, death)
         worker.kill()
-        if lost:  # those that idle there are lost too, and would each cost a chunk
-            self._idle = [one for one in self._idle if one.started.result()[0] != worker.started.result()[0]]
-        if not given.late:
-            how = "was lost with its machine" if lost else f"died: {' '.join(str(died).split())}"
-            self._again(given, LOST if lost else DIED, f"{worker} {how}")
+        if is_machine_lost:  # idle workers on the machine are lost too, and each would cost a chunk
+            lost_machine = worker.started.result().machine
+            self._idle = [idle for idle in self._idle if idle.started.result().machine != lost_machine]
+        if assignment.is_late:  # another worker has the chunk already
+            return
+        if is_machine_lost:
+            self._give_again(assignment, LOST, f"{worker} was lost with its machine")
+        else:
+            self._give_again(assignment, DIED, f"{worker} died: {' '.join(str(death).split())}")
 
-    def _again(self, given: _Assignment, failure: _Failure, how: str) -> None:
-        """Give a chunk to another worker, before all others. Raises WorkerError where that was done too often."""
-        failures = (*given.failures, failure)
+    def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
+        """Let a chunk wait again, before all others. Raises WorkerError where that was done too often."""
+        failures = (*assignment.failures, failure)
         if failures.count(failure) == failure.most:
             raise WorkerError(
-                f"{given}: {failure.most} {failure.said}, the last: {how}; what was committed is kept; {failure.remedy}"
+                f"{assignment}: {failure.most} {failure.sentence}, the last: {what_happened}; what was committed is "
+                f"kept; {failure.remedy}"
             ) from None
-        log.warning("%s: %s; another worker gets the chunk", given, how)
-        self._next.appendleft(replace(given, failures=failures))
+        log.warning("%s: %s; another worker gets the chunk", assignment, what_happened)
+        self._next.appendleft(replace(assignment, failures=failures))
 
     def _pass_on_late(self) -> None:
         """Give the chunks that take longer than `execution.chunk_hours` to other workers too.
 
-        The late ones go on, unless nothing else does: then they are ended for new ones.
+        The late workers go on, unless nothing else does: then they are ended to make room for new ones.
         """
         limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
-        for future, (worker, given) in list(self._busy.items()):
-            if not (given.late or future.done()) and time.monotonic() - given.since > limit.total_seconds():
-                self._again(given, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
-                self._busy[future] = worker, replace(given, late=True)
-        if not self._has_room() and all(given.late for _, given in self._busy.values()):
+        for future, (worker, assignment) in list(self._busy.items()):
+            seconds = time.monotonic() - assignment.since
+            if assignment.is_late or future.done() or seconds <= limit.total_seconds():
+                continue
+            self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
+            self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
+        all_are_late = all(busy.assignment.is_late for busy in self._busy.values())
+        if all_are_late and not self._has_room():
             self._kill_busy()
 
 
-def worker_count(settings: Settings) -> int:
-    """Return `execution.workers`, else one per GPU, or one per core for a model that computes on one thread, else 1.
+def _first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
+    """Take the first of the outcomes, if there is one. Raises the error that it is."""
+    if not outcomes:
+        return None
+    number, outcome = outcomes.popleft()
+    if isinstance(outcome, UserError):
+        raise outcome
+    return EndedTask(number, outcome)
 
-    An engine has one per group of GPUs that its options name; without a GPU, or at a URL, it has one.
+
+def worker_count(settings: Settings) -> int:
+    """Return how many workers this machine gets.
+
+    `execution.workers` where it is set. Else one per GPU, or per group of GPUs that the options of an engine name;
+    without a GPU one per core for a small model in torch, which computes on one thread; else one, as for a model at a
+    URL.
     """
     model = settings.model
-    if settings.execution.workers is not None or model.url:
+    if settings.execution.workers is not None:
         return settings.execution.workers or 1
+    if model.url:
+        return 1
     import torch
 
-    # device_count, unlike is_available, leaves a process free to choose its GPUs
-    if model.device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
-        return max(1, gpus // model.gpus)
-    return cores() if model.device in ("auto", "cpu") and model.in_torch and is_small(model) else 1
+    if model.device in ("auto", "cuda"):
+        gpus = torch.cuda.device_count()  # unlike is_available, it leaves a process free to choose its GPUs
+        if gpus:
+            return max(1, gpus // model.gpus)
+    computes_on_one_thread = model.device in ("auto", "cpu") and model.in_torch and is_small(model)
+    return cores() if computes_on_one_thread else 1

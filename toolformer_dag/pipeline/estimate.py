@@ -11,9 +11,10 @@ from typing import NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.reasons import difference
 from toolformer_dag.computing.spending import token_count
 from toolformer_dag.computing.stage import Stage, TableOutput
-from toolformer_dag.computing.update import Progress, difference, update
+from toolformer_dag.computing.update import Progress, update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers
 from toolformer_dag.lake import parquet

@@ -1,0 +1,175 @@
+"""Why a table is missing or out of date: its records compared with what they would be now.
+
+A table consists of parts, one per shard of the corpus or a single one (WHOLE). Each part has a record of what it was
+made from; where that differs from the settings and inputs of now, the part is made again.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from toolformer_dag.computing.stage import RETRY, InputsOf, TableOutput
+from toolformer_dag.lake.record import SHORT, FieldChange, changes, shortened
+from toolformer_dag.lake.session import session
+from toolformer_dag.lake.table import WHOLE, DamagedPart, MissingPart
+
+HASH = re.compile("[0-9a-f]{16,}")
+"""A fingerprint: it tells people nothing."""
+NEVER_MADE = "never made"
+"""The reason for a part that was never published."""
+TOUCHED = "another time of change, content not compared yet (`run` reads it)"
+"""What people are told of files whose time of change alone differs."""
+STAMP_BYTES = "inputs.bytes"
+"""The field of a record that holds the size of a shard's file."""
+STAMP_TIME = "inputs.mtime_ns"
+"""The field of a record that holds the time of change of a shard's file."""
+
+
+class Incomplete(str):
+    """A reason without a change: the last attempt lost calls, or could not read a file, and is made again."""
+
+
+class Touched(str):
+    """The place of a file whose time of change alone differs: its content was not compared yet."""
+
+
+Reason = FieldChange | str
+"""Why a part is out of date: a field of its record that changed, or a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why an output is missing or out of date; false where it is up to date.
+
+    - `parts`: the parts that are missing or out of date, each with its reasons. What has no parts says it of WHOLE
+    - `removed`: the parts that are published although their shard file is gone
+    """
+
+    parts: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or any(self.parts.values()))
+
+    @property
+    def retry_only(self) -> bool:
+        """Whether nothing changed, and only what was incomplete is tried again."""
+        return not self.removed and all(isinstance(reason, Incomplete) for reason in self._all())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The reasons for people: each change and each sentence once, then the names of shards.
+
+        For example `settings.tau_f: 0.5 -> 0.8` and `removed: en_head_0003`.
+        """
+        touched_files = [reason for reason in self._all() if isinstance(reason, Touched)]
+        new_shards = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
+
+        told_by_names: set[str] = {*touched_files}
+        if new_shards:
+            told_by_names.add(NEVER_MADE)
+        sentences = [str(reason) for reason in self._all()]
+        lines = list(dict.fromkeys(sentence for sentence in sentences if sentence not in told_by_names))
+
+        lists: dict[str, Sequence[str]] = {TOUCHED: touched_files, "without rows": new_shards, "removed": self.removed}
+        for heading, names in lists.items():
+            if names:
+                lines.append(f"{heading}: {_first_few(names)}")
+        return tuple(lines)
+
+    def settings(self) -> list[str]:
+        """Say which settings changed: `tau_f 0.5 -> 0.8`, or `prompt changed` where values are hashes or long texts."""
+        return [_setting_line(change) for change in self.setting_changes()]
+
+    def setting_changes(self) -> list[FieldChange]:
+        """Return the settings that changed, each once, by name; the types of columns are none."""
+        changed = {reason.field: reason for reason in self._all() if isinstance(reason, FieldChange)}
+        setting_changes = []
+        for name, change in sorted(changed.items()):
+            if name.startswith("settings.") and "columns" not in name:
+                setting_changes.append(change)
+        return setting_changes
+
+    def _all(self) -> Iterator[Reason]:
+        for reasons in self.parts.values():
+            yield from reasons
+
+
+def differences(output: TableOutput) -> Reasons:
+    """Return why a table is missing or out of date. `stale`, `--why` and every asset ask this.
+
+    Where no part differs, the reasons are those of an inner table (`Stage.inner`): parts may follow.
+    """
+    for table in (output, *output.inner):
+        reasons = table_differences(table)
+        if reasons:
+            return reasons
+    return Reasons()
+
+
+def table_differences(output: TableOutput) -> Reasons:
+    """Return why a table is missing or out of date, its inner tables aside."""
+    with session():
+        inputs_of = output.inputs_of()
+        expected_parts = output.parts
+        reasons_of_parts: dict[str, Sequence[Reason]] = {}
+        for part in expected_parts:
+            reasons = difference(output, part, inputs_of)
+            if reasons:
+                reasons_of_parts[part] = reasons
+        removed = set(output.table.parts()) - set(expected_parts)
+    return Reasons(reasons_of_parts, tuple(sorted(removed)))
+
+
+def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
+    """Return why a part is missing or out of date; nothing where it is up to date.
+
+    inputs_of: what `output.inputs_of()` returned, where many parts of a table are compared.
+
+    Looks at sizes and footers of files, not at every byte.
+    """
+    try:
+        record = output.table.checked(part).record
+    except MissingPart:
+        return [NEVER_MADE]
+    except DamagedPart as error:
+        return [str(error).partition(";")[0]]
+    for name in output.stage.beside:
+        if output.plan.lake.table(name).part_version(part) is None:
+            return [f"{name} lacks it"]
+    if record.get(RETRY):
+        return [Incomplete(record[RETRY])]
+    if inputs_of is None:
+        inputs_of = output.inputs_of()
+    changed = changes(record, {"settings": output.settings, "inputs": inputs_of(part)})
+    if part in output.plan.shards:
+        return _naming_the_file(output.plan.shards[part].place, changed)
+    return changed
+
+
+def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
+    """Return the changes with a sentence in place of those of the shard file's stamp, its size and time of change."""
+    stamp_changes = {change.field: change for change in changed if change.field in (STAMP_BYTES, STAMP_TIME)}
+    if not stamp_changes:
+        return changed
+    other_changes = [change for change in changed if change.field not in stamp_changes]
+    size = stamp_changes.get(STAMP_BYTES)
+    if size is not None:
+        return [*other_changes, f"{place}: {size.old} -> {size.new} bytes"]
+    return [*other_changes, Touched(place)]
+
+
+def _setting_line(change: FieldChange) -> str:
+    """Return a changed setting in a few words, without values that are hashes or long texts."""
+    name = change.field.removeprefix("settings.")
+    for value in (change.old, change.new):
+        if isinstance(value, str) and (HASH.fullmatch(value) or len(value) > SHORT):
+            return f"{name} changed"
+    return f"{name} {shortened(change.old)} -> {shortened(change.new)}"
+
+
+def _first_few(names: Sequence[str], shown: int = 5) -> str:
+    """Return the first names, and how many more there are."""
+    listed = ", ".join(names[:shown])
+    more = len(names) - shown
+    return f"{listed} and {more} more" if more > 0 else listed
