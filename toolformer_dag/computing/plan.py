@@ -269,17 +269,17 @@ def _checkpoint_of(start: Settings) -> ModelSettings:
     return start.model.model_copy(update={"name": str(checkpoint_folder(start)), "revision": None})
 
 
-def _proposer_identity(settings: Settings, model_identity: Mapping[str, object]) -> Mapping[str, object]:
+def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
     """Return what determines the values of the model that samples calls.
 
-    model_identity: the same of `[model]`, which samples where the settings name no other.
+    base_identity: the same of `[model]`, which samples where the settings name no other.
 
     Empty where the earlier round, from which this one starts, has no checkpoint yet. Raises ModelError, and
     SettingsError where servers hold the weights of `[model]`: they would sample in place of the checkpoint.
     """
     if settings.start is None:
         if settings.proposer is None:
-            return model_identity
+            return base_identity
         if is_served(settings):
             return {"served": settings.proposer.name}
         return _identity(settings.proposer)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ LONGEST_NAME = 240
 """Bytes of a shard's name at most; file systems take 255, and `.json.damaged` comes on top."""
 SUFFIXES = (*NAMED, *ENDINGS, PARQUET)
 """What a shard's name leaves out of the file's."""
-DATA = (PARQUET, *(ending + packed for ending in ENDINGS for packed in ("", *NAMED)))
+_COMPRESSIONS = ("", *NAMED)
+DATA = (PARQUET, *map("".join, product(ENDINGS, _COMPRESSIONS)))
 """How the names of documents end in a folder that is named as a whole."""
 SIDE_FILE = re.compile(
     r".*\.(?:quality_signals|signals|minhash|duplicates)\.(?:json\.gz|parquet)|(?:dataset_infos?|state|stats)\.json"
@@ -175,8 +177,7 @@ def _pinned_split(settings: Settings) -> HubSplit:
     version = ABSENT
     try:
         content, version = storage.read(pin)
-        resolved = unsealed(content)["resolved"]
-        return HubSplit(**{**resolved, "files": tuple(resolved["files"])})
+        return _split_in(content)
     except FileNotFoundError:  # the first use
         pass
     except (ValueError, KeyError, TypeError) as error:
@@ -189,6 +190,13 @@ def _pinned_split(settings: Settings) -> HubSplit:
     split = resolve(str(corpus.hub), corpus.configuration, corpus.split, corpus.revision)
     storage.replace(pin, sealed("corpus.hub", {"asked": request, "resolved": asdict(split)}), version)
     return split
+
+
+def _split_in(pin: bytes) -> HubSplit:
+    """Return the split that the content of a pin says. Raises ValueError, KeyError, TypeError where it is damaged."""
+    resolved = unsealed(pin)["resolved"]
+    fields = {**resolved, "files": tuple(resolved["files"])}  # JSON has made a list of the files
+    return HubSplit(**fields)
 
 
 def small_web_files(settings: Settings) -> list[ShardFile]:

@@ -39,6 +39,7 @@ def chunk_size(settings: Settings) -> int:
 
 
 def _on_gpu(model: ModelSettings) -> bool:
+    """Return whether the model will run on a GPU of this machine."""
     import torch
 
     return model.device != "cpu" and torch.cuda.device_count() > 0

@@ -132,16 +132,21 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
     parts = _PartsUnderWay(worker, output, list(reasons.parts))
     # An error inside the block ends the chunks that are under way, and the batch writes what was published.
     with lake.batch(), closing(workers.map_chunks(parts.tasks())) as ended_tasks:
-        for part in reasons.removed:
-            output.table.remove(part)
-            for name in output.stage.beside:
-                lake.table(name).remove(part)
+        _remove_parts(output, reasons.removed)
         for ended in ended_tasks:
             if ended is not None:  # None comes about once a second, so that batches are written in time
                 parts.end(ended.number, ended.work)
             lake.flush(due=True)
             progress(parts.forecast.done, parts.forecast.total)
     return _Updated(reasons, parts.work + Work(damaged=worker.close_rows()))
+
+
+def _remove_parts(output: TableOutput, parts: Sequence[str]) -> None:
+    """Withdraw parts of a table, and those of the tables that are published beside it (`Stage.beside`)."""
+    tables = [output.table, *map(output.plan.lake.table, output.stage.beside)]
+    for part in parts:
+        for table in tables:
+            table.remove(part)
 
 
 class _Forecast:
@@ -261,7 +266,7 @@ class _PartsUnderWay:
             if isinstance(self._output.stage.make, ByShard):  # a worker published it
                 continue
             rows = self._rows(part)
-            if self.work.backends:
+            if self.work.backends:  # none where all rows were stored before
                 rows = replace(rows, facts={**rows.facts, BACKENDS: sorted(self.work.backends)})
             self._output.publish(part, rows)
             release(self._claimed)

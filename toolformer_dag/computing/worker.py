@@ -115,7 +115,7 @@ class Worker:
         key: Sequence[str],
         schema: Mapping[str, pl.DataType],
     ) -> RowStore:
-        """Open a row store of a lane's tool, which projects over one lake share; see `Lake.rows`."""
+        """Open a row store (computed rows) of a lane's tool, which all rounds over the lake share; see `Lake.rows`."""
         return self.rows(f"{lane.tool.key}/{name}", identity, key, schema)
 
     def runner(self, lane: Lane) -> Runner:

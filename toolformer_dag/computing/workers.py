@@ -218,6 +218,7 @@ class Workers:
         return self._executor.count()
 
     def _kill_busy(self) -> None:
+        """End the workers that compute; their chunks are forgotten."""
         while self._busy:
             _, busy = self._busy.popitem()
             busy.worker.kill()

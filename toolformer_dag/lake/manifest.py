@@ -187,7 +187,7 @@ class Manifest:
     - `pending`: the changes that are not written yet, by part
     - `due`: by when they are to be written (`time.monotonic`)
     - `answers`: answers to questions about the table, until it changes
-    - `looked`: the pointers of parts whose files were looked at since they changed
+    - `checked`: the pointers of parts whose files `Table.checked` has looked at since they changed, by part
     """
 
     storage: Storage
@@ -198,7 +198,7 @@ class Manifest:
     pending: dict[str, _Change] = field(default_factory=dict)
     due: float = 0.0
     answers: dict[str, Any] = field(default_factory=dict)
-    looked: dict[str, Pointer] = field(default_factory=dict)
+    checked: dict[str, Pointer] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -224,7 +224,7 @@ class Manifest:
         Raises ReadError, and StorageError where a later release wrote the file.
         """
         self.answers = {}
-        self.looked = {}
+        self.checked = {}
         try:
             content, self.version = self.storage.manifest(self.path, anew)
         except FileNotFoundError:
@@ -251,7 +251,7 @@ class Manifest:
             the first one counts.
         """
         self.answers = {}
-        self.looked.pop(part, None)
+        self.checked.pop(part, None)
         if not self.pending:
             self.due = time.monotonic() + BATCH_SECONDS
         if part in self.pending:
@@ -331,6 +331,7 @@ class Manifest:
 
 
 def _is_whole(line: bytes) -> bool:
+    """Return whether a line can be decoded."""
     try:
         decode(line)
     except ValueError:

@@ -28,7 +28,7 @@ from uuid import uuid4
 from toolformer_dag.files import StorageError, WriteError, beside, file_name, write_whole
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.session import current
+from toolformer_dag.lake.session import current_session
 from toolformer_dag.lake.storage import (
     ABSENT,
     ASIDE,
@@ -234,6 +234,7 @@ class ObjectStorage(Storage):
         return True
 
     def read(self, path: Path) -> tuple[bytes, Version]:
+        """Return the content of an object and its version. Raises FileNotFoundError, ObjectStoreError."""
         with self._errors("read", path):
             response = self._store.get(self._key(path))
             return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
@@ -244,10 +245,10 @@ class ObjectStorage(Storage):
         In a session, but for `anew`, one listing of all manifests tells which have changed since this machine has a
         copy of them; the copies of the others are read.
         """
-        session = None if anew else current()
-        if session:
+        open_session = None if anew else current_session()
+        if open_session:
             manifests_folder = self.root / path.relative_to(self.root).parts[0]
-            listed = session.once(self.shown(manifests_folder), lambda: self._objects(manifests_folder))
+            listed = open_session.once(self.shown(manifests_folder), lambda: self._objects(manifests_folder))
             if path not in listed:
                 raise self._missing(path)
             with suppress(OSError, ValueError):  # there is no copy, or a damaged one
@@ -270,11 +271,13 @@ class ObjectStorage(Storage):
         return content, Version(e_tag, number)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
+        """Replace a manifest as `replace` does, and its copy on this machine."""
         version = self.replace(path, content, before)
         self._copy_manifest(path, content, version)
         return version
 
     def bring(self, files: Iterable[FileToFetch]) -> None:
+        """Download the files that this machine has no copy of, REQUESTS_AT_ONCE at a time; skip damaged ones."""
         missing_files = [file for file in files if not file.path.exists()]
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             list(pool.map(self._fetch_if_whole, missing_files))  # raises what a download raised
@@ -284,6 +287,10 @@ class ObjectStorage(Storage):
             self.fetch(file.path, file.bytes, file.hash)
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
+        """Put an object where its version is `before`, which ABSENT says of none; return the new version.
+
+        Raises Overtaken where it has another version, or was deleted.
+        """
         mode: Any = "create" if before == ABSENT else _put_condition(before)
         try:
             with self._errors("write", path):
@@ -293,6 +300,7 @@ class ObjectStorage(Storage):
         return Version(put["e_tag"], put["version"])
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
+        """Put an object whatever is there; with `later` in the background."""
         if later:
             later(lambda: self.mark(path, content))
             return
@@ -320,6 +328,10 @@ class ObjectStorage(Storage):
         self._copy(local, self._blocks(path, response))
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
+        """Return the copy of an object, which is downloaded where there is none or a damaged one.
+
+        Raises UnreadableFile where the object is gone, or its content does not have the hash `digest`.
+        """
         with suppress(UnreadableFile):
             parquet.verify(path, size, digest, owner)
             return path
@@ -345,12 +357,12 @@ class ObjectStorage(Storage):
 
         In a session one listing tells the sizes of all files of the table; others are asked for one by one.
         """
-        session = current()
+        open_session = current_session()
         listed: dict[Path, ObjectMeta] = {}
         try:
-            if session:
+            if open_session:
                 table_files = path.parents[1]
-                listed = session.once(self.shown(table_files), lambda: self._objects(table_files))
+                listed = open_session.once(self.shown(table_files), lambda: self._objects(table_files))
             stored_size = listed[path]["size"] if path in listed else self._head(path)["size"]
         except FileNotFoundError as error:
             raise UnreadableFile("is gone from the object store") from error
@@ -358,6 +370,7 @@ class ObjectStorage(Storage):
             raise UnreadableFile(f"has {stored_size} bytes, not the {size} that were written")
 
     def damage(self, path: str, size: int, digest: str, since: int, owner: str | None = None) -> str | None:
+        """Return what is wrong with an object, which is downloaded anew whatever `since` says; None for a whole one."""
         Path(path).unlink(missing_ok=True)
         try:
             self.fetch(Path(path), size, digest, owner)
@@ -394,14 +407,19 @@ class ObjectStorage(Storage):
                 self._leaving[path] = self._leavers.submit(_leave, renewing, local_claim.pop_all())
 
     def _claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
-        """Put this process into the object of a claim once nobody else holds it; return the object's version.
-
-        Where two processes try at once, the store decides by the version that both ask for.
-        """
+        """Put this process into the object of a claim once nobody else holds it; return the object's version."""
         left_version = self._left.pop(path, None)
-        if left_version is not None:  # this process has held it, and mostly nobody has since
+        if left_version is not None:  # this process has held it, and mostly nobody has since: one request tells
             with suppress(Overtaken):
                 return self.replace(path, _claim_of_this_process(), left_version)
+        return self._wait_for_claim(path, on_wait)
+
+    def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
+        """Read the object of a claim every few seconds until nobody holds it, then put this process into it.
+
+        Nobody holds it where it is empty or missing, and where it did not change for LEASE_SECONDS. Where two processes
+        put it at once, the store decides: both ask for the version that they have read, and the second goes on waiting.
+        """
         last_version = ABSENT
         last_change = time.monotonic()
         has_told = False
@@ -440,12 +458,14 @@ class ObjectStorage(Storage):
         self._written = self._writer.submit(write)
 
     def wait_for_writes(self) -> None:
+        """Wait for the write of `write_beside`. Raises what it raised, once."""
         written = self._written
         self._written = None
         if written is not None:
             written.result()
 
     def exists(self, path: Path) -> bool:
+        """Return whether an object is there, whatever this machine has a copy of."""
         try:
             self._head(path)
         except FileNotFoundError:
@@ -463,12 +483,14 @@ class ObjectStorage(Storage):
             yield StoredFile(path, listed["size"], listed["last_modified"].timestamp())
 
     def remove(self, *paths: Path) -> None:
+        """Delete objects and their copies; nothing happens where there are none."""
         keys = [self._key(path) for path in paths]
         with suppress(FileNotFoundError), self._errors("delete", self.root):
             self._store.delete(keys)  # one request for a thousand of them
         super().remove(*paths)
 
     def set_aside(self, path: Path) -> None:
+        """Copy an object to its name with ASIDE, and delete it; nothing happens where there is none."""
         with suppress(FileNotFoundError), self._errors("write", path):
             self._store.copy(self._key(path), f"{self._key(path)}{ASIDE}")
         self.remove(path)

@@ -47,6 +47,7 @@ def _encoded_empty(columns: tuple[tuple[str, pl.DataType], ...], owner: str | No
 
 
 def _encoded(frame: pl.DataFrame, owner: str | None) -> bytes:
+    """Write the file in memory."""
     buffer = BytesIO()
     metadata = {} if owner is None else {OWNER: owner}
     frame.write_parquet(buffer, compression="zstd", compression_level=1, metadata=metadata)
@@ -241,10 +242,7 @@ class ContentHash:
             for field, field_values in zip(kind, values.flatten(), strict=True):
                 self._add_values(f"{name} {field.name}", field_values)
         elif pa.types.is_primitive(kind):
-            numbers = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
-            if numbers.null_count:  # what stands in place of a null is undefined
-                numbers = numbers.fill_null(pa.scalar(0).cast(numbers.type))
-            self._add(f"{name} values", numbers.to_numpy(zero_copy_only=False))
+            self._add(f"{name} values", _numbers(values))
         else:
             raise TypeError(f"{name}: no table holds {kind}")
 
@@ -260,10 +258,21 @@ class ContentHash:
         self._add(stream, memoryview(text_buffer)[first:end])
 
     def _add(self, stream: str, values: NDArray[Any] | memoryview) -> None:
+        """Add bytes to the stream of that name."""
         content = values if isinstance(values, memoryview) else np.ascontiguousarray(values).data
         if stream not in self._streams:
             self._streams[stream] = xxh3_128()
         self._streams[stream].update(content)
+
+
+def _numbers(values: pa.Array) -> NDArray[Any]:
+    """Return numbers, or days and times as integers, with 0 in place of null, where memory may hold anything."""
+    kind = values.type
+    numbers = values.view(INTEGERS[kind.bit_width]) if pa.types.is_temporal(kind) else values
+    if numbers.null_count:
+        numbers = numbers.fill_null(pa.scalar(0).cast(numbers.type))
+    array: NDArray[Any] = numbers.to_numpy(zero_copy_only=False)
+    return array
 
 
 @lru_cache(maxsize=256)

@@ -31,7 +31,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.identity import content_hash
 from toolformer_dag.lake import parquet
 from toolformer_dag.lake.parquet import UnreadableFile
-from toolformer_dag.lake.session import NewRowFile, current
+from toolformer_dag.lake.session import NewRowFile, current_session
 from toolformer_dag.lake.storage import CheckedFile, Storage
 
 log = logging.getLogger(__name__)
@@ -141,22 +141,28 @@ class RowStore:
 
         Raises StorageError where others merge all the time.
         """
-        # Most files hold none of the keys: their first key column, compared while the file is scanned, tells.
-        first_key = self.key[0]
-        may_be_requested = pl.col(first_key).is_in(keys[first_key].unique().implode())
-        no_rows = self.schema.to_frame().lazy().select(columns)
         for _ in range(LOOKS):
             paths = self._readable_paths(self._held_files())
             if paths is not None:
-                scans = [no_rows]
-                for path in paths:
-                    scans.append(pl.scan_parquet(path, glob=False).select(columns).filter(may_be_requested))
-                with suppress(FileNotFoundError):  # merged away since it was verified
-                    candidates = pl.concat(scans).collect(engine="streaming")
-                    rows = candidates.join(keys, on=self.key, how="semi", maintain_order="left")
-                    return rows.unique(self.key, keep="first", maintain_order=True)
+                with suppress(FileNotFoundError):  # a file was merged away since it was verified
+                    return self._rows_in(paths, keys, columns)
             self.refresh()
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
+
+    def _rows_in(self, paths: Sequence[Path], keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+        """Return these columns of the rows under `keys` in files, of each key those of the first file.
+
+        Raises FileNotFoundError.
+        """
+        # Most files hold none of the keys: their first key column, compared while a file is scanned, tells.
+        first_key = self.key[0]
+        may_be_requested = pl.col(first_key).is_in(keys[first_key].unique().implode())
+        scans = [self.schema.to_frame().lazy().select(columns)]  # without rows; there may be no file
+        for path in paths:
+            scans.append(pl.scan_parquet(path, glob=False).select(columns).filter(may_be_requested))
+        candidates = pl.concat(scans).collect(engine="streaming")
+        rows = candidates.join(keys, on=self.key, how="semi", maintain_order="left")
+        return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _merge(self) -> None:
         """Replace the oldest small files by one with all their rows; one process at a time, the others go on."""
@@ -183,12 +189,12 @@ class RowStore:
         """Write a file, note it in the session and, in a worker, for the leading process; return its name."""
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
-        session = current()
-        later = partial(session.later, in_order=True) if session and session.batching else None
+        open_session = current_session()
+        later = partial(open_session.later, in_order=True) if open_session and open_session.batching else None
         self.storage.add(self.folder / name, content, later)
         self.note(name)
-        if session and session.news is not None:
-            session.news.append(NewRowFile(store=self.name, file=name))
+        if open_session and open_session.news is not None:
+            open_session.news.append(NewRowFile(store=self.name, file=name))
         return name
 
     def _readable_paths(self, files: Collection[RowFile]) -> list[Path] | None:
@@ -216,22 +222,22 @@ class RowStore:
 
     def _held_files(self) -> list[RowFile]:
         """Return the files by age; in a session those of its first listing, and those noted in it since."""
-        session = current()
-        files = session.once(self._place, self._listed_files) if session else self._listed_files()
+        open_session = current_session()
+        files = open_session.once(self._place, self._listed_files) if open_session else self._listed_files()
         return sorted(files)
 
     def note(self, name: str) -> None:
         """Add a file that was written to those that the session holds; nothing where they were not listed yet."""
-        session = current()
+        open_session = current_session()
         file = parse_row_file(name)
-        if session and file:
-            session.held.get(self._place, set()).add(file)
+        if open_session and file:
+            open_session.held.get(self._place, set()).add(file)
 
     def refresh(self) -> None:
         """Let the session list the files again at the next lookup."""
-        session = current()
-        if session:
-            session.held.pop(self._place, None)
+        open_session = current_session()
+        if open_session:
+            open_session.held.pop(self._place, None)
 
     def _small_files(self) -> list[RowFile]:
         return [file for file in self._held_files() if file.bytes < FULL_BYTES]
@@ -255,9 +261,9 @@ class RowStore:
 
     def _finish_writes(self) -> None:
         """Wait for the files of rows that the session writes in the background."""
-        session = current()
-        if session:
-            session.settle(in_order=True)
+        open_session = current_session()
+        if open_session:
+            open_session.settle(in_order=True)
 
     @property
     def _place(self) -> str:

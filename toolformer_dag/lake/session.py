@@ -1,7 +1,7 @@
 """The session of a step: what the step has read of the lake and remembers, and what it still has to write.
 
-A session is ambient: `with session():` opens one for everything that runs inside the block, and `current()` finds it.
-Tables and row stores (computed rows) behave differently inside one:
+A session is ambient: `with session():` opens one for everything that runs inside the block, and `current_session()`
+finds it. Tables and row stores (computed rows) behave differently inside one:
 
 - A manifest, and the names of a row store's files, are read once. What others change is seen by the next step; what the
   step publishes itself is seen at once. Without a session they are read at every call.
@@ -124,7 +124,7 @@ class Session:
 _current: ContextVar[Session | None] = ContextVar("session", default=None)
 
 
-def current() -> Session | None:
+def current_session() -> Session | None:
     """Return the session of the block around the caller, if there is one."""
     return _current.get()
 
@@ -136,7 +136,7 @@ def session(kept: Session | None = None) -> Iterator[Session]:
     A block within another one shares the outer session. `kept`: a session to go on with, in place of the outer or a new
     one: workers keep theirs from chunk to chunk of a step.
     """
-    entered = kept or current() or Session()
+    entered = kept or current_session() or Session()
     token = _current.set(entered)
     try:
         yield entered

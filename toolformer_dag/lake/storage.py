@@ -277,6 +277,7 @@ def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> It
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder, or a link to one."""
     try:
         return entry.is_dir()
     except OSError:  # a link to itself
@@ -302,7 +303,7 @@ def this_process() -> str:
 def _holder(claim: Path) -> str:
     """Say which process holds a claim; of a process of this machine also whether it has ended.
 
-    Then a child that it left running holds the lock.
+    Where it has ended and the lock is still held, a child that it left running holds it.
     """
     process = claim.read_text("utf-8", "replace")  # as `this_process` says it
     process_here = re.match(rf"process (\d+) on {re.escape(gethostname())},", process)

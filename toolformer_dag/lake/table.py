@@ -28,7 +28,7 @@ from toolformer_dag.lake.object_storage import opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.session import NewPart, NewRowFile, News, Session, current, session
+from toolformer_dag.lake.session import NewPart, NewRowFile, News, Session, current_session, session
 from toolformer_dag.lake.storage import PARTS, CheckedFile, FileToFetch, Storage
 from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import PathSettings
@@ -234,15 +234,15 @@ class Table:
         Raises MissingPart, DamagedPart.
         """
         manifest = self._manifest()
-        if part not in manifest.looked:
+        if part not in manifest.checked:
             pointer = self.pointer(part, manifest)
             for file in pointer.files:
                 try:
                     self.storage.check(self._file(part, file), file.bytes)
                 except UnreadableFile as error:
                     raise DamagedPart(self.name, part, file.name, str(error)) from error
-            manifest.looked[part] = pointer
-        return manifest.looked[part]
+            manifest.checked[part] = pointer
+        return manifest.checked[part]
 
     def whole_pointer(self, part: str) -> Pointer | None:
         """Return the pointer where it and its files are there, else None. Looks at sizes and footers."""
@@ -284,6 +284,7 @@ class Table:
         return self.remembered("version", self._version)
 
     def _version(self) -> str | None:
+        """Return the fingerprint of all parts' versions."""
         try:
             versions = {part: pointer.data_version for part, pointer in self.pointers().items()}
         except DamagedPart:
@@ -328,7 +329,8 @@ class Table:
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
         """Return the files of the part as it is published, by hash: rows that stay the same need no new file.
 
-        None where the first writer wins: `_winner` removes the files of the other, and they would be among them.
+        Nothing where the first writer wins: `_winner` removes the files of the one that lost, and these would be among
+        them.
         """
         if self.storage.first_wins or not self.has(part):
             return {}
@@ -348,29 +350,29 @@ class Table:
                 return reusable
         file = PartFile(name=f"{uuid4().hex}.parquet", bytes=len(content), hash=digest, rows=rows.height)
         path = self.file_path(part, file)
-        around = current()
-        if around and around.batching:
-            around.later(lambda: self.storage.add(path, content))
+        open_session = current_session()
+        if open_session and open_session.batching:
+            open_session.later(lambda: self.storage.add(path, content))
         else:
             self.storage.add(path, content)
         return file
 
     def _remove_files(self, part: str, files: Iterable[PartFile]) -> None:
         """Remove files of a part that no manifest names."""
-        around = current()
-        if around:  # a file that is still being written would come back
+        open_session = current_session()
+        if open_session:  # a file that is still being written would come back
             with suppress(StorageError):
-                around.settle()
+                open_session.settle()
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
         """Return the manifest: in a session the one that it holds, else as it is now; `anew`: read it again."""
-        around = current()
-        manifest: Manifest | None = around.held.get(self._place) if around else None
+        open_session = current_session()
+        manifest: Manifest | None = open_session.held.get(self._place) if open_session else None
         if manifest is None:
             manifest = Manifest(self.storage, self.name).read(anew)
-            if around:
-                around.held[self._place] = manifest
+            if open_session:
+                open_session.held[self._place] = manifest
         elif anew:
             manifest.read()
         return manifest
@@ -388,12 +390,12 @@ class Table:
         """
         manifest = self._manifest()
         manifest.change(part, line_before, line)
-        around = current()
-        if around and not write_now:
-            if around.news is not None:
-                around.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
+        open_session = current_session()
+        if open_session and not write_now:
+            if open_session.news is not None:
+                open_session.news.append(NewPart(table=self.name, part=part, line_before=line_before, line=line))
                 return None
-            if around.batching and not manifest.is_due():
+            if open_session.batching and not manifest.is_due():
                 return None
         return self.flush(manifest).get(part)
 
@@ -402,9 +404,9 @@ class Table:
 
         The session's files in the background are finished first. Raises LostRace.
         """
-        around = current()
-        if around:
-            around.settle()
+        open_session = current_session()
+        if open_session:
+            open_session.settle()
         lost = (manifest or self._manifest()).write()
         return {part: self._winner(part, line) for part, line in lost.items()}
 
@@ -511,22 +513,22 @@ class Lake:
 
         Files are written in the background. Raises LostRace, and what a write in the background raised.
         """
-        with session() as around:
-            batching_before = around.batching
-            around.batching = True
+        with session() as open_session:
+            batching_before = open_session.batching
+            open_session.batching = True
             try:
-                yield around
+                yield open_session
             finally:
-                around.batching = batching_before
+                open_session.batching = batching_before
                 self.flush()
-                around.settle()
+                open_session.settle()
 
     def flush(self, due: bool = False) -> None:
         """Write what this session has published and not written yet; with `due` only what has waited long enough."""
-        around = current()
-        if around is None:
+        open_session = current_session()
+        if open_session is None:
             return
-        for manifest in list(around.held.values()):
+        for manifest in list(open_session.held.values()):
             if not isinstance(manifest, Manifest) or not manifest.pending:
                 continue
             if manifest.is_due() or not due:
@@ -550,8 +552,8 @@ class Lake:
         written down or has no fingerprint.
         """
         path = f"{name}/{fingerprint(identity)}"
-        around = current()
-        later = around.later if around and around.batching else None
+        open_session = current_session()
+        later = open_session.later if open_session and open_session.batching else None
         self.storage.mark(self.root / path / IDENTITY, as_json(path, identity, sort_keys=True), later)
         return RowStore(self.storage, path, key, pl.Schema(schema))
 
