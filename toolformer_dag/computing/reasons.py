@@ -65,11 +65,12 @@ class Reasons:
         touched_files = [reason for reason in self._all() if isinstance(reason, Touched)]
         new_shards = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
 
-        told_by_names: set[str] = {*touched_files}
+        # What is said by a list of names below is not said by a sentence as well.
+        said_by_names: set[str] = {*touched_files}
         if new_shards:
-            told_by_names.add(NEVER_MADE)
+            said_by_names.add(NEVER_MADE)
         sentences = [str(reason) for reason in self._all()]
-        lines = list(dict.fromkeys(sentence for sentence in sentences if sentence not in told_by_names))
+        lines = list(dict.fromkeys(sentence for sentence in sentences if sentence not in said_by_names))
 
         lists: dict[str, Sequence[str]] = {TOUCHED: touched_files, "without rows": new_shards, "removed": self.removed}
         for heading, names in lists.items():

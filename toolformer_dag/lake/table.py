@@ -300,7 +300,7 @@ class Table:
         """Return the answer to a question about this table, by its name; `ask` computes it.
 
         The answer is remembered in the session, and across sessions for an equal manifest, until the table changes. It
-        must follow from the manifest alone.
+        must follow from the published parts alone.
         """
         answers = self._manifest().answers
         if question not in answers:
