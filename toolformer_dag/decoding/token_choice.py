@@ -104,12 +104,16 @@ def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
 def _permit_calls(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
     """Forbid, in rows with an open call, what may not follow there; end the calls after which nothing may follow."""
     for row, text in enumerate(texts):
-        if text.call is not None and not batch.permit(row, text.call.form):
+        if text.is_writing and text.call is not None and not batch.permit(row, text.call.form):
             text.end_call()
 
 
 def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
-    """Return the likeliest token of each row that no rule bars; any token for texts that are not written any more."""
+    """Return the likeliest token of each row that no rule bars.
+
+    A text whose likeliest token would complete a look-alike of a call is taken back here, and leaves the batch; such
+    texts, and those that have ended, get any token.
+    """
     while True:
         likeliest = batch.best()
         barred = []  # pairs of a row and a token

@@ -13,12 +13,11 @@ from toolformer_dag.decoding.generation import (
     Generation,
     StartChance,
     TokenLikelihood,
-    WrittenPiece,
     call_text,
 )
+from toolformer_dag.decoding.piece_feed import PieceFeed
 from toolformer_dag.decoding.place_scores import StartScore
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.decoding.shown_text import shown_call, shown_text
 from toolformer_dag.decoding.stretch import CallSite, Stretch
 from toolformer_dag.decoding.written_call import WrittenCall, read_call
 from toolformer_dag.texts.calls import API_START
@@ -76,11 +75,7 @@ class WrittenText:
         self._chances: list[StartChance] = []
         self._likelihoods: list[TokenLikelihood] = []  # of the tokens of stretches that are over
         self._p_start: float | None = None
-        self._shown_in_text = 0  # characters outside calls that `watch` got
-        self._likelihoods_shown = 0  # how many of the first tokens outside calls `watch` got with them
-        self._next_unshown = 0  # the character of the text without calls at which the next token begins
-        self._shown_of_stretch = 0  # characters of the stretch that `watch` got
-        self._shown_of_call = 0  # characters of the open call that `watch` got
+        self._feed = PieceFeed(rules, prompt)
         self._forced: list[int] = []  # the next tokens, whatever the model's scores
         self.stretch = Stretch(rules, list(prompt_tokens), rules.max_new_tokens, CallSite(), after_call=False)
         if not prompt_tokens:
@@ -189,7 +184,7 @@ class WrittenText:
         start = self.stretch.look_alike_start(token)
         if start is not None:
             self.stretch.take_back_to(start)
-            self._show_text(whole=True)
+            self._feed.show_text(self.stretch, self._likelihoods, whole=True)
             self._take_back(no_bracket=True)
 
     def begin_call(self) -> None:
@@ -228,7 +223,7 @@ class WrittenText:
         elif stretch.is_full and not self._forced:
             self._end()
         else:
-            self._show_text(whole=False)
+            self._feed.show_text(self.stretch, self._likelihoods, whole=False)
 
     def _ends_with_start(self) -> bool:
         """Return whether the stretch ends with all tokens of ` [`, where a call is allowed."""
@@ -255,7 +250,7 @@ class WrittenText:
         stretch = self.stretch
         vocabulary = self.rules.vocabulary
         del stretch.written[-len(vocabulary.start) :]
-        self._show_text(whole=True)
+        self._feed.show_text(self.stretch, self._likelihoods, whole=True)
         if stretch.site.failed:
             tools = stretch.callable_tools(stretch.place) - stretch.site.failed
         else:
@@ -265,8 +260,8 @@ class WrittenText:
         form = vocabulary.form(tools, self.rules.schemas, most=min(self.rules.max_call_tokens, room))
         self.call = WrittenCall(vocabulary, form)
         self.state = TextState.WRITING_CALL
-        self._shown_of_call = 0
-        self._show_call(self.call)
+        self._feed.begin_call()
+        self._feed.show_call(self.call, is_over=False)
 
     def _append_to_call(self, call: WrittenCall, token: int) -> None:
         call.append(token)
@@ -275,7 +270,7 @@ class WrittenText:
         elif call.has_ended:
             self.end_call()
         else:
-            self._show_call(call)
+            self._feed.show_call(call, is_over=False)
 
     def _needs_likelier_start(self, call: WrittenCall) -> bool:
         """Return whether the name of the tool is written, and p of ` [` was below its `min_probability`."""
@@ -288,7 +283,7 @@ class WrittenText:
         """WRITING_CALL -> WAITING: the call is written, or nothing may follow what is written of it."""
         assert self.call is not None
         self.state = TextState.WAITING
-        self._show_call(self.call)
+        self._feed.show_call(self.call, is_over=True)
         self._close_stretch(last_text=API_START)
 
     # 4. Wait for its tool
@@ -321,28 +316,31 @@ class WrittenText:
         stands in the text already, the text goes on without it; else another tool is called at the same place.
         """
         stretch = self.stretch
-        was_right_after_result = stretch.is_right_after_result
         p_start = stretch.scores.p_starts.get(stretch.place, 0.0)
-        failed = stretch.site.failed
-        site = self._site_here()
-        if not was_right_after_result:
-            site = replace(site, places=site.places + 1)
-        inserted = call_text(call)
+        site = self._site_after(call)
         tokens = stretch.tokens()
+        inserted = call_text(call)
         if inserted:
             tokens += self.rules.vocabulary.encoding.calls([inserted])[0]
         self.text += inserted
         self.calls.append(call)
         self.call = None
-        if self.rules.watch is not None:
-            self.rules.watch(WrittenPiece(self.prompt, "", in_call=True, call=call))
-        if inserted:
-            self._begin_stretch(tokens, replace(site, results=site.results + 1))
-        elif was_right_after_result or call.reason == REPEATED:
-            self._begin_stretch(tokens, replace(site, no_start=True))
-        else:
-            self._begin_stretch(tokens, replace(site, failed=failed | {call.tool}))
+        self._feed.show_answer(call)
+        self._begin_stretch(tokens, site)
+        if site.failed:
             self._call_another_tool(call.tool, p_start)
+
+    def _site_after(self, call: DecodedCall) -> CallSite:
+        """Return which calls may begin after the open call, whose answer is `call`."""
+        stretch = self.stretch
+        site = self._site_here()
+        if not stretch.is_right_after_result:
+            site = replace(site, places=site.places + 1)
+        if call.result is not None:
+            return replace(site, results=site.results + 1)
+        if stretch.is_right_after_result or call.reason == REPEATED:
+            return replace(site, no_start=True)
+        return replace(site, failed=stretch.site.failed | {call.tool})
 
     def _call_another_tool(self, failed_tool: str, p_start: float) -> None:
         """Force a call to a tool that was not tried here; end the text where none is left.
@@ -369,7 +367,7 @@ class WrittenText:
         self.stretch = Stretch(self.rules, tokens, budget, site, after_call=bool(self.calls))
         self.state = TextState.READY
         self._forced = []
-        self._shown_of_stretch = 0
+        self._feed.begin_stretch()
         if self.stretch.is_full:
             self._end()
 
@@ -396,7 +394,7 @@ class WrittenText:
     def _end(self) -> None:
         """-> ENDED: nothing more is written."""
         self.state = TextState.ENDED
-        self._show_text(whole=True)
+        self._feed.show_text(self.stretch, self._likelihoods, whole=True)
         self._close_stretch(last_text="")
 
     def _close_stretch(self, last_text: str | None) -> None:
@@ -415,55 +413,14 @@ class WrittenText:
         if self.rules.likeliest is not None:
             for place in range(stretch.place):
                 self._likelihoods.append(stretch.likelihood(place))
-        p_starts = stretch.scores.p_starts
+        self._note_p_start()
+
+    def _note_p_start(self) -> None:
+        """Keep p of ` [` where the first call began; before it, the largest one so far."""
         if self.calls:
-            return  # p of the first call stays
+            return
+        p_starts = self.stretch.scores.p_starts
         if self.call is not None:
-            self._p_start = p_starts.get(stretch.place)
+            self._p_start = p_starts.get(self.stretch.place)
         else:
             self._p_start = max([self._p_start or 0.0, *p_starts.values()])
-
-    # What `watch` gets
-
-    def _show_text(self, *, whole: bool) -> None:
-        """Pass new text to `watch`, but for an end that may become something else; `whole`: with that end."""
-        if self.rules.watch is None:
-            return
-        text = self.stretch.text()
-        if not whole:
-            text = shown_text(text, self.rules.stop)
-        added = text[self._shown_of_stretch :]
-        if not added:
-            return
-        self._shown_of_stretch = len(text)
-        self._shown_in_text += len(added)
-        likelihoods = self._likelihoods_to_show()
-        self.rules.watch(WrittenPiece(self.prompt, added, in_call=False, likelihoods=likelihoods))
-
-    def _likelihoods_to_show(self) -> tuple[TokenLikelihood, ...]:
-        """Return the tokens that begin in the text that `watch` has now, and that it did not get before."""
-        if self.rules.likeliest is None:
-            return ()
-        tokens = []
-        written = len(self._likelihoods) + self.stretch.place  # tokens outside calls
-        while self._likelihoods_shown < written and self._next_unshown < self._shown_in_text:
-            place = self._likelihoods_shown - len(self._likelihoods)
-            # Below 0 it is a token of a stretch that is over.
-            token = self._likelihoods[place] if place < 0 else self.stretch.likelihood(place)
-            tokens.append(token)
-            self._likelihoods_shown += 1
-            self._next_unshown += len(token.text)
-        return tuple(tokens)
-
-    def _show_call(self, call: WrittenCall) -> None:
-        """Pass what is new of the open call to `watch`; nothing while it may still be taken back for its tool."""
-        if self.rules.watch is None:
-            return
-        if self.rules.min_probability and not call.has_name:
-            return
-        body = call.closed_body() if self.state is TextState.WAITING else call.body()
-        text = shown_call(body, self.rules.vocabulary.encoding.markers.arrow)
-        added = text[self._shown_of_call :]
-        if added:
-            self._shown_of_call = len(text)
-            self.rules.watch(WrittenPiece(self.prompt, added, in_call=True))

@@ -60,7 +60,8 @@ class TextStream:
         if piece.call is not None:
             call = self._writing.calls[self._sent_calls]
             self._sent_calls += 1
-            return NewText(self._index, call_text(piece.call) if self._calls_in_text else "", calls=[call])
+            text = call_text(piece.call) if self._calls_in_text else ""
+            return NewText(self._index, text, calls=[call])
         tokens = _placed(piece.likelihoods, self._next_offset)
         self._next_offset += sum(len(token.text) for token in piece.likelihoods)
         return NewText(self._index, piece.text, tokens)
@@ -75,15 +76,16 @@ def _placed(tokens: Sequence[TokenLikelihood], offset: int) -> list[PlacedToken]
     return placed
 
 
-def call_object(call: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
+def call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
     """Return a call as answers show it; `offset`: the characters of the answer's text before it."""
+    call = answered.call
     return {
-        "tool": call.call.tool,
-        "input": call.call.input,
-        "result": call.call.result,
-        "reason": call.call.reason,
-        "seconds": round(call.seconds, 6),
-        "offset": call.text_offset if calls_in_text else call.plain_offset,
+        "tool": call.tool,
+        "input": call.input,
+        "result": call.result,
+        "reason": call.reason,
+        "seconds": round(answered.seconds, 6),
+        "offset": answered.text_offset if calls_in_text else answered.plain_offset,
     }
 
 

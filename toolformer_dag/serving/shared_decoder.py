@@ -165,10 +165,15 @@ class SharedDecoder:
                 return False
             job()
             may_wait = False
-        now = time.monotonic()
-        for writing in [writing for writing in self._calling if writing.call_deadline <= now]:
-            self._take_answer(writing, writing.text.call, ToolResult(None, OUT_OF_TIME))
+        self._end_late_calls()
         return True
+
+    def _end_late_calls(self) -> None:
+        """Go on, without a result, with texts that have waited for their tools as long as they may."""
+        now = time.monotonic()
+        late = [writing for writing in self._calling if writing.call_deadline <= now]
+        for writing in late:
+            self._take_answer(writing, writing.text.call, ToolResult(None, OUT_OF_TIME))
 
     def _let_texts_join(self) -> None:
         """Let the texts that wait longest join a batch, as long as memory has room for them (`batch_for`).
@@ -224,12 +229,15 @@ class SharedDecoder:
         if call.reason is not None or seconds_left <= 0:
             self._take_answer(writing, written_call, ToolResult(None, call.reason or OUT_OF_TIME))
             return
-        take_answer = partial(self._take_answer, writing, written_call)
         self._tool_threads[call.tool].submit(
             text.tool_call(),
             is_wanted=partial(self._waits_for, writing, written_call),
-            on_result=lambda result: self._jobs.put(partial(take_answer, result)),
+            on_result=partial(self._put_answer, writing, written_call),
         )
+
+    def _put_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
+        """Hand the answer of a call over to the thread that decodes; called in the thread of the tool."""
+        self._jobs.put(partial(self._take_answer, writing, written_call, result))
 
     def _waits_for(self, writing: Writing, call: WrittenCall | None) -> bool:
         """Return whether a text waits for this call: it was not dropped, and has not gone on without an answer."""

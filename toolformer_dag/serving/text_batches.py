@@ -60,12 +60,12 @@ class TextBatch:
             self.rows.add(prefixes)
         for writing in self.joining:
             writing.text.start_writing()
-        writings = self.writings + self.joining
-        self.writings = writings
+        self.writings = self.writings + self.joining
         self.joining = []
-        write_tokens(self.rows, [writing.text for writing in writings])
-        self.writings = [writing for writing in writings if writing.text.is_writing]
-        return [writing for writing in writings if not writing.text.is_writing]
+        write_tokens(self.rows, [writing.text for writing in self.writings])
+        left = [writing for writing in self.writings if not writing.text.is_writing]
+        self.writings = [writing for writing in self.writings if writing.text.is_writing]
+        return left
 
 
 def batch_for(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
