@@ -75,20 +75,21 @@ class _Server:
 
     def route(self, path: str, answer: Answering, *, method: str = "GET", needs_key: bool = True) -> Route:
         """Return a route that checks the key, turns errors into answers, and counts each request by its status."""
-
-        async def respond(request: Request) -> Response:
-            try:
-                if needs_key:
-                    self._require_key(request)
-                response = await answer(request)
-            except ClientDisconnect:
-                response = Response(status_code=GONE)
-            except Exception as error:  # noqa: BLE001 - the client gets it, the log has it
-                response = _error_response(error)
-            self._decoder.figures.count_request(path, response.status_code)
-            return response
-
+        respond = partial(self._respond, path=path, answer=answer, needs_key=needs_key)
         return Route(path, respond, methods=[method])
+
+    async def _respond(self, request: Request, *, path: str, answer: Answering, needs_key: bool) -> Response:
+        """Answer a request, by an error where there is one; it is counted under `path`."""
+        try:
+            if needs_key:
+                self._require_key(request)
+            response = await answer(request)
+        except ClientDisconnect:
+            response = Response(status_code=GONE)
+        except Exception as error:  # noqa: BLE001 - the client gets it, the log has it
+            response = _error_response(error)
+        self._decoder.figures.count_request(path, response.status_code)
+        return response
 
     def _require_key(self, request: Request) -> None:
         """Raise Refused for a request without the key, where there is one."""
