@@ -20,7 +20,8 @@ from toolformer_dag.decoding.generation import DecodedCall, Generation, call_tex
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.evaluation.asking import Asking
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.serving.shared_decoder import SharedDecoder, TextRequest
+from toolformer_dag.serving.shared_decoder import SharedDecoder
+from toolformer_dag.serving.writings import TextRequest
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.texts.calls import (

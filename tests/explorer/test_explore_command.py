@@ -107,3 +107,13 @@ def test_an_exported_page_replaces_a_file_only_by_force(project: Path) -> None:
 def test_a_page_answers_under_its_own_address_alone(port: int, host: str, status: int) -> None:
     pages = TestClient(OwnPages(PlainTextResponse("here"), port))
     assert pages.get("/", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/logs/run/compute_logs/step.out", 200), ("/logs/..%2f..%2fother.toml", 404), ("/a/..%2fb", 200)],
+)
+def test_a_path_out_of_the_logs_names_no_log(path: str, status: int) -> None:
+    answer = TestClient(OwnPages(PlainTextResponse("here"), 80)).get(path, headers={"host": "127.0.0.1"})
+    assert answer.status_code == status
+    assert (status == 404) == ("there is no such log" in answer.text)

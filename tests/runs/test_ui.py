@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import httpx
 import pytest
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
@@ -185,7 +186,9 @@ def test_the_page_shows_the_settings_that_were_named_and_ends_runs_that_were_kil
     lock.touch()
     with served(tmp_path, ["--config", "mine/other.toml"], variables) as address:
         lanes = {node["assetKey"]["path"][0] for node in asked(address, KEYS)["assetNodes"]}
+        outside = httpx.get(f"{address}/logs/..%2f..%2fother.toml")
     assert "calendar" in lanes and "calculator" not in lanes
+    assert outside.status_code == 404 and "there is no such log" in outside.text
     assert "Warning" not in capfd.readouterr().err
     assert instance.get_run_by_id(killed.run_id).status is dg.DagsterRunStatus.FAILURE
 

@@ -94,6 +94,36 @@ def test_texts_are_those_of_generate_and_calls_stand_beside_them_or_in_them(serv
             assert [call["tool"] for call in ask(**{**given, "extra_body": off}).choices[0].calls] == left
 
 
+def test_a_stream_has_the_logprobs_of_the_whole_and_reads_each_token_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted are decoded texts: a token with two likeliest ones is four, whatever was written before."""
+    decoded = 0
+    decode = served.model.tokenizer.decode
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        nonlocal decoded
+        decoded += 1
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(served.model.tokenizer, "decode", counting)
+    request: dict[str, Any] = {"model": "embedded", "prompt": SUM, "max_tokens": 60, "extra_body": {"max_calls": 2}}
+    with served.server() as (address, _):
+        ask = client(address).completions.create
+        whole: Any = ask(**request, logprobs=2).choices[0]
+        decoded = 0
+        list(ask(**request, stream=True))
+        without_logprobs = decoded
+        decoded = 0
+        pieces: list[Any] = [chunk.choices[0] for chunk in ask(**request, stream=True, logprobs=2)]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        streamed = [item for piece in pieces for item in getattr(piece.logprobs, field)]
+        assert streamed == getattr(whole.logprobs, field)
+    tokens = len(whole.logprobs.tokens)
+    assert tokens > 20 and whole.calls
+    assert decoded - without_logprobs <= 4 * (tokens + 2)
+
+
 def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understand_it(served: Served) -> None:
     expected = served.expected([SUM], max_new_tokens=20)[0]
     with served.server() as (address, decoder):
@@ -129,6 +159,8 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         ("max_tokens", 100_000, 400),
         ("max_calls", 100, 400),
         ("stop", [""], 400),
+        ("context", "2023-13-45", 400),
+        ("context", "tomorrow", 400),
         ("tools", ["os.system"], 400),
         ("tools", [{"type": "retrieval"}], 400),
         ("tools", [{"type": "function", "function": {"name": "os.system", "parameters": {}}}], 400),
@@ -242,6 +274,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ("completions", {"prompt": SUM, "tools": [7]}, "tools.0: give a tool of this server, by its name"),
         ("chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]},
          "messages.0.content: a part of type image_url is not supported; send text alone"),
+        ("completions", {"prompt": SUM, "context": "2023-13-45"},
+         "context: '2023-13-45' is no date; write year, month and day, as in 2023-01-30"),
         ("chat/completions", {"messages": [HELLO], "tool_choice": "required"},
          "tool_choice: the model decides where it calls; give 'auto' or 'none'"),
         ("chat/completions", {"messages": [HELLO], "tool_choice": FUNCTION}, "tool_choice: the model decides"),

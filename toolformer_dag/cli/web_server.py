@@ -50,13 +50,21 @@ class OwnPages:
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        if scope["type"] == "lifespan" or (reason := self._refused(scope)) is None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        status = 403
+        reason = self._refused(scope)
+        if reason is None and _leaves_logs(scope):
+            status = 404
+            reason = f"{scope['path']}: there is no such log; a path of a log has no `..`"
+        if reason is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             headers = [(b"content-type", b"text/plain; charset=utf-8")]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
     def _refused(self, scope: Scope) -> str | None:
@@ -74,6 +82,12 @@ class OwnPages:
         if "graphql" in scope["path"] and "query" in dict(asked):  # Dagster reads it there for POST too
             return "refused: GraphQL is asked by POST, in the body"
         return None
+
+
+def _leaves_logs(scope: Scope) -> bool:
+    """Return whether a path names a file outside of the logs; Dagster's page answers that with status 500."""
+    folders = scope["path"].split("/")
+    return folders[:2] == ["", "logs"] and ".." in folders
 
 
 def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:

@@ -39,18 +39,23 @@ def answer_end(text: str) -> int | None:
     A sentence ends at `.`, `!`, `?` or `…` before white space and no lower-case letter, except after an abbreviation
     or an initial, and at `。`, `！`, `？`. Its closing quotes and brackets belong to it; the line end does not.
     """
-    for found in _ENDING.finditer(text):
-        before, after = text[: found.start()], text[found.end() :]
-        if re.search(r"\w", before) and not _goes_on(found[0], before, after):
-            return found.start() if found[0] == "\n" else found.end()
+    for ending in _ENDING.finditer(text):
+        before = text[: ending.start()]
+        after = text[ending.end() :]
+        has_words = re.search(r"\w", before) is not None
+        if has_words and not _goes_on(ending[0], before, after):
+            is_line_end = ending[0] == "\n"
+            return ending.start() if is_line_end else ending.end()
     return None
 
 
 def _goes_on(ending: str, before: str, after: str) -> bool:
+    """Return whether a sentence goes on after `ending`: a word in lower case follows, or a period belongs to a word."""
     if ending[0] in "\n。！？":
         return False
     if after.lstrip()[:1].islower():
         return True
-    last = re.split(r"[^\w.]", before)[-1]
-    initial = len(last) == 1 and last.isalpha() and last.isupper() and last != "I"
-    return ending == "." and (initial or last.lower() in _ABBREVIATIONS)
+    last_word = re.split(r"[^\w.]", before)[-1]
+    is_initial = len(last_word) == 1 and last_word.isalpha() and last_word.isupper() and last_word != "I"
+    is_abbreviation = last_word.lower() in _ABBREVIATIONS
+    return ending == "." and (is_initial or is_abbreviation)

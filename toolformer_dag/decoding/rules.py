@@ -17,7 +17,7 @@ from toolformer_dag.tools.tool import Tool, schemas_of
 
 @dataclass(frozen=True)
 class DecodingRules:
-    """Rules for all texts of a model; `replace` changes some of them.
+    """Rules for all texts of a model; `replace` changes some of them. They hold nothing about a single text.
 
     - `tools`: by their names in the text, which are the keys of `limits` and `min_probability` too. None of these names
       is written after other brackets.
@@ -73,15 +73,16 @@ class DecodingRules:
 
 def rules_for(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings) -> DecodingRules:
     """Return the settings' rules for a model that may call the tools of `lanes`."""
-    decoding, tools = settings.decoding, {lane.tool.name: lane.tool for lane in lanes}
+    decoding = settings.decoding
+    tools = {lane.tool.name: lane.tool for lane in lanes}
     return DecodingRules(
         language_model,
         tools,
-        decoding.max_new_tokens,
-        settings.sampling.max_call_tokens,
-        decoding.k,
-        decoding.calls,
-        decoding.depth,
+        max_new_tokens=decoding.max_new_tokens,
+        max_call_tokens=settings.sampling.max_call_tokens,
+        k=decoding.k,
+        calls=decoding.calls,
+        depth=decoding.depth,
         min_probability=start_thresholds(lanes),
         limits={lane.tool.name: lane.limits for lane in lanes},
         offer=offer(tools, decoding.tools),

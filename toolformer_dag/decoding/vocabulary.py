@@ -16,10 +16,13 @@ from toolformer_dag.texts.calls import call_grammar
 
 
 class Vocabulary:
-    """A tokenizer for decoding. `start`: the tokens of ` [`; `ends`: the tokens that end a text.
+    """A model's tokenizer, as decoding needs it.
 
-    Special tokens have no text, but for the markers of calls. `signs`: what is written in calls alone; brackets that
-    close a call may close others too.
+    - `start`: the tokens of ` [`. `ends`: the tokens that end a text.
+    - `signs`: what is written in calls alone, such as `->`. A bracket that closes a call may close others too, and is
+      not among them.
+
+    Special tokens have no text, but for the markers of calls.
     """
 
     def __init__(self, language_model: LanguageModel) -> None:
@@ -27,17 +30,30 @@ class Vocabulary:
         self.encoding = language_model.encoding
         self.start = self.encoding.start
         self.ends = _ends(language_model)
-        markers = {token for ids in self.encoding.added.values() for token in ids}
-        special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
-        self._hidden = special - markers if special & markers else None
+        self._hidden = self._special_tokens_without_text()
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        self._matchers: dict[str, LLMatcher] = {}
-        arrow, end = self.encoding.markers.arrow.strip(), self.encoding.markers.end
-        self.signs = (arrow, end) if end.strip("])}>") else (arrow,)
+        self._matchers: dict[str, LLMatcher] = {}  # by grammar
+        arrow = self.encoding.markers.arrow.strip()
+        end = self.encoding.markers.end
+        end_is_bracket = not end.strip("])}>")
+        self.signs = (arrow,) if end_is_bracket else (arrow, end)
+
+    def _special_tokens_without_text(self) -> set[int] | None:
+        """Return the special tokens to leave out of texts; None for all of them, which the tokenizer does itself."""
+        markers: set[int] = set()
+        for ids in self.encoding.added.values():
+            markers.update(ids)
+        special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
+        return special - markers if special & markers else None
 
     def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
         """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
         return self._decode([*context, *ids])[len(self._decode(context)) :]
+
+    def additions(self, tokens: Sequence[int], context: Sequence[int]) -> list[str]:
+        """Return the text that each of `tokens` alone would have after `context`, which is decoded once for all."""
+        context_length = len(self._decode(context))
+        return [self._decode([*context, token])[context_length:] for token in tokens]
 
     def form(self, names: Collection[str], schemas: Mapping[str, Schema], most: int) -> CallForm:
         """Return what may follow ` [` in a call to one of `names`, of at most `most` tokens."""
@@ -46,7 +62,8 @@ class Vocabulary:
         grammar = call_grammar(names, schemas, markers, arrow)
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
-        return CallForm(grammar, self._matchers[grammar].deep_copy(), most, self._table.eos_token)
+        matcher = self._matchers[grammar].deep_copy()
+        return CallForm(grammar=grammar, matcher=matcher, most=most, end=self._table.eos_token)
 
     @cached_property
     def closings(self) -> dict[int, str]:
@@ -63,13 +80,15 @@ class Vocabulary:
     @cached_property
     def _texts(self) -> list[str]:
         """The text of each token after ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
-        before = len(self._decode(self.start))
-        return [self._decode([*self.start, token])[before:] for token in range(len(self._tokenizer))]
+        return self.additions(range(len(self._tokenizer)), self.start)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        kept = list(ids) if self._hidden is None else [token for token in ids if token not in self._hidden]
+        """Decode tokens from the beginning of a text."""
+        hidden = self._hidden
+        if hidden is not None:
+            ids = [token for token in ids if token not in hidden]
         text: str = self._tokenizer.decode(
-            kept, skip_special_tokens=self._hidden is None, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=hidden is None, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -85,7 +104,13 @@ def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
 
 
 def _ends(language_model: LanguageModel) -> frozenset[int]:
-    whole: Any = language_model.config
-    found = [getattr(config, "eos_token_id", None) for config in (whole, whole.get_text_config())]
-    listed = [token for ids in found for token in (ids if isinstance(ids, list) else [ids])]
-    return frozenset(token for token in [*listed, language_model.tokenizer.eos_token_id] if token is not None)
+    """Return the end tokens that the model's configuration and its tokenizer name; a configuration may list several."""
+    whole_config: Any = language_model.config
+    ends: set[int] = set()
+    for config in (whole_config, whole_config.get_text_config(), language_model.tokenizer):
+        ids = getattr(config, "eos_token_id", None)
+        if isinstance(ids, list):
+            ends.update(ids)
+        elif ids is not None:
+            ends.add(ids)
+    return frozenset(ends)

@@ -1,65 +1,95 @@
-"""A call of a row: where it may begin, its tokens, what may follow them, and where its input may end."""
+"""A call that is being written: its tokens, what may follow them, and where its input may end."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from toolformer_dag.decoding.generation import NO_END, DecodedCall
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.backend import CallForm
-from toolformer_dag.texts.calls import RESULT_ARROW, find_behind_input, in_paper_form
+from toolformer_dag.texts.calls import RESULT_ARROW, MalformedCall, find_behind_input, in_paper_form, parse_call
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """Which calls may begin at a place, by those before it.
+class Closing(NamedTuple):
+    """An end that the input of a call might have had: its log p, and the call's text up to `->` with this end."""
 
-    - `places`: at how many places calls were made so far.
-    - `results`: how many calls with results stand right before it.
-    - `failed`: the tools that were called here and found nothing; another one is called now.
-    - `no_start`: whether no call may begin here, since one was refused.
-    - `no_bracket`: whether no opening bracket may come here, since it would begin a look-alike of a call.
-    """
-
-    places: int = 0
-    results: int = 0
-    failed: frozenset[str] = frozenset()
-    no_start: bool = False
-    no_bracket: bool = False
+    log_probability: float
+    body: str
 
 
 @dataclass(slots=True)
 class WrittenCall:
-    """An open call: `body` is its tokens after ` [`, and `form` what may follow them."""
+    """An open call.
+
+    - `form`: which tokens may follow.
+    - `tokens`: its tokens after ` [`.
+    - `likeliest_closing`: the likeliest end of its input so far; None where `)` was never likely.
+    """
 
     vocabulary: Vocabulary
     form: CallForm
-    body: list[int] = field(default_factory=list)
-    _closing: tuple[float, str] | None = None  # the likeliest end of the input so far: its log p, the call up to there
+    tokens: list[int] = field(default_factory=list)
+    likeliest_closing: Closing | None = None
 
     def append(self, token: int) -> None:
         """Append a token."""
-        self.body.append(token)
+        self.tokens.append(token)
         self.form.matcher.consume_token(token)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether `->` is written behind the input, or as many tokens as may be."""
-        return len(self.body) >= self.form.most or find_behind_input(RESULT_ARROW, self.text()) >= 0
+        """Return whether `->` is written after the input, or as many tokens as may be."""
+        return len(self.tokens) >= self.form.most or _has_arrow(self.body())
 
-    def text(self) -> str:
+    @property
+    def has_name(self) -> bool:
+        """Return whether the name of the tool is written, and with it `(`."""
+        return "(" in self.body()
+
+    def body(self) -> str:
         """Return the text written after ` [`, in the paper's markers."""
-        return in_paper_form(self.vocabulary.text(self.body, self.vocabulary.start), self.vocabulary.encoding.markers)
+        text = self.vocabulary.text(self.tokens, self.vocabulary.start)
+        return in_paper_form(text, self.vocabulary.encoding.markers)
 
-    def ended_text(self) -> str:
-        """Return the text up to `->`; of a call that has none, up to the likeliest end of its input."""
-        text = self.text()
-        return self._closing[1] if self._closing is not None and find_behind_input(RESULT_ARROW, text) < 0 else text
+    def closed_body(self) -> str:
+        """Return the body, which of a call without `->` ends with the likeliest end of its input, if there is one."""
+        body = self.body()
+        if self.likeliest_closing is None or _has_arrow(body):
+            return body
+        return self.likeliest_closing.body
 
     def measure_closing(self, log_probability: float, text: str) -> None:
-        """Keep `text` as the end of the input here, where it ends it and is likelier than every end before."""
-        written = self.text()
-        closed = f"{written}{text} {RESULT_ARROW}"
-        likelier = self._closing is None or log_probability > self._closing[0]
-        if likelier and not written.endswith(INCOMPLETE) and find_behind_input(RESULT_ARROW, closed) >= 0:
-            self._closing = log_probability, closed
+        """Keep `text`, such as `)`, as the end of the input here, where it would end it and is the likeliest so far."""
+        body = self.body()
+        closed_body = f"{body}{text} {RESULT_ARROW}"
+        best = self.likeliest_closing
+        is_likeliest = best is None or log_probability > best.log_probability
+        ends_character = not body.endswith(INCOMPLETE)
+        if is_likeliest and ends_character and _has_arrow(closed_body):
+            self.likeliest_closing = Closing(log_probability, closed_body)
+
+
+def _has_arrow(body: str) -> bool:
+    """Return whether `->` stands after the input of a call; one within a string of the input does not count."""
+    return find_behind_input(RESULT_ARROW, body) >= 0
+
+
+def read_call(body: str) -> DecodedCall:
+    """Return a call that is to be run, without a result yet, or with the reason why it cannot be run.
+
+    `body`: the text after ` [`, up to `->` or the limit of tokens. No other text comes here than what the grammar of
+    calls allows (`call_grammar`).
+    """
+    arrow = find_behind_input(RESULT_ARROW, body)
+    tool, bracket, input = body.partition("(")
+    if arrow < 0 and not bracket:
+        return DecodedCall("", body, None, NO_END)
+    if arrow < 0:
+        return DecodedCall(tool, input, None, NO_END)
+    try:
+        call = parse_call(body[:arrow].rstrip())
+    except MalformedCall as error:  # strings of named arguments hold what others may not
+        return DecodedCall(tool, input, None, error.reason)
+    return DecodedCall(call.tool, call.input, None, None)

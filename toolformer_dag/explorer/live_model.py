@@ -86,7 +86,7 @@ class LiveModel:
 
         Calls are made inline, by the tools of inference (paper, section 4.2).
         """
-        from toolformer_dag.serving.shared_decoder import TextRequest
+        from toolformer_dag.serving.writings import TextRequest
 
         _refuse(text)
         with self._lock:

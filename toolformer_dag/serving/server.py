@@ -4,10 +4,10 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 from prometheus_client import generate_latest
@@ -19,171 +19,217 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from toolformer_dag.decoding.generation import Generation, TokenLikelihood, WrittenPiece
-from toolformer_dag.serving.protocol import (
-    Answer,
-    Asked,
-    ChatRequest,
-    CompletionRequest,
-    Refused,
-    TextStream,
-    parsed,
-    require_model,
-    text_requests,
-)
-from toolformer_dag.serving.shared_decoder import Busy, NothingWritten, SharedDecoder, Watch, Writing
+from toolformer_dag.decoding.generation import Generation, WrittenPiece
+from toolformer_dag.serving.api_answer import TextStream
+from toolformer_dag.serving.api_request import ApiRequest, Refused, require_model, text_requests
+from toolformer_dag.serving.choice_request import ChatRequest, CompletionRequest
+from toolformer_dag.serving.shared_decoder import SharedDecoder
+from toolformer_dag.serving.writings import Busy, NothingWritten, Watch, Writing
 
+KINDS: tuple[type[ApiRequest], ...] = (CompletionRequest, ChatRequest)
+"""The kinds of requests that are answered, each at its `path`."""
 MOST_BYTES = 1 << 20
 """Of a request."""
 LONGEST_ERROR = 1000
 """Characters of an error."""
 GONE = 499
 """The status that is counted where the client left."""
-Event = tuple[Writing, WrittenPiece | Future[Generation], Sequence[TokenLikelihood]]
+Answering = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
 def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlette:
     """Return the application; it closes the decoder at its end. Which pages may ask is for the caller to guard.
 
-    `model`: the name by which clients ask. `key`: what they must show everywhere but at /health.
+    `model`: the name by which clients ask. `key`: what they must show everywhere but at /health; None: nothing.
     """
+    server = _Server(decoder, model, key)
+    routes = [
+        server.route("/health", server.health, needs_key=False),
+        server.route("/metrics", server.metrics),
+        server.route("/v1/models", server.models),
+        server.route("/v1/models/{name:path}", server.models),
+    ]
+    for kind in KINDS:
+        routes.append(server.route(kind.path, partial(server.complete, kind), method="POST"))
+    return Starlette(routes=routes, lifespan=server.lifespan, exception_handlers={HTTPException: _no_route})
 
-    async def health(request: Request) -> Response:
-        return _json({"status": "ok" if decoder.alive else "decoding has ended"}, 200 if decoder.alive else 503)
 
-    async def metrics(request: Request) -> Response:
-        return Response(generate_latest(decoder.figures.registry), media_type="text/plain; version=0.0.4")
+class _Server:
+    """What the routes share: the decoder, the name of its model, and the thread in which prompts are tokenized."""
 
-    async def models(request: Request) -> Response:
-        known = {"id": model, "object": "model", "created": 0, "owned_by": "toolformer-dag"}
-        entry = {**known, "tools": list(decoder.tools)}
-        name = request.path_params.get("name")
-        if name is None:
-            return _json({"object": "list", "data": [entry]})
-        require_model(name, model)
-        return _json(entry)
-
-    def route(
-        path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET", guarded: bool = True
-    ) -> Route:
-        async def respond(request: Request) -> Response:
-            try:
-                shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-                if guarded and key and not hmac.compare_digest(shown.encode(), key.encode()):
-                    raise Refused("show the key as `Authorization: Bearer KEY`", status=401, code="invalid_api_key")
-                response = await answer(request)
-            except ClientDisconnect:
-                response = Response(status_code=GONE)
-            except Exception as error:  # noqa: BLE001 - the client gets it, the log has it
-                response = _refusal(error)
-            decoder.figures.requests.labels(path, response.status_code).inc()
-            return response
-
-        return Route(path, respond, methods=[method])
+    def __init__(self, decoder: SharedDecoder, model: str, key: str | None) -> None:
+        self._decoder = decoder
+        self._model = model
+        self._key = key
+        # One thread: tokenizers are not asked by two threads at once, and a long prompt takes seconds.
+        self._tokenizing = ThreadPoolExecutor(1)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Serve until the application ends, and close the decoder then."""
         yield
-        tokenizing.shutdown(wait=False, cancel_futures=True)
-        await run_in_threadpool(decoder.close)
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)
+        await run_in_threadpool(self._decoder.close)
 
-    tokenizing = ThreadPoolExecutor(1)  # tokenizers are not asked by two threads at once
+    def route(self, path: str, answer: Answering, *, method: str = "GET", needs_key: bool = True) -> Route:
+        """Return a route that checks the key, turns errors into answers, and counts each request by its status."""
+        respond = partial(self._respond, path=path, answer=answer, needs_key=needs_key)
+        return Route(path, respond, methods=[method])
 
-    routes = [
-        route("/health", health, guarded=False),
-        route("/metrics", metrics),
-        route("/v1/models", models),
-        route("/v1/models/{name:path}", models),
-        route("/v1/completions", partial(_complete, decoder, tokenizing, model, CompletionRequest), "POST"),
-        route("/v1/chat/completions", partial(_complete, decoder, tokenizing, model, ChatRequest), "POST"),
-    ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    async def _respond(self, request: Request, *, path: str, answer: Answering, needs_key: bool) -> Response:
+        """Answer a request, by an error where there is one; it is counted under `path`."""
+        try:
+            if needs_key:
+                self._require_key(request)
+            response = await answer(request)
+        except ClientDisconnect:
+            response = Response(status_code=GONE)
+        except Exception as error:  # noqa: BLE001 - the client gets it, the log has it
+            response = _error_response(error)
+        self._decoder.figures.count_request(path, response.status_code)
+        return response
 
+    def _require_key(self, request: Request) -> None:
+        """Raise Refused for a request without the key, where there is one."""
+        if not self._key:
+            return
+        shown_key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(shown_key.encode(), self._key.encode()):
+            raise Refused("show the key as `Authorization: Bearer KEY`", status=401, code="invalid_api_key")
 
-async def _no_route(request: Request, error: Exception) -> Response:
-    """Refuse a path that is not there, or its method."""
-    assert isinstance(error, HTTPException)
-    allowed = (error.headers or {}).get("Allow")
-    message = f"{request.method} {request.url.path}: " + (
-        f"this path takes {allowed}" if allowed else "there is no such path; see /v1/models, /v1/completions"
-    )
-    response = _refusal(Refused(message, status=error.status_code))
-    response.headers.update(error.headers or {})
-    return response
+    async def health(self, request: Request) -> Response:
+        """Say whether texts are decoded."""
+        if self._decoder.alive:
+            return _json_response({"status": "ok"})
+        return _json_response({"status": "decoding has ended"}, 503)
 
+    async def metrics(self, request: Request) -> Response:
+        """Return the figures for Prometheus."""
+        return Response(generate_latest(self._decoder.figures.registry), media_type="text/plain; version=0.0.4")
 
-async def _complete(
-    decoder: SharedDecoder, tokenizing: Executor, model: str, kind: type[Asked], request: Request
-) -> Response:
-    loop, body = asyncio.get_running_loop(), await _body(request)
-    asked = await loop.run_in_executor(tokenizing, parsed, kind, body)
-    answer = asked.answer(model)
-    if asked.stream:
-        events = asyncio.Queue[Event]()
-        tell = partial(_tell, loop, events)
-        writings = await loop.run_in_executor(tokenizing, _begun, decoder, model, asked, tell)
+    async def models(self, request: Request) -> Response:
+        """Return the list of models, which has one; at a path with a name, the model of this name."""
+        entry = {
+            "id": self._model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "toolformer-dag",
+            "tools": list(self._decoder.tools),
+        }
+        name = request.path_params.get("name")
+        if name is None:
+            return _json_response({"object": "list", "data": [entry]})
+        require_model(name, self._model)
+        return _json_response(entry)
+
+    async def complete(self, kind: type[ApiRequest], request: Request) -> Response:
+        """Write the texts that a request asks for; return them, or a stream that writes them."""
+        body = await _body(request)
+        api_request = await self._in_tokenizing_thread(partial(kind.parse, body))
+        if api_request.stream:
+            return await self._streamed(api_request)
+        writings = await self._in_tokenizing_thread(partial(self._begin, api_request))
+        try:
+            await _wait_until_written(request, writings)
+            return _json_response(api_request.answer(writings))
+        finally:
+            self._drop(writings)
+
+    async def _streamed(self, api_request: ApiRequest) -> Response:
+        events = _Events()
+        writings = await self._in_tokenizing_thread(partial(self._begin, api_request, events.put_piece))
         for writing in writings:
-            writing.done.add_done_callback(partial(tell, writing))
-        return _Stream(decoder, writings, _chunks(answer, writings, events))
-    writings = await loop.run_in_executor(tokenizing, _begun, decoder, model, asked)
-    try:
-        await _finished(request, writings)
-        return _json(answer.whole(writings))
-    finally:
-        _drop(decoder, writings)
+            writing.done.add_done_callback(partial(events.put_end, writing))
+        return _Stream(_chunks(api_request, writings, events), on_end=partial(self._drop, writings))
 
+    async def _in_tokenizing_thread(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
 
-def _begun(decoder: SharedDecoder, model: str, asked: Asked, watch: Watch | None = None) -> list[Writing]:
-    """Begin the texts of a request; for a thread, because to tokenize a long prompt takes seconds."""
-    return decoder.begin(text_requests(asked, model, decoder), watch)
+    def _begin(self, api_request: ApiRequest, watch: Watch | None = None) -> list[Writing]:
+        """Begin the texts of a request; runs in the tokenizing thread."""
+        return self._decoder.begin(text_requests(api_request, self._model, self._decoder), watch)
+
+    def _drop(self, writings: Sequence[Writing]) -> None:
+        """End the texts that have not ended: nobody waits for them."""
+        for writing in writings:
+            if not writing.done.done():
+                self._decoder.drop(writing)
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; the texts end with the client."""
+    """Server-sent events; `on_end` is called once all are sent, or the client has left."""
 
-    def __init__(self, decoder: SharedDecoder, writings: Sequence[Writing], chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], *, on_end: Callable[[], None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._drop = partial(_drop, decoder, writings)
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._drop()
+            self._on_end()
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop,
-    events: "asyncio.Queue[Event]",
-    writing: Writing,
-    what: WrittenPiece | Future[Generation],
-) -> None:
-    """Pass a piece of a text, or its end, to the thread that answers. Of a call, only its end is passed."""
-    if isinstance(what, WrittenPiece) and what.in_call and what.call is None:
-        return
-    listed = isinstance(what, WrittenPiece) and writing.request.likeliest is not None
-    tokens = writing.row.generation().likelihoods if listed else ()
-    loop.call_soon_threadsafe(events.put_nowait, (writing, what, tokens))
+class _Event(NamedTuple):
+    """A piece of a text, or its end: a future that has its Generation, or its error."""
+
+    writing: Writing
+    what: WrittenPiece | Future[Generation]
 
 
-async def _chunks(answer: Answer, writings: Sequence[Writing], events: "asyncio.Queue[Event]") -> AsyncIterator[bytes]:
-    streams = {writing: TextStream(answer, index, writing) for index, writing in enumerate(writings)}
-    ended = 0
-    if first := answer.begin():
-        yield first
-    while ended < len(writings):
-        writing, what, tokens = await events.get()
-        if isinstance(what, Future) and (error := what.exception()) is not None:
-            yield answer.event(_error(error)[0])
-            return
-        ended += isinstance(what, Future)
-        for chunk in streams[writing].chunks(what.result() if isinstance(what, Future) else what, tokens):
-            yield answer.event(chunk)
-    yield answer.end(writings)
+class _Events:
+    """Hands the pieces of texts from the thread that decodes over to the loop in which this was made.
+
+    A piece costs what is new in it: nothing of the text before it is read.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue = asyncio.Queue[_Event]()
+
+    def put_piece(self, writing: Writing, piece: WrittenPiece) -> None:
+        """Hand over a piece of a text; of a call, only its end. Called in the thread that decodes."""
+        is_inside_call = piece.in_call and piece.call is None
+        if not is_inside_call:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, _Event(writing, piece))
+
+    def put_end(self, writing: Writing, done: Future[Generation]) -> None:
+        """Hand over the end of a text. Called in the thread that decodes, or in the loop."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, _Event(writing, done))
+
+    async def get(self) -> _Event:
+        """Wait for the next event."""
+        return await self._queue.get()
+
+
+async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: _Events) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of a request, until all its texts have ended or one has failed."""
+    streams = {}
+    for index, writing in enumerate(writings):
+        streams[writing] = TextStream(index, writing, calls_in_text=api_request.has_calls_in_text)
+    open_texts = len(writings)
+    beginning = api_request.stream_begin()
+    if beginning:
+        yield beginning
+    while open_texts:
+        writing, what = await events.get()
+        if isinstance(what, Future):
+            error = what.exception()
+            if error is not None:
+                yield api_request.stream_event(_error(error).body())
+                return
+            open_texts -= 1
+            new = streams[writing].new_text(what.result())
+        else:
+            new = streams[writing].new_text(what)
+        yield api_request.stream_event(api_request.stream_chunk(new))
+    yield api_request.stream_end(writings)
 
 
 async def _body(request: Request) -> bytes:
+    """Read the body of a request. Raises Refused above MOST_BYTES, before all of it has come."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -193,52 +239,75 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _finished(request: Request, writings: Sequence[Writing]) -> None:
-    """Wait until all texts are written. Raises ClientDisconnect where the client leaves, and the error of a text."""
+async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> None:
+    """Wait until all texts have ended. Raises ClientDisconnect where the client leaves, and the error of a text."""
     texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
-    gone = asyncio.ensure_future(_left(request))
-    await asyncio.wait((texts, gone), return_when=asyncio.FIRST_COMPLETED)
-    gone.cancel()
+    client_has_left = asyncio.ensure_future(_until_client_leaves(request))
+    await asyncio.wait((texts, client_has_left), return_when=asyncio.FIRST_COMPLETED)
+    client_has_left.cancel()
     if not texts.done():
         texts.cancel()
         raise ClientDisconnect
     texts.result()
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _until_client_leaves(request: Request) -> None:
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            return
 
 
-def _drop(decoder: SharedDecoder, writings: Sequence[Writing]) -> None:
-    for writing in writings:
-        if not writing.done.done():
-            decoder.drop(writing)
-
-
-def _json(value: Any, status: int = 200) -> Response:
+def _json_response(value: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
-def _error(error: BaseException) -> tuple[dict[str, Any], int]:
-    """Return an error in OpenAI's form, and its status."""
-    param, status, code, kind = None, 500, None, "server_error"
+class _ApiError(NamedTuple):
+    """An error in OpenAI's form. `param`: the field that is wrong. `code`: its short reason."""
+
+    message: str
+    status: int
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        """Return the answer's body; a long message, which may repeat the request, is cut."""
+        message = self.message
+        if len(message) > LONGEST_ERROR:
+            message = f"{message[:LONGEST_ERROR]}..."
+        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def _error(error: BaseException) -> _ApiError:
+    """Return an error in OpenAI's form; one that is no fault of the request has the status 500."""
     if isinstance(error, Refused):
-        param, status, code, kind = error.param, error.status, error.code, "invalid_request_error"
-    elif isinstance(error, NothingWritten):
-        param, status, code, kind = "prompt", 400, error.reason, "invalid_request_error"
-    elif isinstance(error, Busy):
-        status, code, kind = 429, "rate_limit_exceeded", "rate_limit_error"
-    message = f"{type(error).__name__}: {error}" if status == 500 else str(error)
-    message = message if len(message) <= LONGEST_ERROR else f"{message[:LONGEST_ERROR]}..."  # it may repeat the request
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}, status
+        return _ApiError(str(error), error.status, "invalid_request_error", error.param, error.code)
+    if isinstance(error, NothingWritten):
+        return _ApiError(str(error), 400, "invalid_request_error", "prompt", error.reason)
+    if isinstance(error, Busy):
+        return _ApiError(str(error), 429, "rate_limit_error", code="rate_limit_exceeded")
+    return _ApiError(f"{type(error).__name__}: {error}", 500, "server_error")
 
 
-def _refusal(error: Exception) -> Response:
-    body, status = _error(error)
-    if status == 500:
+def _error_response(error: Exception) -> Response:
+    """Return the response for an error; the log has those that are no fault of the request."""
+    api_error = _error(error)
+    if api_error.status == 500:
         _log.error("a request failed", exc_info=error)
-    response = _json(body, status)
+    response = _json_response(api_error.body(), api_error.status)
     if isinstance(error, Busy):
         response.headers["retry-after"] = str(error.seconds)
+    return response
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """Refuse a path that is not there, or its method."""
+    assert isinstance(error, HTTPException)
+    headers = error.headers or {}
+    remedy = "there is no such path; see /v1/models, /v1/completions"
+    if "Allow" in headers:
+        remedy = f"this path takes {headers['Allow']}"
+    response = _error_response(Refused(f"{request.method} {request.url.path}: {remedy}", status=error.status_code))
+    response.headers.update(headers)
     return response

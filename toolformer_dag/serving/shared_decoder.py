@@ -1,4 +1,4 @@
-"""Decode the texts of many clients together: rows join and leave between two tokens, and tools run beside them."""
+"""Decode the texts of many clients together: texts join and leave between two tokens, and tools run beside them."""
 
 import copy
 import logging
@@ -6,122 +6,34 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.decoding.generation import DecodedCall, Generation, WrittenPiece, open_call, why_nothing
-from toolformer_dag.decoding.greedy import BATCH_TOKENS, advance
+from toolformer_dag.decoding.generation import DOES_NOT_FIT, DecodedCall
 from toolformer_dag.decoding.rules import rules_for
-from toolformer_dag.decoding.written_row import DecodingRow
+from toolformer_dag.decoding.written_call import WrittenCall
+from toolformer_dag.decoding.written_text import TextState
 from toolformer_dag.files import UserError
-from toolformer_dag.model.backend import GreedyRows
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
+from toolformer_dag.serving.decoder_figures import DecoderFigures
+from toolformer_dag.serving.text_batches import TextBatch, batch_for
 from toolformer_dag.serving.tool_threads import ToolThreads
+from toolformer_dag.serving.writings import AnsweredCall, Busy, NothingWritten, TextRequest, Watch, Writing
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.tools.tool import ToolCall, ToolResult
+from toolformer_dag.tools.tool import ToolResult
 
 OUT_OF_TIME = "out_of_time"
 """The reason of a call whose text has waited for its tools as long as it may."""
 RECENT = 0.1
 """What a finished text weighs in the mean of the seconds that texts take."""
+Job = Callable[[], None]
+"""What other threads ask of the thread that decodes: to take a new text, to drop one, to take the answer of a call."""
 _log = logging.getLogger(__name__)
-
-
-class Busy(UserError):
-    """As many texts are open as may be. `seconds`: when to ask again."""
-
-    def __init__(self, seconds: int) -> None:
-        super().__init__(f"too many texts wait here; ask again in {seconds} s")
-        self.seconds = seconds
-
-
-class NothingWritten(UserError):
-    """A text that cannot be completed. `reason`: that of its Generation."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(why_nothing(reason))
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """A text to complete as `generate` does, under limits of its own.
-
-    `prompt`: a text, or its tokens with BOS. `stop`, `likeliest`: as in DecodingRules.
-    """
-
-    prompt: str | Sequence[int]
-    max_new_tokens: int
-    calls: int
-    context: str = ""
-    one_sentence: bool = False
-    withheld: frozenset[str] = frozenset()
-    stop: tuple[str, ...] = ()
-    likeliest: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MadeCall:
-    """A call, the seconds that its text waited for it, and the characters of `text` and `plain` before it."""
-
-    call: DecodedCall
-    seconds: float
-    text_offset: int
-    plain_offset: int
-
-
-@dataclass(eq=False, slots=True)
-class Writing:
-    """A text on its way. `done` gets what was written, or why that came to nothing; `row` is the newest row.
-
-    `calling`: since when the text waits for a tool, by `time.monotonic`; `deadline`: until when.
-    """
-
-    request: TextRequest
-    prompt_tokens: int
-    row: DecodingRow = field(init=False)
-    done: Future[Generation] = field(default_factory=Future)
-    calls: list[MadeCall] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
-    calling: float = 0.0
-    deadline: float = 0.0
-
-
-Watch = Callable[[Writing, WrittenPiece], None]
-
-
-class Figures:
-    """What one server counts, for Prometheus."""
-
-    def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
-        self.requests = Counter("toolformer_requests", "Requests, by status.", ["path", "status"], registry=own)
-        self.texts = Gauge("toolformer_texts", "Texts now: open; waiting, calling among them.", ["state"], registry=own)
-        self.tokens = Counter("toolformer_tokens", "Tokens of finished texts.", ["kind"], registry=own)
-        self.calls = Histogram("toolformer_call_seconds", "Seconds that texts waited.", ["tool", "got"], registry=own)
-
-
-@dataclass(eq=False, slots=True)
-class _Batch:
-    """Texts that run together, and those that join. `most`, `longest`: how many and how long they were, for memory."""
-
-    running: GreedyRows | None = None
-    writings: list[Writing] = field(default_factory=list)
-    joining: list[Writing] = field(default_factory=list)
-    most: int = 0
-    longest: int = 0
-
-    def with_row(self, row: DecodingRow) -> tuple[int, int]:
-        """Return `most` and `longest` with a further row."""
-        return max(self.most, len(self.writings) + len(self.joining) + 1), max(self.longest, row.longest)
 
 
 class SharedDecoder:
@@ -130,29 +42,41 @@ class SharedDecoder:
     - A text that calls a tool leaves its batch until the call is answered, and then comes before those that wait.
     - At most `serving.waiting` texts beside a full batch are open at once.
     - A text waits for its tools for at most `serving.tool_seconds` in all; calls after that have no result.
+
+    Other threads call the public methods; these hand jobs over to the thread that decodes, which alone changes texts.
     """
 
     def __init__(
         self, language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings, k: int | None = None
     ) -> None:
-        self.settings, self.figures = settings, Figures()
+        """Start the thread. `lanes`: the tools that texts may call. `k`: in place of that of the settings."""
+        self.settings = settings
+        self.figures = DecoderFigures()
         self.tools = {lane.tool.name: lane.tool for lane in lanes}
-        self.tokenizer = copy.deepcopy(language_model.tokenizer)  # the other one is used in the thread
-        self._encoding, self._lock, self._closed = Encoding(self.tokenizer), threading.Lock(), False
-        rules, self._backend = rules_for(language_model, lanes, settings), backend_of(language_model)
+        # Tokenizers are not safe for threads: this one is for callers, that of the model for the thread that decodes.
+        self.tokenizer = copy.deepcopy(language_model.tokenizer)
+        self._encoding = Encoding(self.tokenizer)
+        self._longest_token = max(map(len, self.tokenizer.get_vocab()))  # in characters
+        self._backend = backend_of(language_model)
+        rules = rules_for(language_model, lanes, settings)
         self._rules = rules if k is None else replace(rules, k=k)
-        self._longest_token = max(map(len, self.tokenizer.get_vocab()))
-        self._threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
-        self._seconds, self._missed = 1.0, 0.0
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._open: set[Writing] = set()
-        self._waiting: deque[Writing] = deque()
-        self._calling: set[Writing] = set()
-        self._batches: list[_Batch] = []
-        for state, texts in (("open", self._open), ("waiting", self._waiting), ("calling", self._calling)):
-            self.figures.texts.labels(state).set_function(texts.__len__)
+        self._tool_threads = {lane.tool.name: ToolThreads(lane.tool, lane.limits) for lane in lanes}
+
+        self._lock = threading.Lock()
+        self._closed = False
+        self._open: set[Writing] = set()  # all that have begun and not ended; changed under the lock or by the thread
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: to end
+        # Of the thread that decodes alone:
+        self._waiting: deque[Writing] = deque()  # texts that are to join a batch, the next one first
+        self._calling: set[Writing] = set()  # texts that wait for a tool
+        self._batches: list[TextBatch] = []
+        self._mean_seconds = 1.0  # that texts take, recent ones above all
+        self._missed_tokens = 0.0  # that waiting texts could have had since texts joined last
+        self.figures.show_texts({"open": self._open, "waiting": self._waiting, "calling": self._calling})
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
+
+    # For other threads
 
     @property
     def alive(self) -> bool:
@@ -166,7 +90,7 @@ class SharedDecoder:
         are tokenized here, once it is known that there is room for them.
         """
         self._require_room(requests)
-        writings = [self._begun(request, watch) for request in requests]
+        writings = [self._prepared(request, watch) for request in requests]
         with self._lock:
             if self._closed:
                 raise UserError("nothing is decoded any more; see the log, and start anew")
@@ -180,11 +104,7 @@ class SharedDecoder:
     def require_length(self, characters: int) -> None:
         """Raise NothingWritten for a prompt of more characters than tokens of the model's context can hold."""
         if characters > self._backend.context_length * self._longest_token:
-            raise NothingWritten("does_not_fit")
-
-    def _require_room(self, requests: Sequence[TextRequest]) -> None:
-        if len(self._open) + len(requests) > self._backend.greedy_rows + self.settings.serving.waiting:
-            raise Busy(math.ceil(self._seconds))
+            raise NothingWritten(DOES_NOT_FIT)
 
     def drop(self, writing: Writing) -> None:
         """End a text that nobody waits for, if it has not ended."""
@@ -195,37 +115,33 @@ class SharedDecoder:
         self._jobs.put(None)
         self._thread.join()
 
-    def _begun(self, request: TextRequest, watch: Watch | None) -> Writing:
+    def _require_room(self, requests: Sequence[TextRequest]) -> None:
+        most_open = self._backend.greedy_rows + self.settings.serving.waiting
+        if len(self._open) + len(requests) > most_open:
+            raise Busy(math.ceil(self._mean_seconds))
+
+    def _prepared(self, request: TextRequest, watch: Watch | None) -> Writing:
+        """Tokenize the prompt of a request. Raises NothingWritten."""
         prompt = request.prompt
         self.require_length(len(prompt))
-        ids = self._encoding.bos + self._encoding.texts([prompt])[0].ids if isinstance(prompt, str) else list(prompt)
-        writing = Writing(request, len(ids))
-        rules = replace(
-            self._rules,
-            max_new_tokens=request.max_new_tokens,
-            calls=request.calls,
-            withheld=request.withheld,
-            one_sentence=request.one_sentence,
-            stop=request.stop,
-            likeliest=request.likeliest,
-            watch=watch and partial(watch, writing),
-        )
-        writing.row = DecodingRow(rules, 0, ids, rules.max_new_tokens, Generation("", "", (), 0))
-        if reason := writing.row.generation().reason:
-            raise NothingWritten(reason)
+        if isinstance(prompt, str):
+            prompt_tokens = self._encoding.bos + self._encoding.texts([prompt])[0].ids
+        else:
+            prompt_tokens = list(prompt)
+        writing = Writing(request, self._rules, prompt_tokens, watch)
+        if writing.text.reason is not None:
+            raise NothingWritten(writing.text.reason)
         return writing
 
+    # For the thread that decodes
+
     def _work(self) -> None:
+        """Decode until `close`: take jobs, let texts join, and write a token of each text, in turn."""
         try:
             while self._take_jobs():
-                self._join()
+                self._let_texts_join()
                 for batch in self._batches:
-                    try:
-                        self._advance(batch)
-                    except Exception as error:  # noqa: BLE001 - such as too little memory: it ends these texts alone
-                        _log.exception("texts were lost")
-                        self._fail([*batch.writings, *batch.joining], error)
-                        batch.writings, batch.joining = [], []
+                    self._advance(batch)
                 self._batches = [batch for batch in self._batches if batch.writings]
         finally:
             with self._lock:
@@ -233,113 +149,132 @@ class SharedDecoder:
             self._fail(list(self._open), InterruptedError("the server ended"))
 
     def _take_jobs(self) -> bool:
-        """Do what was asked of this thread, wait for it where no text runs; return whether to go on."""
-        until = min((writing.deadline for writing in self._calling), default=None)
-        patience = until and max(0.0, until - time.monotonic())
-        idle = not (self._batches or self._waiting)
-        try:
-            while (job := self._jobs.get(idle, patience)) is not None:
-                job()
-                idle = False
-            return False
-        except Empty:
-            now = time.monotonic()
-            for writing in [one for one in self._calling if one.deadline <= now]:
-                self._answered(writing, writing.row, ToolResult(None, OUT_OF_TIME))
-            return True
+        """Do what other threads asked for, and end the calls whose time is up. Return False once it is time to end.
 
-    def _join(self) -> None:
-        """Let those that wait longest join a batch, as long as the keys of all batches stay within BATCH_TOKENS.
+        Where no text can be decoded now, wait for a job, at most until the next call is out of time.
+        """
+        next_deadline = min((writing.call_deadline for writing in self._calling), default=None)
+        timeout = None if next_deadline is None else max(0.0, next_deadline - time.monotonic())
+        may_wait = not (self._batches or self._waiting)
+        while True:
+            try:
+                job = self._jobs.get(block=may_wait, timeout=timeout)
+            except Empty:
+                break
+            if job is None:
+                return False
+            job()
+            may_wait = False
+        self._end_late_calls()
+        return True
 
-        Joining costs a pass, whoever joins. So they wait until the tokens that they miss would have cost one: of a step
-        with n rows, each of w that wait misses 1 / (n + w).
+    def _end_late_calls(self) -> None:
+        """Go on, without a result, with texts that have waited for their tools as long as they may."""
+        now = time.monotonic()
+        late = [writing for writing in self._calling if writing.call_deadline <= now]
+        for writing in late:
+            self._take_answer(writing, writing.text.call, ToolResult(None, OUT_OF_TIME))
+
+    def _let_texts_join(self) -> None:
+        """Let the texts that wait longest join a batch, as long as memory has room for them (`batch_for`).
+
+        Joining costs a pass of the model, whoever joins. So texts wait until the tokens that they miss would have cost
+        one: of a step for n rows, each of w texts that wait misses 1 / (n + w).
         """
         decoded = sum(len(batch.writings) for batch in self._batches)
-        self._missed += len(self._waiting) / max(1, len(self._waiting) + decoded)
-        if self._missed < 1:
+        waiting = len(self._waiting)
+        self._missed_tokens += waiting / max(1, waiting + decoded)
+        if self._missed_tokens < 1:
             return
-        self._missed = 0.0
-        while self._waiting and (batch := self._batch_for(self._waiting[0].row)) is not None:
-            batch.most, batch.longest = batch.with_row(self._waiting[0].row)
-            batch.joining.append(self._waiting.popleft())
+        self._missed_tokens = 0.0
+        while self._waiting:
+            batch = batch_for(self._waiting[0].text, self._batches, self._backend)
+            if batch is None:
+                return
+            if batch not in self._batches:
+                self._batches.append(batch)
+            batch.join(self._waiting.popleft())
 
-    def _batch_for(self, row: DecodingRow) -> _Batch | None:
-        """Return the batch that a row joins; one that may reach the end of the context runs alone (`decode_rows`)."""
-        taken = sum(batch.most * batch.longest for batch in self._batches)
-        for batch in self._batches:
-            most, longest = batch.with_row(row)
-            fits = most <= self._backend.greedy_rows and longest <= self._backend.context_length
-            if fits and taken - batch.most * batch.longest + most * longest <= BATCH_TOKENS:
-                return batch
-        if self._batches and taken + row.longest > BATCH_TOKENS:
-            return None
-        self._batches.append(_Batch())
-        return self._batches[-1]
+    def _advance(self, batch: TextBatch) -> None:
+        """Write a token of each text, and take care of those that left the batch. An error ends its texts alone."""
+        try:
+            for writing in batch.step(self._backend):
+                if writing in self._open:
+                    self._go_on(writing)
+        except Exception as error:  # noqa: BLE001 - such as too little memory
+            _log.exception("texts were lost")
+            self._fail([*batch.writings, *batch.joining], error)
+            batch.writings = []
+            batch.joining = []
 
-    def _advance(self, batch: _Batch) -> None:
-        """Write a token of each text, and go on with those that stopped."""
-        prefixes = [writing.row.prefix for writing in batch.joining]
-        if batch.running is None:
-            batch.running = self._backend.greedy(prefixes)
-        elif prefixes:
-            batch.running.add(prefixes)
-        batch.writings, batch.joining = batch.writings + batch.joining, []
-        advance(batch.running, [writing.row for writing in batch.writings])
-        stopped = [writing for writing in batch.writings if writing.row.stopped]
-        batch.writings = [writing for writing in batch.writings if not writing.row.stopped]
-        for writing in self._open.intersection(stopped):
-            self._go_on(writing, writing.row)
-
-    def _go_on(self, writing: Writing, row: DecodingRow) -> None:
-        """Let a text wait for its next token, or for its call; finish it where it has ended."""
-        writing.row = row
-        if not row.stopped:
+    def _go_on(self, writing: Writing) -> None:
+        """Do what a text needs that has left its batch: let it wait for another one, run its call, or finish it."""
+        state = writing.text.state
+        if state is TextState.READY:
             self._waiting.appendleft(writing)
-        elif (taken_back := row.taken_back()) is not None:
-            self._go_on(writing, taken_back)
-        elif row.in_call:
-            self._call(writing, row)
-        else:
-            self._open.discard(writing)
-            written = row.generation()
-            self._seconds += RECENT * (time.monotonic() - writing.began - self._seconds)
-            self.figures.tokens.labels("prompt").inc(writing.prompt_tokens)
-            self.figures.tokens.labels("written").inc(written.tokens)
-            writing.done.set_result(written)
+        elif state is TextState.WAITING:
+            self._run_call(writing)
+        elif state is TextState.ENDED:
+            self._finish(writing)
 
-    def _call(self, writing: Writing, row: DecodingRow) -> None:
-        """Run the open call of a row; its answer comes as a job."""
-        call, writing.calling = open_call(row.body_text()), time.monotonic()
-        left = self.settings.serving.tool_seconds - sum(made.seconds for made in writing.calls)
-        writing.deadline = writing.calling + left
+    def _run_call(self, writing: Writing) -> None:
+        """Run the open call of a text beside decoding; its answer comes as a job."""
+        text = writing.text
+        written_call = text.call
+        call = text.open_call()
+        seconds_left = writing.seconds_for_tools(self.settings.serving.tool_seconds)
+        writing.call_began = time.monotonic()
+        writing.call_deadline = writing.call_began + seconds_left
         self._calling.add(writing)
-        if call.reason is not None or left <= 0:
-            self._answered(writing, row, ToolResult(None, call.reason or OUT_OF_TIME))
-        else:
-            self._threads[call.tool].ask(
-                ToolCall(call.input, writing.request.context),
-                lambda: writing.row is row and writing in self._calling,
-                lambda result: self._jobs.put(partial(self._answered, writing, row, result)),
-            )
+        if call.reason is not None or seconds_left <= 0:
+            self._take_answer(writing, written_call, ToolResult(None, call.reason or OUT_OF_TIME))
+            return
+        self._tool_threads[call.tool].submit(
+            text.tool_call(),
+            is_wanted=partial(self._waits_for, writing, written_call),
+            on_result=partial(self._put_answer, writing, written_call),
+        )
 
-    def _answered(self, writing: Writing, row: DecodingRow, result: ToolResult) -> None:
-        """Go on after a call, unless its text was dropped or has gone on without an answer."""
-        if writing.row is not row or writing not in self._calling:
+    def _put_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
+        """Hand the answer of a call over to the thread that decodes; called in the thread of the tool."""
+        self._jobs.put(partial(self._take_answer, writing, written_call, result))
+
+    def _waits_for(self, writing: Writing, call: WrittenCall | None) -> bool:
+        """Return whether a text waits for this call: it was not dropped, and has not gone on without an answer."""
+        return writing in self._calling and writing.text.call is call
+
+    def _take_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
+        """Go on after a call, unless its text does not wait for it any more."""
+        if not self._waits_for(writing, written_call):
             return
         self._calling.discard(writing)
-        opened, so_far, seconds = open_call(row.body_text()), row.generation(), time.monotonic() - writing.calling
-        call = row.accepted(DecodedCall(opened.tool, opened.input, result.result, result.reason))
-        writing.calls.append(MadeCall(call, seconds, len(so_far.text), len(so_far.plain)))
-        got = "result" if call.reason is None else "lost" if result.lost else "none"
-        self.figures.calls.labels(call.tool, got).observe(seconds)
-        self._go_on(writing, row.after(call))
+        text = writing.text
+        opened = text.open_call()
+        call = text.accepted(DecodedCall(opened.tool, opened.input, result.result, result.reason))
+        seconds = time.monotonic() - writing.call_began
+        # Before it goes on: `watch` gets the call then, and reads it here.
+        writing.calls.append(
+            AnsweredCall(call, seconds, text_offset=len(text.text), plain_offset=len(text.plain)),
+        )
+        self.figures.count_call(call.tool, seconds, has_result=call.reason is None, lost=result.lost)
+        text.go_on(call)
+        self._go_on(writing)
 
-    def _fail(self, writings: Sequence[Writing], error: Exception) -> None:
+    def _finish(self, writing: Writing) -> None:
+        """Pass the text to those who wait for it."""
+        self._open.discard(writing)
+        generation = writing.text.generation()
+        seconds = time.monotonic() - writing.began
+        self._mean_seconds += RECENT * (seconds - self._mean_seconds)
+        self.figures.count_text(writing.prompt_tokens, generation)
+        writing.done.set_result(generation)
+
+    def _fail(self, writings: Iterable[Writing], error: Exception) -> None:
         """End texts without a result; their places are free from now on."""
         for writing in self._open.intersection(writings):
             self._open.discard(writing)
             self._calling.discard(writing)
             if writing in self._waiting:
                 self._waiting.remove(writing)
-            writing.row.stopped = True
+            writing.text.drop()
             writing.done.set_exception(error)

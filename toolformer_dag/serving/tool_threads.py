@@ -3,13 +3,20 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
-from toolformer_dag.decoding.generation import tool_results
+from toolformer_dag.decoding.open_calls import tool_results
 from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.runner import Runner
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolResult
 
-OnResult = Callable[[ToolResult], None]
+
+class QueuedCall(NamedTuple):
+    """A call that waits for a thread; `is_wanted` and `on_result` as in `ToolThreads.submit`."""
+
+    call: ToolCall
+    is_wanted: Callable[[], bool]
+    on_result: Callable[[ToolResult], None]
 
 
 class ToolThreads:
@@ -19,27 +26,37 @@ class ToolThreads:
     """
 
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
-        self._runner, self._most, self._running = Runner(tool, limits), limits.concurrency, 0
-        self._waiting: deque[tuple[ToolCall, Callable[[], bool], OnResult]] = deque()
+        self._runner = Runner(tool, limits)
+        self._most_threads = limits.concurrency
+        self._running_threads = 0
+        self._queue: deque[QueuedCall] = deque()
         self._lock = threading.Lock()
 
-    def ask(self, call: ToolCall, wanted: Callable[[], bool], on_result: OnResult) -> None:
-        """Pass the call's result to `on_result`, in another thread. A call that is no longer `wanted` is not run."""
+    def submit(self, call: ToolCall, *, is_wanted: Callable[[], bool], on_result: Callable[[ToolResult], None]) -> None:
+        """Run a call in a thread; `on_result` gets its result there.
+
+        `is_wanted` is asked right before the call would run, in the same thread. A call that is no longer wanted is not
+        run, and has no result.
+        """
         with self._lock:
-            self._waiting.append((call, wanted, on_result))
-            if self._running < self._most:
-                self._running += 1
+            self._queue.append(QueuedCall(call, is_wanted, on_result))
+            if self._running_threads < self._most_threads:
+                self._running_threads += 1
                 threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        while (asked := self._next()) is not None:
-            call, wanted, on_result = asked
-            if wanted():
-                on_result(tool_results(self._runner, [call])[0])
+        """Run queued calls until none is left."""
+        queued = self._next()
+        while queued is not None:
+            if queued.is_wanted():
+                [result] = tool_results(self._runner, [queued.call])
+                queued.on_result(result)
+            queued = self._next()
 
-    def _next(self) -> tuple[ToolCall, Callable[[], bool], OnResult] | None:
+    def _next(self) -> QueuedCall | None:
+        """Take the next call; None where there is none, and this thread is no longer counted."""
         with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            self._running -= 1
+            if self._queue:
+                return self._queue.popleft()
+            self._running_threads -= 1
             return None

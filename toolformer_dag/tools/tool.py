@@ -209,6 +209,8 @@ class Tool(ABC):
     """
     looks_for: ClassVar[str] = "a text that the tool's rule wants"
     """What `wants_document` and `wants` look for in a document, for the message where no document has it."""
+    dated: ClassVar[bool] = False
+    """Whether the context of a call is a date, as 2023-01-30, or empty; requests with another context are refused."""
     by_paragraph: bool = False
     """Whether a text of the lane is one paragraph: `wants` is then asked about each of a segment's paragraphs."""
     routed: bool = False

@@ -26,6 +26,7 @@ class Calendar(Tool):
     looks_for = "a date (in its URL, or where `corpus.fields.date` says)"
     description = "Tells the date; the input is empty."
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
+    dated = True
 
     def wants_document(self, document: Document) -> str | None:
         return "date_in_url" if document.date else None

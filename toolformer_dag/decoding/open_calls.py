@@ -1,0 +1,35 @@
+"""Run the calls for which texts wait, those to one tool together."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from toolformer_dag.decoding.generation import TOOL_DOWN, DecodedCall
+from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.decoding.written_text import WrittenText
+from toolformer_dag.settings.tool_settings import ToolLimits
+from toolformer_dag.tools.runner import Runner
+from toolformer_dag.tools.tool import ToolCall, ToolDown, ToolResult
+
+_log = logging.getLogger(__name__)
+
+
+def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[DecodedCall]:
+    """Run the open call of each text; return the calls in the order of the texts, with a result or a reason."""
+    calls = [text.open_call() for text in texts]
+    for name, tool in rules.tools.items():
+        indices = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
+        runner = Runner(tool, rules.limits.get(name, ToolLimits()))
+        results = tool_results(runner, [texts[index].tool_call() for index in indices])
+        for index, result in zip(indices, results, strict=True):
+            calls[index] = replace(calls[index], result=result.result, reason=result.reason)
+    return calls
+
+
+def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Run calls of a tool; where the tool is down, each has the reason TOOL_DOWN: a tool must not derail a text."""
+    try:
+        return runner.run(calls)
+    except ToolDown as error:
+        _log.warning("%s", error)
+        return [ToolResult(None, TOOL_DOWN) for _ in calls]

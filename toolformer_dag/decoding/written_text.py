@@ -1,0 +1,426 @@
+"""A text while it is written: the states from its prompt to its end, and what leads from one to the next."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
+from toolformer_dag.decoding.generation import (
+    DOES_NOT_FIT,
+    EMPTY_PROMPT,
+    REPEATED,
+    DecodedCall,
+    Generation,
+    StartChance,
+    TokenLikelihood,
+    call_text,
+)
+from toolformer_dag.decoding.piece_feed import PieceFeed
+from toolformer_dag.decoding.place_scores import StartScore
+from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.decoding.stretch import CallSite, Stretch
+from toolformer_dag.decoding.written_call import WrittenCall, read_call
+from toolformer_dag.texts.calls import API_START
+from toolformer_dag.tools.tool import ToolCall
+
+
+class TextState(Enum):
+    """What a text is doing. The numbers are those of the walk in `toolformer_dag.decoding`."""
+
+    READY = "ready"  # waits for its tokens to be prefilled (1)
+    WRITING_TEXT = "writing text"  # gets a token at each step of its batch (2)
+    WRITING_CALL = "writing a call"  # so too, after ` [` (3)
+    WAITING = "waiting for a tool"  # has an open call, and is in no batch (4)
+    ENDED = "ended"
+
+
+class WrittenText:
+    """A text that is being written after a prompt, with its calls.
+
+    There is one object per text, from its prompt to its end. What a rule or a tool has to remember about a text has its
+    place here: `rules` are shared by all texts, and a `Stretch` ends with each call. Not safe for threads.
+
+    | from | to | by |
+    |---|---|---|
+    | READY | WRITING_TEXT | `start_writing`, once its tokens are prefilled |
+    | WRITING_TEXT | WRITING_CALL | `append` of the last token of ` [` |
+    | WRITING_TEXT | READY | `stop_before_look_alike` |
+    | WRITING_TEXT | ENDED | `append` or `stop_before_sentence`: an end token, a stop word, a sentence, a limit |
+    | WRITING_CALL | WAITING | `append` of `->` or of the last token that fits; `end_call` |
+    | WRITING_CALL | READY | `append` of the name of a tool that needs a likelier start: the call is taken back |
+    | WAITING | READY, ENDED | `go_on` with the answer of the call |
+    | any | ENDED | `drop` |
+
+    - `prompt`: the index of the prompt. `context`: what its calls are run with, such as the date.
+    - `stretch`: the part since the prompt or the last call (see there). `call`: the open call, if there is one.
+    - `text`, `plain`: what was written before the stretch, with calls and without; once the stretch is over, because
+      a call waits or the text has ended, with it.
+    - `calls`: the answered calls. `reason`: why nothing can be written; else None.
+    """
+
+    def __init__(
+        self, rules: DecodingRules, prompt_tokens: Sequence[int], *, prompt: int = 0, context: str = ""
+    ) -> None:
+        self.rules = rules
+        self.prompt = prompt
+        self.context = context
+        self.state = TextState.READY
+        self.call: WrittenCall | None = None
+        self.text = ""
+        self.plain = ""
+        self.calls: list[DecodedCall] = []
+        self.reason: str | None = None
+        self._tokens = 0  # chosen by the model in stretches and calls that are over
+        self._look_alikes = 0
+        self._chances: list[StartChance] = []
+        self._likelihoods: list[TokenLikelihood] = []  # of the tokens of stretches that are over
+        self._p_start: float | None = None
+        self._feed = PieceFeed(rules, prompt)
+        self._forced: list[int] = []  # the next tokens, whatever the model's scores
+        self.stretch = Stretch(rules, list(prompt_tokens), rules.max_new_tokens, CallSite(), after_call=False)
+        if not prompt_tokens:
+            self.reason = EMPTY_PROMPT
+        elif self.stretch.room <= 0:
+            self.reason = DOES_NOT_FIT
+        if self.reason is not None or self.stretch.is_full:
+            self._end()
+
+    # What it is doing
+
+    @property
+    def is_writing(self) -> bool:
+        """Return whether it takes the next token of its batch."""
+        return self.state in (TextState.WRITING_TEXT, TextState.WRITING_CALL)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing more is written."""
+        return self.state is TextState.ENDED
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether a limit of tokens ends the text where it is, or has ended it."""
+        return self.stretch.is_full
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether the model chooses the next token of the text: no call is open, and no token is forced."""
+        return self.state is TextState.WRITING_TEXT and not self._forced
+
+    @property
+    def may_begin_call(self) -> bool:
+        """Return whether ` [` may come next and fits the context."""
+        stretch = self.stretch
+        fits = stretch.room - stretch.place >= len(self.rules.vocabulary.start)
+        return self.is_free and fits and stretch.may_begin_call(stretch.place)
+
+    @property
+    def notes_start(self) -> bool:
+        """Return whether p of ` [` says something here: where one more call is allowed, or none was made yet."""
+        return self.is_free and (self.stretch.has_calls_left(self.stretch.place) or not self.calls)
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the most tokens that the text may have before its next prefill, an open call among them."""
+        return len(self.stretch.prefix) + self.stretch.budget + self.rules.max_call_tokens
+
+    def generation(self) -> Generation:
+        """Return what was written, once the text has ended."""
+        return Generation(
+            text=self.text,
+            plain=self.plain,
+            calls=tuple(self.calls),
+            tokens=self._tokens,
+            reason=self.reason,
+            look_alikes=self._look_alikes,
+            chances=tuple(self._chances),
+            likelihoods=tuple(self._likelihoods),
+            p_start=self._p_start,
+        )
+
+    # 1. Prefill
+
+    def tokens_to_prefill(self) -> list[int]:
+        """Return the tokens that are to be prefilled: those of the prompt and of all that was written so far."""
+        return self.stretch.prefix
+
+    def start_writing(self) -> None:
+        """READY -> WRITING_TEXT: a batch has read the tokens. A text that was dropped meanwhile stays ENDED."""
+        if self.state is TextState.READY:
+            self.state = TextState.WRITING_TEXT
+
+    # 2. Choose
+
+    def note_start(self, start: StartScore) -> None:
+        """Keep p of ` [` at this place."""
+        scores = self.stretch.scores
+        if self.notes_start:
+            scores.p_starts[self.stretch.place] = start.probability
+        if self.rules.traced:
+            scores.starts[self.stretch.place] = start
+
+    def note_likeliest(self, log_probabilities: dict[int, float]) -> None:
+        """Keep log p of the likeliest tokens at this place."""
+        self.stretch.scores.likeliest[self.stretch.place] = log_probabilities
+
+    def stop_before_sentence(self, token: int) -> None:
+        """End the text where its sentence ends before `token`, the likeliest next one."""
+        if not self.is_free:
+            return
+        text = self.plain + self.stretch.text()
+        if not may_have_ended(text):
+            return
+        is_end = token in self.rules.vocabulary.ends
+        if is_end or answer_end(text + self.stretch.addition(token)) == len(text):
+            self._end()
+
+    def stop_before_look_alike(self, token: int) -> None:
+        """WRITING_TEXT -> READY where `token`, the likeliest next one, would complete a look-alike, such as `<QA(`.
+
+        The text goes on before the bracket of the look-alike, without one there.
+        """
+        if not self.is_free:
+            return
+        start = self.stretch.look_alike_start(token)
+        if start is not None:
+            self.stretch.take_back_to(start)
+            self._feed.show_text(self.stretch, self._likelihoods, whole=True)
+            self._take_back(no_bracket=True)
+
+    def begin_call(self) -> None:
+        """Force ` [` as the next tokens."""
+        self._forced = list(self.rules.vocabulary.start)
+
+    def bars(self, token: int) -> bool:
+        """Return whether a rule forbids `token` as the next one of the text (`Stretch.bars`)."""
+        return self.is_free and self.stretch.bars(token)
+
+    def next_token(self, likeliest: int) -> int:
+        """Return the token that comes next: the one that is forced, else the `likeliest` one."""
+        return self._forced[0] if self._forced else likeliest
+
+    def append(self, token: int) -> None:
+        """Append a token to the text or to its open call; see the class for where that leads."""
+        if self.call is not None:
+            self._append_to_call(self.call, token)
+        else:
+            self._append_to_text(token)
+
+    def _append_to_text(self, token: int) -> None:
+        self._forced = self._forced[1:]
+        if token in self.rules.vocabulary.ends:
+            self._end()
+            return
+        stretch = self.stretch
+        stretch.written.append(token)
+        if self._ends_with_start():
+            self._open_call()
+            return
+        end = self._end_of_answer()
+        if end is not None:
+            stretch.characters = max(end - len(self.plain), 0)
+            self._end()
+        elif stretch.is_full and not self._forced:
+            self._end()
+        else:
+            self._feed.show_text(self.stretch, self._likelihoods, whole=False)
+
+    def _ends_with_start(self) -> bool:
+        """Return whether the stretch ends with all tokens of ` [`, where a call is allowed."""
+        start = self.rules.vocabulary.start
+        stretch = self.stretch
+        return stretch.written[-len(start) :] == start and stretch.has_calls_left(stretch.place - len(start))
+
+    def _end_of_answer(self) -> int | None:
+        """Return the number of characters before a stop word, or of the sentence; None where the text goes on."""
+        if not (self.rules.stop or self.rules.one_sentence):
+            return None
+        text = self.plain + self.stretch.text()
+        ends = [text.find(word) for word in self.rules.stop if word in text]
+        if self.rules.one_sentence:
+            sentence_end = answer_end(text)
+            if sentence_end is not None:
+                ends.append(sentence_end)
+        return min(ends, default=None)
+
+    # 3. Write a call
+
+    def _open_call(self) -> None:
+        """WRITING_TEXT -> WRITING_CALL: take ` [` out of the text, and fix what the call may be."""
+        stretch = self.stretch
+        vocabulary = self.rules.vocabulary
+        del stretch.written[-len(vocabulary.start) :]
+        self._feed.show_text(self.stretch, self._likelihoods, whole=True)
+        if stretch.site.failed:
+            tools = stretch.callable_tools(stretch.place) - stretch.site.failed
+        else:
+            # Also tools that need a likelier start: a call to one of these is taken back once its name is written.
+            tools = stretch.offered_tools(stretch.place)
+        room = stretch.room - stretch.place - len(vocabulary.start)
+        form = vocabulary.form(tools, self.rules.schemas, most=min(self.rules.max_call_tokens, room))
+        self.call = WrittenCall(vocabulary, form)
+        self.state = TextState.WRITING_CALL
+        self._feed.begin_call()
+        self._feed.show_call(self.call, is_over=False)
+
+    def _append_to_call(self, call: WrittenCall, token: int) -> None:
+        call.append(token)
+        if self._needs_likelier_start(call):
+            self._take_back(no_start=True)
+        elif call.has_ended:
+            self.end_call()
+        else:
+            self._feed.show_call(call, is_over=False)
+
+    def _needs_likelier_start(self, call: WrittenCall) -> bool:
+        """Return whether the name of the tool is written, and p of ` [` was below its `min_probability`."""
+        if not self.rules.min_probability:
+            return False
+        tool, bracket, _ = call.body().partition("(")
+        return bool(bracket) and tool not in self.stretch.callable_tools(self.stretch.place)
+
+    def end_call(self) -> None:
+        """WRITING_CALL -> WAITING: the call is written, or nothing may follow what is written of it."""
+        assert self.call is not None
+        self.state = TextState.WAITING
+        self._feed.show_call(self.call, is_over=True)
+        self._close_stretch(last_text=API_START)
+
+    # 4. Wait for its tool
+
+    def open_call(self) -> DecodedCall:
+        """Return the call that waits, without a result; its `reason` says why it cannot be run, if it cannot."""
+        assert self.call is not None
+        return read_call(self.call.closed_body())
+
+    def tool_call(self) -> ToolCall:
+        """Return what the tool of the open call gets."""
+        return ToolCall(self.open_call().input, self.context)
+
+    # 5. Go on
+
+    def accepted(self, call: DecodedCall) -> DecodedCall:
+        """Return an answered call as it counts: without its result where the same call stands in the text with one."""
+        if call.result is None:
+            return call
+        for earlier in self.calls:
+            is_same = (earlier.tool, earlier.input) == (call.tool, call.input)
+            if is_same and earlier.result is not None:
+                return replace(call, result=None, reason=REPEATED)
+        return call
+
+    def go_on(self, call: DecodedCall) -> None:
+        """WAITING -> READY or ENDED: go on after the open call, whose answer is `call`, `accepted` before.
+
+        A call with a result becomes part of the text. Without one it is taken back: where it followed another call, or
+        stands in the text already, the text goes on without it; else another tool is called at the same place.
+        """
+        stretch = self.stretch
+        p_start = stretch.scores.p_starts.get(stretch.place, 0.0)
+        site = self._site_after(call)
+        tokens = stretch.tokens()
+        inserted = call_text(call)
+        if inserted:
+            tokens += self.rules.vocabulary.encoding.calls([inserted])[0]
+        self.text += inserted
+        self.calls.append(call)
+        self.call = None
+        self._feed.show_answer(call)
+        self._begin_stretch(tokens, site)
+        if site.failed:
+            self._call_another_tool(call.tool, p_start)
+
+    def _site_after(self, call: DecodedCall) -> CallSite:
+        """Return which calls may begin after the open call, whose answer is `call`."""
+        stretch = self.stretch
+        site = self._site_here()
+        if not stretch.is_right_after_result:
+            site = replace(site, places=site.places + 1)
+        if call.result is not None:
+            return replace(site, results=site.results + 1)
+        if stretch.is_right_after_result or call.reason == REPEATED:
+            return replace(site, no_start=True)
+        return replace(site, failed=stretch.site.failed | {call.tool})
+
+    def _call_another_tool(self, failed_tool: str, p_start: float) -> None:
+        """Force a call to a tool that was not tried here; end the text where none is left.
+
+        `failed_tool`: "" where not even a name was written. `p_start`: the model's p of ` [` at this place.
+        """
+        stretch = self.stretch
+        stretch.scores.p_starts[0] = p_start
+        none_is_left = stretch.callable_tools(0) <= stretch.site.failed
+        if not failed_tool or none_is_left or not stretch.has_calls_left(0):
+            self._end()
+        else:
+            self.begin_call()
+
+    # Stretches and ends
+
+    def drop(self) -> None:
+        """End the text here, without what its generation would hold: nobody waits for it."""
+        self.state = TextState.ENDED
+
+    def _begin_stretch(self, tokens: list[int], site: CallSite) -> None:
+        """Go on after `tokens`, with what the last stretch left of the limit: READY, or ENDED where nothing is left."""
+        budget = self.stretch.budget - self.stretch.place
+        self.stretch = Stretch(self.rules, tokens, budget, site, after_call=bool(self.calls))
+        self.state = TextState.READY
+        self._forced = []
+        self._feed.begin_stretch()
+        if self.stretch.is_full:
+            self._end()
+
+    def _take_back(self, *, no_start: bool = False, no_bracket: bool = False) -> None:
+        """WRITING -> READY: go on after the stretch without what follows it, the open call or a look-alike.
+
+        `no_start`, `no_bracket`: what may not begin there again, as in CallSite.
+        """
+        stretch = self.stretch
+        if stretch.place == 0 and stretch.site.no_start:
+            no_start = True
+        site = replace(self._site_here(), no_start=no_start, no_bracket=no_bracket)
+        if no_bracket:
+            self._look_alikes += 1
+        self._close_stretch(last_text=API_START if self.call is not None else None)
+        self.call = None
+        self._begin_stretch(stretch.tokens(), site)
+
+    def _site_here(self) -> CallSite:
+        """Return the site at the end of the stretch, as if nothing had been tried there."""
+        site = self.stretch.site
+        return CallSite(site.places, results=site.results if self.stretch.place == 0 else 0)
+
+    def _end(self) -> None:
+        """-> ENDED: nothing more is written."""
+        self.state = TextState.ENDED
+        self._feed.show_text(self.stretch, self._likelihoods, whole=True)
+        self._close_stretch(last_text="")
+
+    def _close_stretch(self, last_text: str | None) -> None:
+        """Add the stretch, and the tokens of the call that follows it, to what was written before.
+
+        `last_text`: what stands after its last token: ` [`, or "" at the end. None: the next stretch writes there.
+        """
+        stretch = self.stretch
+        text = stretch.text()
+        self.text += text
+        self.plain += text
+        self._tokens += stretch.place
+        if self.call is not None:
+            self._tokens += len(self.rules.vocabulary.start) + len(self.call.tokens)
+        self._chances += stretch.start_chances(last_text)
+        if self.rules.likeliest is not None:
+            for place in range(stretch.place):
+                self._likelihoods.append(stretch.likelihood(place))
+        self._note_p_start()
+
+    def _note_p_start(self) -> None:
+        """Keep p of ` [` where the first call began; before it, the largest one so far."""
+        if self.calls:
+            return
+        p_starts = self.stretch.scores.p_starts
+        if self.call is not None:
+            self._p_start = p_starts.get(self.stretch.place)
+        else:
+            self._p_start = max([self._p_start or 0.0, *p_starts.values()])

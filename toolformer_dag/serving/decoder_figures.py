@@ -1,0 +1,48 @@
+"""What a server counts, for Prometheus."""
+
+from collections.abc import Collection, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from toolformer_dag.decoding.generation import Generation
+
+
+class DecoderFigures:
+    """The figures of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "toolformer_requests", "Requests, by status.", ["path", "status"], registry=self.registry
+        )
+        self._texts = Gauge(
+            "toolformer_texts", "Texts now: open; waiting, calling among them.", ["state"], registry=self.registry
+        )
+        self._tokens = Counter("toolformer_tokens", "Tokens of finished texts.", ["kind"], registry=self.registry)
+        self._calls = Histogram(
+            "toolformer_call_seconds", "Seconds that texts waited.", ["tool", "got"], registry=self.registry
+        )
+
+    def show_texts(self, texts_by_state: Mapping[str, Collection[object]]) -> None:
+        """Show the sizes of these collections as they are whenever the figures are read."""
+        for state, texts in texts_by_state.items():
+            self._texts.labels(state).set_function(texts.__len__)
+
+    def count_request(self, path: str, status: int) -> None:
+        """Count an answered request."""
+        self._requests.labels(path, status).inc()
+
+    def count_text(self, prompt_tokens: int, generation: Generation) -> None:
+        """Count the tokens of a finished text."""
+        self._tokens.labels("prompt").inc(prompt_tokens)
+        self._tokens.labels("written").inc(generation.tokens)
+
+    def count_call(self, tool: str, seconds: float, *, has_result: bool, lost: bool) -> None:
+        """Count a call for which a text waited. `lost`: its tool gave no answer at all, such as by a time limit."""
+        if has_result:
+            got = "result"
+        elif lost:
+            got = "lost"
+        else:
+            got = "none"
+        self._calls.labels(tool, got).observe(seconds)
