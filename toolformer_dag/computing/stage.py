@@ -622,6 +622,6 @@ SCORED = {
         "whether delta is an upper bound, because L(c) was not computed (filtering.loss_floor)",
         "loss_call IS NULL AND loss_empty IS NOT NULL",
     ),
-    "reason": Column(pl.String(), "why the call may not stay whatever its delta; null for most"),
+    "reason": Column(pl.String(), "why the call may not stay whatever its delta; null where it may"),
 }
 """The columns of scored calls."""

@@ -11,11 +11,12 @@ from toolformer_dag.settings.setting_types import printable
 from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.compression import HEAD_BYTES, blocks, kind_in_words, kind_of
 from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.guarded_batches import guarded
 from toolformer_dag.texts.readers import parquet_shards, web_archives
 from toolformer_dag.texts.readers.json_lines import json_batches
 from toolformer_dag.texts.readers.parquet_shards import parquet_batches, whole_parquet
 from toolformer_dag.texts.readers.web_archives import web_archive_batches
-from toolformer_dag.texts.shard_faults import ShardError, ShardFault, guarded
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 READ_BYTES = 1 << 18
 """Bytes that are read of a file at a time."""

@@ -13,8 +13,9 @@ import pyarrow as pa
 from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.formats import FormatChoice
+from toolformer_dag.texts.guarded_batches import guarded
 from toolformer_dag.texts.readers.arrow_tables import TableRecords
-from toolformer_dag.texts.shard_faults import ShardError, ShardFault, guarded
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 ROWS = 1000
 """Rows per batch."""

@@ -1,0 +1,26 @@
+"""Reading the batches of a shard so that no library's error stops the other shards."""
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import polars as pl
+
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
+
+T = TypeVar("T")
+
+
+def guarded(batches: Iterator[T]) -> Iterator[T]:
+    """Yield what a reader yields; raise ShardFault unreadable_data for any error that a library raises meanwhile.
+
+    So no shard stops the others. ShardFault, ShardError and OSError are passed on; too little memory is a ShardError.
+    """
+    try:
+        yield from batches
+    except (ShardFault, ShardError, OSError):
+        raise
+    except MemoryError as error:
+        raise ShardError("the memory does not suffice to read it; free some, or split the file") from error
+    except (Exception, pl.exceptions.PanicException) as error:
+        message = " ".join(str(error).split())[:300]
+        raise ShardFault("unreadable_data", f"{type(error).__name__}: {message}: no row of it is used") from error
