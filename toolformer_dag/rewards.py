@@ -17,9 +17,9 @@ from typing import Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.traces.conversations import Message, UnknownForm, read_conversation, text_of
+from toolformer_dag.traces.conversations import RecordedMessage, UnknownForm, read_conversation, text_of
 from toolformer_dag.traces.judge import Judge, JudgedCall
-from toolformer_dag.traces.variants import Asked, calls_of, document_of, exchange
+from toolformer_dag.traces.variants import AskedCall, calls_of, document_of, exchange
 
 SWAPPED = "swapped_results"
 """The column with results to hold the calls of a row against; without it those of other prompts of the batch serve."""
@@ -65,7 +65,7 @@ def gain(
     return [_sum(earned[row]) if talk else None for row, talk in enumerate(talks)]
 
 
-def _conversation(prompt: Any, completion: Any, answer: Any) -> tuple[Message, ...]:
+def _conversation(prompt: Any, completion: Any, answer: Any) -> tuple[RecordedMessage, ...]:
     """Return prompt and completion with the known answer in place of the policy's own; nothing where that cannot be."""
     try:
         messages, faults = read_conversation({"prompt": _plain(prompt), "completion": _plain(completion)})
@@ -75,7 +75,7 @@ def _conversation(prompt: Any, completion: Any, answer: Any) -> tuple[Message, .
     if unknown or any(reason == "no_message" for reason, _ in faults):
         return ()
     own = bool(messages) and messages[-1].role == "assistant" and not messages[-1].calls
-    return (*messages[: len(messages) - own], Message("assistant", str(answer)))
+    return (*messages[: len(messages) - own], RecordedMessage("assistant", str(answer)))
 
 
 def _plain(value: Any) -> Any:
@@ -87,14 +87,14 @@ def _plain(value: Any) -> Any:
 
 
 def _asked(
-    talks: Sequence[tuple[Message, ...]], given: Sequence[Sequence[Any] | None], swaps: int
-) -> list[tuple[int, Asked]]:
+    talks: Sequence[tuple[RecordedMessage, ...]], given: Sequence[Sequence[Any] | None], swaps: int
+) -> list[tuple[int, AskedCall]]:
     """Return every call with the number of its conversation, and results to hold it against."""
     places = [(row, at, index) for row, talk in enumerate(talks) for at, index in calls_of(talk)]
     exchanged = exchange([(document_of(talks[row]), talks[row][at].calls[index]) for row, at, index in places], swaps)
     pairs = zip(places, exchanged, strict=True)
     return [
-        (row, Asked(talks[row], at, index, tuple(map(text_of, given[row] or swapped))))
+        (row, AskedCall(talks[row], at, index, tuple(map(text_of, given[row] or swapped))))
         for (row, at, index), swapped in pairs
     ]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from toolformer_dag.traces.conversations import (
-    Message,
-    ToolCall,
+    RecordedCall,
+    RecordedMessage,
     UnknownForm,
     drop,
     read_conversation,
@@ -99,7 +99,7 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-def heard(messages: tuple[Message, ...]) -> list[Any]:
+def heard(messages: tuple[RecordedMessage, ...]) -> list[Any]:
     """What a conversation says, whatever form it came in."""
     return [
         (one.role, one.content, [(call.tool, call.arguments, call.result) for call in one.calls]) for one in messages
@@ -169,7 +169,7 @@ def test_variants_of_a_call_change_nothing_else() -> None:
 def test_a_result_says_whether_its_call_failed(result: str, failed: bool) -> None:
     record = {"messages": [asked(ADD), {"role": "tool", "tool_call_id": "id0", "content": result}]}
     [message] = read_conversation(record)[0]
-    assert message.calls == (ToolCall("add", ADD["arguments"], "id0", (0, 0), result, failed, (1, 0)),)
+    assert message.calls == (RecordedCall("add", ADD["arguments"], "id0", (0, 0), result, failed, (1, 0)),)
 
 
 @pytest.mark.parametrize(

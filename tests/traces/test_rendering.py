@@ -9,18 +9,18 @@ from tests.traces.conftest import settings_at
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_encoding
-from toolformer_dag.traces.conversations import Message, ToolCall, with_result, without_call
+from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, with_result, without_call
 from toolformer_dag.traces.rendering import HERMES, Rendering, RenderingError, rendering_of
-from toolformer_dag.traces.variants import WINDOWS, Asked, Reader, exchange
+from toolformer_dag.traces.variants import WINDOWS, AskedCall, Reader, exchange
 
 TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
 TALK = (
-    Message("user", "How warm is it in Graz?"),
-    Message("assistant", "", (ToolCall("warmth", {"town": "Graz"}, place=(1, 0), result="17 degrees"),)),
-    Message("assistant", "It is 17 degrees."),
-    Message("user", "And in Lyon?"),
-    Message("assistant", "", (ToolCall("warmth", {"town": "Lyon"}, place=(4, 0), result="23 degrees"),)),
-    Message("assistant", "23 degrees."),
+    RecordedMessage("user", "How warm is it in Graz?"),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Graz"}, place=(1, 0), result="17 degrees"),)),
+    RecordedMessage("assistant", "It is 17 degrees."),
+    RecordedMessage("user", "And in Lyon?"),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Lyon"}, place=(4, 0), result="23 degrees"),)),
+    RecordedMessage("assistant", "23 degrees."),
 )
 
 
@@ -58,7 +58,7 @@ def test_a_sequence_begins_with_bos_once_whether_or_not_the_template_writes_it(
         encoding.tokenizer.chat_template = template
         for tokens in (0, 8, 1024):
             reader = Reader(settings_at(tmp_path, context_tokens=tokens).traces, encoding, 2048)
-            variants = reader.variants(Asked(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+            variants = reader.variants(AskedCall(TALK, 1, 0, ("-3 degrees", "40 degrees")))
             assert isinstance(variants, dict)
             assert {(one.ids[0], one.ids.count(bos)) for one in variants.values()} == {(bos, 1)}
 
@@ -90,7 +90,7 @@ def test_a_window_says_which_words_count(engine: Engine, tmp_path: Path) -> None
     read = {}
     for window in WINDOWS:
         reader = Reader(settings_at(tmp_path, window=window).traces, engine.encoding, 2048)
-        variants = reader.variants(Asked(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+        variants = reader.variants(AskedCall(TALK, 1, 0, ("-3 degrees", "40 degrees")))
         assert isinstance(variants, dict)
         texts = {engine.encoding.tokenizer.decode([one.ids[at] for at in one.places]) for one in variants.values()}
         [read[window]] = texts
@@ -108,7 +108,7 @@ def test_a_window_ends_where_the_context_does_and_before_the_next_message_there_
         found = Reader(settings_at(tmp_path).traces, engine.encoding, length).variants(asked)
         return found if isinstance(found, str) else len(found["own"].places)
 
-    asked = Asked(TALK, 1, 0, ("-3 degrees", "40 degrees"))
+    asked = AskedCall(TALK, 1, 0, ("-3 degrees", "40 degrees"))
     counts = [places(length) for length in (2048, *range(1024, 0, -4))]
     whole, *fewer = dict.fromkeys(counts)
     reader = Reader(settings_at(tmp_path, window="next").traces, engine.encoding, 2048)
@@ -120,9 +120,10 @@ def test_a_window_ends_where_the_context_does_and_before_the_next_message_there_
 def test_a_call_gets_results_of_other_conversations_that_differ() -> None:
     results = ("success", "success", "7", "8", "9", "Error: no")
     calls = [
-        (f"talk {n % 5}", ToolCall("x", {"n": n}, result=one, failed="Error" in one)) for n, one in enumerate(results)
+        (f"talk {n % 5}", RecordedCall("x", {"n": n}, result=one, failed="Error" in one))
+        for n, one in enumerate(results)
     ]
-    given = exchange([*calls, ("talk 9", ToolCall("y", {}, result="1"))], 2)
+    given = exchange([*calls, ("talk 9", RecordedCall("y", {}, result="1"))], 2)
     for (document, call), told in zip(calls, given, strict=False):
         assert len(set(told)) == 2
         assert call.result not in told

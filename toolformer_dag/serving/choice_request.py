@@ -149,7 +149,7 @@ def _auto_or_none(tool_choice: Any) -> Any:
     return tool_choice
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     """A message of a chat, as templates take it; clients add a name, and what an answer holds besides."""
 
     role: str
@@ -170,7 +170,7 @@ class ChatRequest(ChoiceRequest):
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl"
 
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tool_choice: Annotated[str, BeforeValidator(_auto_or_none)] | None = None
@@ -212,7 +212,7 @@ def _chat_logprob(text: str, log_probability: float) -> dict[str, Any]:
     return {"token": text, "logprob": log_probability, "bytes": list(text.encode())}
 
 
-def chat_tokens(decoder: SharedDecoder, messages: Sequence[Message], param: str) -> list[int]:
+def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
     """Return the tokens of a chat by the model's own template. Raises Refused, which names the field `param`."""
     decoder.require_length(sum(len(message.content) for message in messages))
     if not decoder.tokenizer.chat_template:

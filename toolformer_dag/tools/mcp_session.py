@@ -28,7 +28,7 @@ class SessionLost(RetryableError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Session:
+class McpSession:
     """A connection to a server, in an event loop that runs in a thread of its own. Safe for several threads.
 
     - stack: closes the client, then the event loop.
@@ -110,7 +110,7 @@ def _is_valid(content: Any, schema: Any) -> bool:
         return False
 
 
-def open_session(key: str, options: McpOptions) -> Session:
+def open_session(key: str, options: McpOptions) -> McpSession:
     """Connect to the server, starting a command, and check that it has the tool with the arguments that are listed.
 
     `key` is that of the tool's section. Raises ToolDown.
@@ -134,7 +134,7 @@ def list_tools(options: McpOptions) -> "list[Tool]":
     return list(tools.values())
 
 
-def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]]":
+def _connected(key: str, options: McpOptions) -> "tuple[McpSession, dict[str, Tool]]":
     """Connect to a server and list its tools; return the session and the tools by name.
 
     The caller closes the session. Raises ToolDown, and then leaves no command running.
@@ -161,7 +161,7 @@ def _connected(key: str, options: McpOptions) -> "tuple[Session, dict[str, Tool]
     tools = {}
     for tool in listed_tools:
         tools[tool.name] = tool.model_copy(update={"input_schema": schemas[tool.name].input})
-    return Session(options, stack, portal, client, schemas), tools
+    return McpSession(options, stack, portal, client, schemas), tools
 
 
 def _shorten_traceback(record: logging.LogRecord) -> bool:

@@ -18,7 +18,7 @@ import orjson
 from toolformer_dag.files import file_name, write_output
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import Dropped
-from toolformer_dag.traces.conversations import Message, drop, to_openai
+from toolformer_dag.traces.conversations import RecordedMessage, drop, to_openai
 from toolformer_dag.traces.judgement import Judgement, Recorded
 
 METADATA = "tool_call_gains"
@@ -122,14 +122,14 @@ def _cleaned(
     return {**record, "extra": place} if "steps" in record else record
 
 
-def _without_support(messages: Sequence[Message], gone: Sequence[Verdict]) -> list[Message]:
+def _without_support(messages: Sequence[RecordedMessage], gone: Sequence[Verdict]) -> list[RecordedMessage]:
     """Return what the assistant wrote that rests on no call any more, once the calls of `gone` are left out.
 
     An exchange reaches from what a user says to what a user says next. Where none of its calls stays, the assistant's
     messages from the first call that goes are returned; not where the answer was as likely without each of the calls,
     since it then rests on what was said before.
     """
-    unsupported = list[Message]()
+    unsupported = list[RecordedMessage]()
     for first, end in _exchanges(messages):
         gone_here = [row for row in gone if first <= row["turn"] < end]
         if not gone_here:
@@ -143,7 +143,7 @@ def _without_support(messages: Sequence[Message], gone: Sequence[Verdict]) -> li
     return unsupported
 
 
-def _exchanges(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+def _exchanges(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
     """Yield the first message of each exchange and the one after its last; each but the first begins with a user's."""
     first = 0
     for number, message in enumerate(messages):
@@ -165,5 +165,5 @@ def _parts(chosen: str, rejected: str, turn: int) -> Iterable[tuple[str, slice]]
     return (chosen, slice(turn)), (chosen, slice(turn, turn + 1)), (rejected, slice(turn, turn + 1))
 
 
-def _openai(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _openai(messages: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
     return [message for _, message in to_openai(messages)]

@@ -26,7 +26,7 @@ class UnknownForm(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class RecordedCall:
     """A recorded call; `result`: what the tool answered, None where no answer is recorded.
 
     `failed`: the answer says that the call failed. `id`: the record's own, if it has one. `place`, `answered`: where
@@ -43,7 +43,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RecordedMessage:
     """`role`: system, user, assistant, or another one as it was recorded; results stand with their `calls`.
 
     `raw_number`: number of the raw message that it was read from; None of a message that was not read from a record.
@@ -51,7 +51,7 @@ class Message:
 
     role: str
     content: str
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[RecordedCall, ...] = ()
     raw_number: int | None = field(default=None, compare=False)
 
 
@@ -98,14 +98,14 @@ BLOCKS = {"tool_use", "tool_result", "function_call", "function_call_output"}
 """Parts of contents that hold calls in forms that are not read: they would be lost silently."""
 
 
-def read_conversation(record: object) -> tuple[tuple[Message, ...], list[Fault]]:
+def read_conversation(record: object) -> tuple[tuple[RecordedMessage, ...], list[Fault]]:
     """Return the messages of a record with the calls and results in them, and its faults. Raises UnknownForm.
 
     Faults: no_message, unknown_role (read as context), unreadable_call (stays in the text), result_without_call,
     late_result and result_before_call (read in their places).
     """
     raw = [one for _, listed in _lists(record) for one in listed]
-    messages, faults, answers = list[Message](), list[Fault](), list[tuple[Record, str, Place, int]]()
+    messages, faults, answers = list[RecordedMessage](), list[Fault](), list[tuple[Record, str, Place, int]]()
     for number, one in enumerate(raw):
         if not isinstance(one, Mapping):
             faults.append(("no_message", f"message {number} is a {type(one).__name__}"))
@@ -118,11 +118,11 @@ def read_conversation(record: object) -> tuple[tuple[Message, ...], list[Fault]]
         if role == "assistant":
             messages.append(_assistant(one, text, number, faults))
         elif text or not is_answer:
-            messages.append(Message(role, text, raw_number=number))
+            messages.append(RecordedMessage(role, text, raw_number=number))
     return tuple(_answered(messages, answers, faults)), faults
 
 
-def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> Message:
+def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> RecordedMessage:
     """Return a message with its calls; a call that cannot be read stays in the text."""
     asked = [*_listed_calls(one), *CALL.findall(text)]
     read = [_call(raw, (number, index)) for index, raw in enumerate(asked)]
@@ -130,7 +130,7 @@ def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> Mess
     faults += [("unreadable_call", detail) for detail in unread]
     rest = CALL.sub(lambda found: "" if _call(found[1], (0, 0)) else found[0], text)
     content = rest.strip() if rest != text else text
-    return Message("assistant", content, tuple(filter(None, read)), raw_number=number)
+    return RecordedMessage("assistant", content, tuple(filter(None, read)), raw_number=number)
 
 
 def _lists(record: object) -> list[tuple[str, list[Any]]]:
@@ -219,13 +219,13 @@ def _listed_calls(one: Record) -> list[Any]:
     return listed if isinstance(listed, list) else [listed]
 
 
-def _call(raw: Any, place: Place) -> ToolCall | None:
+def _call(raw: Any, place: Place) -> RecordedCall | None:
     raw = _parsed(raw) if isinstance(raw, str) else raw
     asked = _first(raw, ("function",)) or raw
     name, given = _first(asked, ("name", "function_name")), _first(asked, ("arguments", "parameters", "args")) or {}
     read = _parsed(given) if isinstance(given, str) else given
     arguments = read if isinstance(read, Mapping) else {"input": given}
-    return ToolCall(name, arguments, _first(raw, ("id", *IDS)), place) if isinstance(name, str) else None
+    return RecordedCall(name, arguments, _first(raw, ("id", *IDS)), place) if isinstance(name, str) else None
 
 
 def _parsed(text: str) -> Any:
@@ -261,8 +261,8 @@ def _tells_failure(fields: Record) -> bool:
 
 
 def _answered(
-    messages: Sequence[Message], answers: Sequence[tuple[Record, str, Place, int]], faults: list[Fault]
-) -> list[Message]:
+    messages: Sequence[RecordedMessage], answers: Sequence[tuple[Record, str, Place, int]], faults: list[Fault]
+) -> list[RecordedMessage]:
     """Give each result to its call: by id, by the tool's name, else to the first that waits in the nearest message."""
     waiting = [(call, at, index) for at, one in enumerate(messages) for index, call in enumerate(one.calls)]
     answered = list(messages)
@@ -287,29 +287,31 @@ def _tool_of(beside: Record, content: str) -> Any:
     return _first(beside, ("name",)) or _first(_parsed(content), ("name",))
 
 
-def _nearness(of: Any, tool: Any, behind: int, waiting: tuple[ToolCall, int, int]) -> tuple[bool, bool, bool, int, int]:
+def _nearness(
+    of: Any, tool: Any, behind: int, waiting: tuple[RecordedCall, int, int]
+) -> tuple[bool, bool, bool, int, int]:
     call, at, index = waiting
     return at < behind, call.id == of, call.tool == tool, -abs(at - behind), -index
 
 
-def _with_call(message: Message, index: int, call: ToolCall) -> Message:
+def _with_call(message: RecordedMessage, index: int, call: RecordedCall) -> RecordedMessage:
     return replace(message, calls=(*message.calls[:index], call, *message.calls[index + 1 :]))
 
 
-def without_call(messages: Sequence[Message], at: int, index: int) -> tuple[Message, ...]:
+def without_call(messages: Sequence[RecordedMessage], at: int, index: int) -> tuple[RecordedMessage, ...]:
     """Return the conversation in which a call was never made: a message that is left empty goes too."""
     rest = messages[at].calls[:index] + messages[at].calls[index + 1 :]
     kept = (replace(messages[at], calls=rest),) if rest or messages[at].content.strip() else ()
     return (*messages[:at], *kept, *messages[at + 1 :])
 
 
-def with_result(messages: Sequence[Message], at: int, index: int, result: str) -> tuple[Message, ...]:
+def with_result(messages: Sequence[RecordedMessage], at: int, index: int, result: str) -> tuple[RecordedMessage, ...]:
     """Return the conversation in which a call had another result."""
     changed = replace(messages[at].calls[index], result=result)
     return (*messages[:at], _with_call(messages[at], index, changed), *messages[at + 1 :])
 
 
-def to_openai(messages: Sequence[Message]) -> Iterator[tuple[int, dict[str, Any]]]:
+def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield messages in OpenAI's form, each with the number of the one that it was in; results follow their calls.
 
     Ids tell the places of calls, in nine letters and digits as Mistral's templates take them, so that they stay when
@@ -328,10 +330,10 @@ def to_openai(messages: Sequence[Message]) -> Iterator[tuple[int, dict[str, Any]
                 yield number, {"role": "tool", "tool_call_id": name, "name": call.tool, "content": call.result}
 
 
-def drop(record: Record, calls: Collection[ToolCall], raw_messages: Collection[int] = ()) -> dict[str, Any]:
+def drop(record: Record, calls: Collection[RecordedCall], raw_messages: Collection[int] = ()) -> dict[str, Any]:
     """Return a record without these of its calls and their results, in the form that it has.
 
-    `raw_messages`: numbers of raw messages that are left out whole (`Message.raw_number`).
+    `raw_messages`: numbers of raw messages that are left out whole (`RecordedMessage.raw_number`).
     """
     gone, answers = {call.place for call in calls}, {call.answered for call in calls if call.answered}
     changed, first = dict(record), 0

@@ -22,7 +22,7 @@ from toolformer_dag.model.weights import IDENTIFYING, model_dtype, model_identit
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.traces.variants import EMPTY, NONE, OWN, Asked, Reader, Variant
+from toolformer_dag.traces.variants import EMPTY, NONE, OWN, AskedCall, Reader, Variant
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -92,7 +92,7 @@ class Judge:
         """Return how many tokens went through the model."""
         return token_count(self._engine.counts.as_dict()) if self._engine else 0
 
-    def judged(self, calls: Sequence[Asked], advance: Callable[[int, int], object] = max) -> Iterator[JudgedCall]:
+    def judged(self, calls: Sequence[AskedCall], advance: Callable[[int, int], object] = max) -> Iterator[JudgedCall]:
         """Yield the calls with their losses, in their order; a chunk of losses is stored before the next is begun.
 
         `advance`: gets the calls that are done and all. Raises ModelError, StorageError.
@@ -105,7 +105,7 @@ class Judge:
             yield from (self._judged(*each, losses) for each in zip(some, variants, strict=True))
             advance(first + len(some), len(calls))
 
-    def _judged(self, asked: Asked, found: dict[str, Variant] | str, losses: Mapping[str, float]) -> JudgedCall:
+    def _judged(self, asked: AskedCall, found: dict[str, Variant] | str, losses: Mapping[str, float]) -> JudgedCall:
         if isinstance(found, str):
             return JudgedCall({}, reason=found)
         by_name = {name: losses[variant.digest] for name, variant in found.items()}

@@ -17,10 +17,20 @@ from toolformer_dag.lake.queries import OFFLINE, quoted, sql_text
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.traces.conversations import Fault, Message, Record, UnknownForm, id_of, read_conversation
+from toolformer_dag.traces.conversations import Fault, Record, RecordedMessage, UnknownForm, id_of, read_conversation
 from toolformer_dag.traces.judge import Judge, JudgedCall, judge_identity, judge_of
 from toolformer_dag.traces.sources import BadRecord, records, stamp
-from toolformer_dag.traces.variants import EMPTY, EXCHANGE, NONE, OWN, Asked, beginning, calls_of, document_of, exchange
+from toolformer_dag.traces.variants import (
+    EMPTY,
+    EXCHANGE,
+    NONE,
+    OWN,
+    AskedCall,
+    beginning,
+    calls_of,
+    document_of,
+    exchange,
+)
 
 VIEWS = sql_text(__package__, "trace_views.sql")
 CALLS = pl.Schema(
@@ -70,7 +80,7 @@ class Recorded:
     record_id: str | None
     source: str
     record: Record
-    messages: tuple[Message, ...]
+    messages: tuple[RecordedMessage, ...]
 
 
 class RejectedPart(NamedTuple):
@@ -152,21 +162,21 @@ def judge_traces(
     return Judgement(database, found, len(rejected), judge.counts, judge.tokens)
 
 
-def _asked(found: Sequence[Recorded], swaps: int) -> list[tuple[Recorded, Asked]]:
+def _asked(found: Sequence[Recorded], swaps: int) -> list[tuple[Recorded, AskedCall]]:
     """Return every call with its conversation, and results of other conversations to hold it against."""
     places = [(one, *place) for one in found for place in calls_of(one.messages)]
     swapped = exchange([(document_of(one.messages), one.messages[at].calls[n]) for one, at, n in places], swaps)
-    return [(one, Asked(one.messages, at, n, told)) for (one, at, n), told in zip(places, swapped, strict=True)]
+    return [(one, AskedCall(one.messages, at, n, told)) for (one, at, n), told in zip(places, swapped, strict=True)]
 
 
-def _call_row(one: Recorded, asked: Asked, judged: JudgedCall) -> tuple[Any, ...]:
+def _call_row(one: Recorded, asked: AskedCall, judged: JudgedCall) -> tuple[Any, ...]:
     call, losses = asked.call, (judged.losses.get(name) for name in (NONE, EMPTY, OWN))
     head = (one.name, one.record_id, one.source, asked.at, asked.index, beginning(one.messages[: asked.at]), call.tool)
     facts = (json.dumps(call.arguments, ensure_ascii=False), call.result, call.failed, judged.reason, judged.tokens)
     return (*head, *facts, *losses, judged.overlap[0] if judged.overlap else None)
 
 
-def _swap_rows(one: Recorded, asked: Asked, judged: JudgedCall) -> Iterator[tuple[Any, ...]]:
+def _swap_rows(one: Recorded, asked: AskedCall, judged: JudgedCall) -> Iterator[tuple[Any, ...]]:
     for number, result in enumerate(judged.swapped):
         overlap = judged.overlap[number + 1]
         yield one.name, asked.at, asked.index, number, result, judged.losses[str(number)], overlap

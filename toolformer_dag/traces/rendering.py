@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.traces.conversations import Message, ToolCall, to_openai
+from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, to_openai
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
@@ -37,11 +37,11 @@ PLAIN = (
 WORD = "\ue000"
 """What no template writes: after it stands how a message of the assistant ends."""
 TRIAL = (
-    Message("user", "How warm is it in Alba, and in Benton?"),
-    Message("assistant", "I look.", (ToolCall("warmth", {"town": "Alba"}, result="17 degrees"),)),
-    Message("assistant", "", (ToolCall("warmth", {"town": "Benton"}, result="23 degrees"),)),
-    Message("assistant", "17 and 23."),
-    Message("user", "Thanks."),
+    RecordedMessage("user", "How warm is it in Alba, and in Benton?"),
+    RecordedMessage("assistant", "I look.", (RecordedCall("warmth", {"town": "Alba"}, result="17 degrees"),)),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Benton"}, result="23 degrees"),)),
+    RecordedMessage("assistant", "17 and 23."),
+    RecordedMessage("user", "Thanks."),
 )
 WRITTEN = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
 """What a template for tools writes of TRIAL."""
@@ -61,7 +61,7 @@ class Rendering:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": WORD}]
         self._end = self._text(turns).partition(WORD)[2]
 
-    def render(self, messages: Sequence[Message], at: int, weighted: Sequence[int]) -> list[tuple[int, ...]]:
+    def render(self, messages: Sequence[RecordedMessage], at: int, weighted: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the tokens before message `at`, and behind it, in turn, what is not weighted and what is.
 
         They end with the words of the last of the `weighted` messages. Raises RenderingError where a message changes

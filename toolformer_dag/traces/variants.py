@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.trace_settings import TraceSettings
-from toolformer_dag.traces.conversations import Message, ToolCall, with_result, without_call
+from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, with_result, without_call
 from toolformer_dag.traces.rendering import RenderingError, rendering_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Window:
     tokens: int = 100
     weights: tuple[float, ...] = ()
 
-    def chosen(self, messages: Sequence[Message], at: int) -> list[int]:
+    def chosen(self, messages: Sequence[RecordedMessage], at: int) -> list[int]:
         """Return the numbers of the messages after message `at` that count."""
         behind = [n for n in range(at + 1, len(messages)) if messages[n].role == "assistant"]
         return behind[-1:] if self.last else behind[: self.messages]
@@ -77,16 +77,16 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedCall:
     """A call to judge: number `index` of message `at`, and results of other conversations to hold it against."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[RecordedMessage, ...]
     at: int
     index: int
     swapped: tuple[str, ...] = ()
 
     @property
-    def call(self) -> ToolCall:
+    def call(self) -> RecordedCall:
         """Return the call."""
         return self.messages[self.at].calls[self.index]
 
@@ -99,7 +99,7 @@ class Reader:
         self.window = WINDOWS[traces.window]
         self.rendering = rendering_of(traces.rendering, encoding)
 
-    def variants(self, asked: Asked) -> dict[str, Variant] | str:
+    def variants(self, asked: AskedCall) -> dict[str, Variant] | str:
         """Return the variants of a call by name, or why there are none.
 
         Reasons: no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template
@@ -119,7 +119,7 @@ class Reader:
             return "nothing_follows"
         return found if fits else "does_not_fit"
 
-    def _read(self, asked: Asked, chosen: Sequence[int]) -> dict[str, Variant]:
+    def _read(self, asked: AskedCall, chosen: Sequence[int]) -> dict[str, Variant]:
         at, index = asked.at, asked.index
         messages = tuple(map(self._cut, asked.messages[: max(chosen) + 1]))
         results = {
@@ -131,7 +131,7 @@ class Reader:
         named[NONE] = without_call(messages, at, index)
         return {name: self._variant(name, one, at, chosen, len(messages)) for name, one in named.items()}
 
-    def overlap(self, asked: Asked, result: str) -> float:
+    def overlap(self, asked: AskedCall, result: str) -> float:
         """Return the share of the weighted messages' words that stand in the part of a result that is read."""
         chosen = self.window.chosen(asked.messages, asked.at)
         words = {word for number in chosen for word in _words(_written(asked.messages[number]))}
@@ -146,11 +146,13 @@ class Reader:
             return result
         return f"{self.encoding.tokenizer.decode(ids[:most], skip_special_tokens=False)} ..."
 
-    def _cut(self, message: Message) -> Message:
+    def _cut(self, message: RecordedMessage) -> RecordedMessage:
         calls = (replace(one, result=None if one.result is None else self.cut(one.result)) for one in message.calls)
         return replace(message, calls=tuple(calls))
 
-    def _variant(self, name: str, messages: Sequence[Message], at: int, chosen: Sequence[int], count: int) -> Variant:
+    def _variant(
+        self, name: str, messages: Sequence[RecordedMessage], at: int, chosen: Sequence[int], count: int
+    ) -> Variant:
         """Return the tokens of a variant; a message that is gone from it moves those behind it."""
         moved = count - len(messages)
         before, *pieces = self.rendering.render(messages, at, [number - moved for number in chosen])
@@ -165,13 +167,13 @@ class Reader:
         return Variant(KINDS.get(name, "loss_result"), read, tuple(places), self.window.of(len(places)))
 
 
-def calls_of(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
     """Yield the number of the message and of the call in it, of each call."""
     for at, message in enumerate(messages):
         yield from ((at, index) for index in range(len(message.calls)))
 
 
-def beginning(messages: Sequence[Message]) -> str:
+def beginning(messages: Sequence[RecordedMessage]) -> str:
     """Return a hash of messages, whatever ids and places their calls had."""
     said = [
         (one.role, one.content, [(call.tool, call.arguments, call.result) for call in one.calls]) for one in messages
@@ -179,13 +181,13 @@ def beginning(messages: Sequence[Message]) -> str:
     return _hash(repr(said))
 
 
-def document_of(messages: Sequence[Message]) -> str:
+def document_of(messages: Sequence[RecordedMessage]) -> str:
     """Return what conversations about one question share: a hash of what is said to the assistant before a call."""
     asked = takewhile(lambda one: not one.calls, messages)
     return beginning([one for one in asked if one.role != "assistant"])
 
 
-def exchange(calls: Sequence[tuple[str, ToolCall]], swaps: int) -> list[tuple[str, ...]]:
+def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
     """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
 
     `calls`: with the document that each stands in. Conversations that begin alike are one document, since a result may
@@ -201,14 +203,14 @@ def exchange(calls: Sequence[tuple[str, ToolCall]], swaps: int) -> list[tuple[st
     return [tuple(islice(_others(circles.get(call.tool, []), document, call), swaps)) for document, call in calls]
 
 
-def _others(circle: Sequence[tuple[str, str, str]], document: str, call: ToolCall) -> Iterator[str]:
+def _others(circle: Sequence[tuple[str, str, str]], document: str, call: RecordedCall) -> Iterator[str]:
     seat = bisect(circle, (_hash(f"{document} {call.arguments} {call.result}"),))
     for _, result, of in (circle[(seat + step) % len(circle)] for step in range(len(circle))):
         if of != document and result.strip() != (call.result or "").strip():
             yield result
 
 
-def _written(message: Message) -> str:
+def _written(message: RecordedMessage) -> str:
     return " ".join([message.content, *(str(call.arguments) for call in message.calls)])
 
 

@@ -14,7 +14,7 @@ from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.arguments import Schema
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.mcp_options import McpOptions
-from toolformer_dag.tools.mcp_session import Session, SessionLost, open_session
+from toolformer_dag.tools.mcp_session import McpSession, SessionLost, open_session
 from toolformer_dag.tools.options import occurs
 from toolformer_dag.tools.tool import NoResult, Tool, ToolCall, ToolDefaults, ToolResult
 
@@ -97,7 +97,7 @@ def _field_of(content: Mapping[str, Any], path: str) -> Any:
 class McpTool(Tool):
     """A tool of an MCP server; see McpOptions for its keys. The default thresholds are the paper's for QA.
 
-    Its named arguments are those that the server lists. Reasons: those of `Session.call` and `filled`, `tool_error`
+    Its named arguments are those that the server lists. Reasons: those of `McpSession.call` and `filled`, `tool_error`
     where the server reports an error, and `no_text` where it sent only images or audio.
 
     It has one session at a time, which the first call or `connect` opens, and which ends with `close`, or with the
@@ -117,7 +117,7 @@ class McpTool(Tool):
         self.version = options.version
         self.server = options.server
         self.routed = options.wants is None
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._lock = threading.Lock()  # held while the session is opened or closed
 
     @property
@@ -155,7 +155,7 @@ class McpTool(Tool):
         """Return only the regular expression: changing it selects other texts but keeps stored results."""
         return determining(self.options, "wants")
 
-    def close(self, session: Session | None = None) -> None:
+    def close(self, session: McpSession | None = None) -> None:
         """Close the open session, if any; the next call opens another.
 
         With `session`, only where that is the open one: another thread may have replaced it already.
@@ -172,7 +172,7 @@ class McpTool(Tool):
             closing.join(CLOSE_SECONDS)
             self._session = None
 
-    def _opened(self) -> Session:
+    def _opened(self) -> McpSession:
         """Return the open session, or open one. Raises ToolDown."""
         with self._lock:
             if self._session is None:
