@@ -25,7 +25,7 @@ from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
 from toolformer_dag.lake.table import WHOLE, Table, behind
-from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
+from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many documents, texts or calls were left out."""
@@ -205,12 +205,15 @@ class InWarehouse:
     - `hidden`: columns of the lake that it lacks
     - `added`: columns that it has beside them, with the SQL that computes them
     - `select`: the query over `rows` that makes its rows; it is not read where columns are hidden
+    - `keeps_places`, `inputs_matter`: see `WarehouseTable`
     """
 
     name: str = ""
     hidden: tuple[str, ...] = ()
     added: Mapping[str, Column] = field(default_factory=dict)
     select: str = ROWS
+    keeps_places: bool = False
+    inputs_matter: bool = False
 
 
 @dataclass(frozen=True)
@@ -431,6 +434,8 @@ class TableOutput:
             tuple(sources),
             select,
             by_shard=stage.sharded and "shard" in comments,
+            keeps_places=in_warehouse.keeps_places,
+            inputs_matter=in_warehouse.inputs_matter,
             scores=scores if has_scored_calls else {},
         )
 

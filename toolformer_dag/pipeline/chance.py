@@ -1,6 +1,6 @@
 """What the control says about a lane: false discovery rates by swapped results, and the threshold that they allow.
 
-All of it is SQL: judged.sql and chance.sql of the lake, which the warehouse is made with, over the files of one lane.
+All of it is SQL: judged.sql and chance.sql of `method`, which the warehouse is made with, over the files of one lane.
 """
 
 from collections import Counter
@@ -16,8 +16,8 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import REJECTIONS
 from toolformer_dag.lake.queries import in_memory, rows, run_sql
 from toolformer_dag.lake.table import WHOLE, Table
-from toolformer_dag.lake.warehouse import CHOSEN
-from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, SCORED, SWAPPED_PLACES
+from toolformer_dag.method.decision_sql import CHANCE, JUDGED, SCORED, SWAPPED_PLACES
+from toolformer_dag.method.record_tables import CHOSEN
 from toolformer_dag.pipeline import scores
 from toolformer_dag.settings.tool_settings import MODEL, ChanceThreshold
 

@@ -3,7 +3,7 @@
 A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in filter_rule: a
 threshold by chance, and the texts that the limit on examples leaves. These are chosen over scored_texts, a row per text
 with scored calls, so that an added shard costs its own rows and a look at the texts of the others; a threshold by
-chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says so, here and for the warehouse.
+chance takes the deltas of all calls. Does a call stay? rule.sql of `method` says so, here and for the warehouse.
 """
 
 from collections import Counter
@@ -24,6 +24,7 @@ from toolformer_dag.computing.stage import (
     ByParts,
     Column,
     InputsOf,
+    InWarehouse,
     PartRows,
     Rejected,
     Stage,
@@ -34,10 +35,9 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
 from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.record_tables import THRESHOLD
 from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.lake.warehouse import CHOSEN
-from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
+from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLACES
+from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
 from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.settings.setting_types import determining
@@ -248,4 +248,5 @@ STAGE = Stage(
     volatile=("tau_f",),
     checks={"kept_at_tau_f": below_tau_f},
     make=ByParts(rows),
+    in_warehouse=InWarehouse(inputs_matter=True),
 )

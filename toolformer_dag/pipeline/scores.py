@@ -12,8 +12,8 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
-from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
-from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED
+from toolformer_dag.method.decision_sql import COST_FRONTIER, JUDGED
+from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, kept_as, reads_cost
 
 COST_VERSION = "costs"
 """The input that tells the files of results: costs are no part of their version."""
@@ -52,7 +52,7 @@ def inputs(plan: Plan, lane: Lane) -> InputsOf:
 
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
     """Return the query for calls of these parts with their score; `files`: those of loss_deltas, or of the swaps."""
-    return relation(files, lane.scores, _asked(plan, lane, parts) if reads_cost(lane.scores) else "", swaps)
+    return calls_query(files, lane.scores, _asked(plan, lane, parts) if reads_cost(lane.scores) else "", swaps)
 
 
 def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import Stage, TableOutput
-from toolformer_dag.lake.warehouse_filling import WarehouseTable
+from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.pipeline import (
     augmented_corpus,
     chained_candidates,
