@@ -180,7 +180,7 @@ def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
     by_shard: dict[str, list[object]] = {}
     kept_places: dict[str, str] = {}
     for source in _source_parts(lake, [table for table in warehouse.tables if table.by_shard]):
-        by_shard.setdefault(source.part, []).append([source.name, _shard_version(warehouse, source)])
+        by_shard.setdefault(source.part, []).append([source.name, _shard_version(warehouse, source.pointer)])
         if source.table.keeps_places:
             kept_places[source.part] = source.pointer.data_version if source.pointer else ""
     for source in _source_parts(lake, warehouse.tables_by_file):
@@ -271,18 +271,11 @@ def _part_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list
     return [pointer.data_version, pointer.record.get("rejections", []), warehouse.applied(pointer.record)]
 
 
-def _shard_version(warehouse: DeclaredWarehouse, source: SourcePart) -> list[object] | None:
-    """Return the same of a part of a shard; also what it was made from, where that matters.
-
-    Without rows and rejections nothing is decided: what was applied then changes none of the shard's rows.
-    """
-    pointer = source.pointer
+def _shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+    """Return the same of a part of a shard; without what was applied where there is nothing that it could change."""
     if pointer and not (pointer.rows or pointer.record.get("rejections")):
         return [pointer.data_version]
-    version = _part_version(warehouse, pointer)
-    if version and pointer and source.table.inputs_matter:
-        version.append(pointer.record.get("inputs"))
-    return version
+    return _part_version(warehouse, pointer)
 
 
 def _file_hashes(pointer: Pointer | None) -> list[str]:

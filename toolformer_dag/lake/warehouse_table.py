@@ -22,7 +22,6 @@ class WarehouseTable:
     by_shard: whether the parts are shards, which the column `shard` names.
     keeps_places: whether other tables hold row numbers of this one. Its rows stay where they are as long as the file is
     copied, so that no shard of it may go or change.
-    inputs_matter: whether a shard's rows elsewhere in the warehouse depend on what its part was made from.
     scores: of a table of scored calls, by key of the lane, the SQL expression that its `delta` holds; lanes with the
     paper's score are left out.
     """
@@ -37,7 +36,6 @@ class WarehouseTable:
     measured: bool = False
     by_shard: bool = False
     keeps_places: bool = False
-    inputs_matter: bool = False
     scores: Mapping[str, str] = field(default_factory=dict)
 
     def determining(self) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """Writing the tables of the warehouse into its file: all from nothing, or in a copy of it the rows of some shards.
 
-Verdicts are of a shard, as what shards have to know of each other stands in filtered_calls. What is counted over all
-verdicts, `swapped_places` and `curves`, is counted again.
+Verdicts are of a shard: the filter has stored the reason of each call, also where it followed from other shards. What
+is counted over all verdicts, `swapped_places` and `curves`, is counted again.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,6 +14,7 @@ from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_te
 from toolformer_dag.lake.table_comments import write_comments
 from toolformer_dag.lake.warehouse_building import PartFiles
 from toolformer_dag.lake.warehouse_table import WarehouseTable
+from toolformer_dag.method.decided_calls import DECIDED
 from toolformer_dag.method.decision_sql import JUDGED, RULE, SCORED, SWAPPED_PLACES
 from toolformer_dag.method.scoring import calls_query, kept_as, reads_cost
 from toolformer_dag.method.warehouse_views import tool_costs_query, views_sql
@@ -45,6 +46,8 @@ def fill(
             query = _rows_query(table, files[table.name], tables)
             if table.name == SCORED:
                 connection.execute(f"CREATE TEMP {kept_as(table.scores)} scored AS {query}")
+            elif table.name == DECIDED:
+                connection.execute(f"CREATE TEMP VIEW {DECIDED} AS {query}")
             elif shards is None:
                 connection.execute(f'CREATE TABLE "{table.name}" AS {query}')
             else:
@@ -52,8 +55,9 @@ def fill(
         _decide(connection, anew=shards is None)
         if shards is None:
             run_sql(connection, views_sql(tables))
-        write_comments(connection, tables, DERIVED_FROM)
-        names = (*(table.name for table in tables), *DERIVED_FROM)
+        shown = [table for table in tables if table.name != DECIDED]
+        write_comments(connection, shown, DERIVED_FROM)
+        names = (*(table.name for table in shown), *DERIVED_FROM)
         return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
 
 
