@@ -19,8 +19,9 @@ from pydantic.fields import FieldInfo
 from toolformer_dag.cli import app
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.evaluated_tables import all_tables
-from toolformer_dag.lake.warehouse import build
+from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.markdown import table
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.sections import SettingsTables
 from toolformer_dag.settings.setting_types import OUTSIDE_FINGERPRINTS, SettingsTable, tables_in
@@ -159,7 +160,7 @@ def empty_warehouse(folder: Path) -> Path:
     plan = Plan.of(load_settings(folder / "toolformer.toml", environment={}))
     database = plan.settings.paths.warehouse
     database.parent.mkdir(parents=True)
-    build(plan.lake, all_tables(table_outputs(plan)), plan.lane_names, database)
+    build(plan.lake, CallWarehouse(all_tables(table_outputs(plan)), plan.lane_names), database)
     return database
 
 

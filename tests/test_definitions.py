@@ -262,7 +262,7 @@ def test_the_lanes_of_a_server_are_one_group(served):
 @pytest.mark.parametrize(
     ("constant", "value", "names"),
     [
-        ("lake.warehouse_filling.VIEWS", "CREATE VIEW one AS SELECT 1;", "warehouse/toolformer_duckdb"),
+        ("method.warehouse_views.VIEWS", "CREATE VIEW one AS SELECT 1;", "warehouse/toolformer_duckdb"),
         (
             "tools.built_in.calculator.Calculator.version",
             "another",

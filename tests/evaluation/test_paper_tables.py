@@ -39,7 +39,9 @@ from toolformer_dag.evaluation.scores import (
     wilson,
 )
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse import CLOSED, build, opened, query
+from toolformer_dag.lake.warehouse import CLOSED, opened, query
+from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -109,7 +111,7 @@ def database(plan: Plan) -> Path:
     add_cost(plan.lake, "two", "calculator/scored_candidates", StepCost(1.0, tokens=30, computed=2, reused=4))
     add_cost(plan.lake, "two", "training/finetuned_checkpoint", StepCost(9.0, tokens=4000))
     file = plan.settings.paths.warehouse
-    build(plan.lake, all_tables(table_outputs(plan)), plan.lane_names, file)
+    build(plan.lake, CallWarehouse(all_tables(table_outputs(plan)), plan.lane_names), file)
     return file
 
 
@@ -453,7 +455,7 @@ def test_measurements_of_an_earlier_release_stand_in_the_warehouse_until_they_ar
     publish(other.lake, COSTS, costs.read("calculator/loss_deltas").drop("failed"), {}, {})
     add_cost(other.lake, "two", "calculator/loss_deltas", StepCost(2.0, tokens=3, failed=True))
     file = tmp_path / "warehouse.duckdb"
-    build(other.lake, all_tables(table_outputs(other)), other.lane_names, file)
+    build(other.lake, CallWarehouse(all_tables(table_outputs(other)), other.lane_names), file)
     assert rows(file, "select count(*) as n, count(calls) as known from outcomes") == [{"n": 5, "known": 0}]
     told = [(1.0, None), (1.0, False), (2.0, True)]
     found = rows(file, "select seconds, failed from costs order by seconds, failed nulls first")

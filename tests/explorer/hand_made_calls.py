@@ -15,7 +15,8 @@ from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.evaluation.scores import Condition, judge, outcome_table, score_table
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import build
+from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
 
 TOOLS = ("calculator", "calendar")
@@ -86,7 +87,7 @@ def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
     plan = outputs["ccnet/raw_shards"].plan
     database = folder / "warehouse.duckdb"
     _measured(plan.lake)
-    build(plan.lake, all_tables(list(outputs.values())), plan.lane_names, database)
+    build(plan.lake, CallWarehouse(all_tables(list(outputs.values())), plan.lane_names), database)
     return database
 
 

@@ -14,7 +14,8 @@ from toolformer_dag.explorer.explorer_server import explorer_app
 from toolformer_dag.explorer.live_model import LiveModel
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse import build
+from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.model import loss_scorer
 from toolformer_dag.model.engine import load_engine
 from toolformer_dag.model.loading import load_model
@@ -29,7 +30,7 @@ def test_token_losses_add_up_to_the_stored_losses(
     line = finished()
     outputs = list(line.outputs().values())
     plan = line.plan()
-    build(plan.lake, warehouse_tables(outputs), plan.lane_names, tmp_path / "w.duckdb")
+    build(plan.lake, CallWarehouse(warehouse_tables(outputs), plan.lane_names), tmp_path / "w.duckdb")
     reader, model = WarehouseReader(tmp_path / "w.duckdb"), LiveModel(line.plan)
     keys = reader.rows(f"SELECT {', '.join(KEY)} FROM decisions WHERE eligible LIMIT 20")
     assert keys

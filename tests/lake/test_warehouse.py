@@ -16,8 +16,11 @@ import pytest
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.table import DamagedPart, Lake
-from toolformer_dag.lake.warehouse import WarehouseError, build, out_of_date, query, version, warehouse_settings
-from toolformer_dag.lake.warehouse_filling import OWN_TABLES, WarehouseTable
+from toolformer_dag.lake.warehouse import WarehouseError, query
+from toolformer_dag.lake.warehouse_building import build, out_of_date, version
+from toolformer_dag.method.call_warehouse import CallWarehouse
+from toolformer_dag.method.decided_calls import DECIDED
+from toolformer_dag.method.record_tables import RECORD_TABLES
 from toolformer_dag.pipeline.stages import STAGES, table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -35,9 +38,9 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def tables(plan: Plan) -> list[WarehouseTable]:
+def warehouse(plan: Plan) -> CallWarehouse:
     """Declare the tables of the stages."""
-    return warehouse_tables(table_outputs(plan))
+    return CallWarehouse(warehouse_tables(table_outputs(plan)), LANES)
 
 
 def row(stage: str, **values: object) -> pl.DataFrame:
@@ -51,9 +54,9 @@ def publish(lake: Lake, name: str, part: str, rows: pl.DataFrame, **record: obje
     lake.table(name).publish(part, [rows], lambda: made)
 
 
-def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path, tables: list[WarehouseTable]) -> None:
+def test_a_folder_in_place_of_the_file_is_named(tmp_path: Path, warehouse: CallWarehouse) -> None:
     with pytest.raises(WarehouseError, match=r"is a folder; move it away, or name another file"):
-        build(Lake(tmp_path / "lake"), tables, LANES, tmp_path)
+        build(Lake(tmp_path / "lake"), warehouse, tmp_path)
 
 
 def test_a_database_without_tables_says_how_it_is_filled(tmp_path: Path) -> None:
@@ -99,51 +102,51 @@ def test_a_query_that_takes_too_much_names_the_setting_and_a_damaged_file_its_re
 
 @pytest.mark.parametrize("content", [b"", b"[tools.calculator]\n", b"SQLite format 3\0", b"DUCK" * 5 + b"!"])
 def test_a_file_that_is_none_of_duckdbs_is_named_and_never_replaced(
-    tmp_path: Path, tables: list[WarehouseTable], content: bytes
+    tmp_path: Path, warehouse: CallWarehouse, content: bytes
 ) -> None:
     other = tmp_path / "toolformer.toml"
     other.write_bytes(content)
     with pytest.raises(WarehouseError, match=r"toolformer\.toml is no DuckDB file and will not be replaced"):
-        build(Lake(tmp_path / "lake"), tables, LANES, other)
+        build(Lake(tmp_path / "lake"), warehouse, other)
     assert other.read_bytes() == content and not list(tmp_path.glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000])
 def test_a_file_that_was_built_here_is_replaced_however_damaged(
-    tmp_path: Path, lake: Lake, tables: list[WarehouseTable], content: bytes
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse, content: bytes
 ) -> None:
     database = tmp_path / "warehouse.duckdb"
-    build(lake, tables, LANES, database)
+    build(lake, warehouse, database)
     database.write_bytes(content)
-    assert out_of_date(lake, tables, LANES, database)
-    build(lake, tables, LANES, database)
-    assert out_of_date(lake, tables, LANES, database) == []
+    assert out_of_date(lake, warehouse, database)
+    build(lake, warehouse, database)
+    assert out_of_date(lake, warehouse, database) == []
 
 
 def test_a_duckdb_file_of_another_hand_is_replaced_where_it_is_empty_or_its_seal_is_lost(
-    tmp_path: Path, lake: Lake, tables: list[WarehouseTable]
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse
 ) -> None:
     database = tmp_path / "mine.duckdb"
     duckdb.connect(database).close()
-    build(lake, tables, LANES, database)
+    build(lake, warehouse, database)
     database.with_name(".mine.duckdb.seal").unlink()
-    build(lake, tables, LANES, database)
-    assert out_of_date(lake, tables, LANES, database) == []
+    build(lake, warehouse, database)
+    assert out_of_date(lake, warehouse, database) == []
 
 
 def test_settings_name_the_model_and_the_profile_which_make_nothing_stale(
-    tmp_path: Path, lake: Lake, tables: list[WarehouseTable]
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse
 ) -> None:
     database = tmp_path / "w.duckdb"
     publish(lake, "calculator/scored_candidates", "one", row("scored_candidates"), settings={"k": 5, "model": {"x": 1}})
-    build(lake, tables, LANES, database, {"profile": "mine", "model.name": "gpt2"})
+    build(lake, replace(warehouse, named={"profile": "mine", "model.name": "gpt2"}), database)
     asked = "SELECT stage, setting, value FROM settings WHERE setting IN ('k', 'model.name', 'profile') ORDER BY ALL"
     assert query(database, asked).rows() == [
         ("scored_candidates", "k", "5"),
         (None, "model.name", "gpt2"),
         (None, "profile", "mine"),
     ]
-    assert out_of_date(lake, tables, LANES, database) == []
+    assert out_of_date(lake, warehouse, database) == []
 
 
 @pytest.mark.parametrize(
@@ -157,46 +160,47 @@ def test_settings_name_the_model_and_the_profile_which_make_nothing_stale(
     ],
 )
 def test_a_database_of_a_persons_own_in_the_place_of_a_warehouse_stays(
-    tmp_path: Path, lake: Lake, tables: list[WarehouseTable], sql: str, named: str
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse, sql: str, named: str
 ) -> None:
     database = tmp_path / "mine.duckdb"
-    build(lake, tables, LANES, database)
+    build(lake, warehouse, database)
     database.unlink()  # its seal is still there
     pl.DataFrame({"text": ["a"]}).write_parquet(tmp_path / "letters.parquet")
     with duckdb.connect(database, config={"file_search_path": str(tmp_path)}) as mine:
         mine.execute(sql)
     before = database.read_bytes()
     with pytest.raises(WarehouseError, match=f"a database with the {named}, which was not built here and stays"):
-        build(lake, tables, LANES, database)
+        build(lake, warehouse, database)
     assert database.read_bytes() == before
 
 
 def test_an_error_that_is_no_matter_of_space_is_not_told_as_one(
-    tmp_path: Path, lake: Lake, tables: list[WarehouseTable]
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse
 ) -> None:
-    wrong = [replace(table, select="SELECT nowhere FROM rows") for table in tables if table.name == "documents"]
-    others = [table for table in tables if table.name != "documents"]
+    [documents] = [table for table in warehouse.tables if table.name == "documents"]
+    wrong = replace(documents, select="SELECT nowhere FROM rows")
+    others = [table for table in warehouse.tables if table.name != "documents"]
     with pytest.raises(
         WarehouseError, match=r"cannot write .*nowhere.*; a file .* is damaged, or this is a bug: "
     ) as told:
-        build(lake, [*others, *wrong], LANES, tmp_path / "w.duckdb")
+        build(lake, replace(warehouse, tables=[*others, wrong]), tmp_path / "w.duckdb")
     assert "free space" not in str(told.value)
     assert not (tmp_path / "w.duckdb").exists()
 
 
 def test_a_full_disk_at_the_warehouse_is_told_by_what_the_disk_says(
-    tmp_path: Path, lake: Lake, tables: list[WarehouseTable], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise duckdb.IOException(
             "CHECKPOINT failed. \nInvalidated. Original error: Could not write: No space left on device"
         )
 
-    monkeypatch.setattr("toolformer_dag.lake.warehouse.fill", full)
+    monkeypatch.setattr("toolformer_dag.method.call_warehouse.fill", full)
     with pytest.raises(
         WarehouseError, match=r"w\.duckdb: Could not write: No space left on device; free space and run"
     ):
-        build(lake, tables, LANES, tmp_path / "w.duckdb")
+        build(lake, warehouse, tmp_path / "w.duckdb")
 
 
 @pytest.fixture
@@ -216,8 +220,8 @@ def lake(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def database(lake: Lake, tables: list[WarehouseTable], tmp_path: Path) -> Path:
-    build(lake, tables, LANES, tmp_path / "w.duckdb")
+def database(lake: Lake, warehouse: CallWarehouse, tmp_path: Path) -> Path:
+    build(lake, warehouse, tmp_path / "w.duckdb")
     return tmp_path / "w.duckdb"
 
 
@@ -231,10 +235,10 @@ def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) ->
 
 def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path: Path) -> None:
     tables, database = all_tables(table_outputs(plan)), tmp_path / "w.duckdb"
-    build(lake, tables, LANES, database)
+    build(lake, CallWarehouse(tables, LANES), database)
     written = query(database, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
     comments = {(table, column): comment for table, column, comment in written.rows()}
-    for table in (*tables, *OWN_TABLES):
+    for table in (*tables, *RECORD_TABLES):
         found = {column: comments[table.name, column] for name, column in comments if name == table.name}
         assert found == dict(table.columns)
     assert {place for place, comment in comments.items() if not comment} == set()
@@ -245,7 +249,7 @@ def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path
     assert {place for place in lists if comments[place].startswith("number of")} == set()
     told = query(database, "describe")
     assert told["comment"].null_count() == 0
-    declared = {table.name: table.comment for table in (*tables, *OWN_TABLES)}
+    declared = {table.name: table.comment for table in (*tables, *RECORD_TABLES) if table.name != DECIDED}
     found = {name: comment for name, _, comment in told.rows() if name in declared}
     assert found == declared
     views = {"decisions", "curves", "swapped_places", "calls", "kept_at(tau)", "table_9", "questions_in_corpus"}
@@ -282,98 +286,100 @@ def test_a_text_is_found_in_its_document(database: Path) -> None:
 
 
 def test_parts_that_were_withdrawn_and_lanes_that_are_disabled_are_left_out(
-    lake: Lake, tables: list[WarehouseTable], database: Path
+    lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
     lake.table("ccnet/raw_shards").remove("one")
-    assert build(lake, tables, LANES, database)["documents"] == 1
-    named = [tuple(name for name in table.sources if not name.startswith("calculator/")) for table in tables]
-    fewer = [replace(table, sources=sources) for table, sources in zip(tables, named, strict=True)]
-    assert build(lake, fewer, {"calendar": "Calendar"}, database)["tool_results"] == 0
+    assert build(lake, warehouse, database)["documents"] == 1
+    named = [tuple(name for name in table.sources if not name.startswith("calculator/")) for table in warehouse.tables]
+    fewer = [replace(table, sources=sources) for table, sources in zip(warehouse.tables, named, strict=True)]
+    assert build(lake, replace(warehouse, tables=fewer, lanes={"calendar": "Calendar"}), database)["tool_results"] == 0
 
 
 def test_a_reader_keeps_what_it_opened_and_is_in_nobodys_way(
-    lake: Lake, tables: list[WarehouseTable], database: Path
+    lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
     with duckdb.connect(database, read_only=True) as reader:
         lake.table("ccnet/raw_shards").remove("one")
-        build(lake, tables, LANES, database)
+        build(lake, warehouse, database)
         assert reader.sql("SELECT count(*) FROM documents").fetchall() == [(2,)]
     assert query(database, "SELECT count(*) FROM documents").item() == 1
     assert {path.name for path in database.parent.glob("*.duckdb*")} == {"w.duckdb", ".w.duckdb.lock", ".w.duckdb.seal"}
 
 
 def test_what_a_killed_build_spilled_beside_the_file_goes_with_the_next(
-    lake: Lake, tables: list[WarehouseTable], database: Path
+    lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
     spilled = database.with_name(f".{database.name}.spilled")
     spilled.mkdir()
     (spilled / "duckdb_temp_storage_DEFAULT-0.tmp").write_bytes(b"rows")
-    build(lake, tables, LANES, database)
+    build(lake, warehouse, database)
     assert not spilled.exists()
 
 
-def test_a_damaged_part_leaves_the_old_file(lake: Lake, tables: list[WarehouseTable], database: Path) -> None:
+def test_a_damaged_part_leaves_the_old_file(lake: Lake, warehouse: CallWarehouse, database: Path) -> None:
     publish(lake, "ccnet/raw_shards", "one", row("raw_shards", shard="one", digest="other", text="ab"))
     Path(lake.table("ccnet/raw_shards").files("one")[0]).write_bytes(b"")
     with pytest.raises(DamagedPart, match="'one'"):
-        build(lake, tables, LANES, database)
+        build(lake, warehouse, database)
     assert query(database, "SELECT digest FROM documents").rows() == [("d",), ("d",)]
     assert not list(database.parent.glob(".tmp-*"))
 
 
 def test_a_file_is_out_of_date_when_rejections_change_under_the_same_rows(
-    lake: Lake, tables: list[WarehouseTable], database: Path
+    lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
     rows = lake.table("ccnet/raw_shards").read("two")
     rejected = [{"shard": "two", "reason": "not_json", "count": 1}]
-    before = version(lake, tables, LANES)
-    assert out_of_date(lake, tables, LANES, database) == []
+    before = version(lake, warehouse)
+    assert out_of_date(lake, warehouse, database) == []
     publish(lake, "ccnet/raw_shards", "two", rows, rejections=[])
-    assert out_of_date(lake, tables, LANES, database) == [] and version(lake, tables, LANES) == before
+    assert out_of_date(lake, warehouse, database) == [] and version(lake, warehouse) == before
     publish(lake, "ccnet/raw_shards", "two", rows, rejections=rejected)
-    assert out_of_date(lake, tables, LANES, database) == ["ccnet/raw_shards changed since it was copied"]
-    assert version(lake, tables, LANES) != before
-    build(lake, tables, LANES, database)
-    assert out_of_date(lake, tables, LANES, database) == []
+    assert out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
+    assert version(lake, warehouse) != before
+    build(lake, warehouse, database)
+    assert out_of_date(lake, warehouse, database) == []
 
 
 @pytest.mark.parametrize("change", ["come", "go"])
 def test_a_file_is_out_of_date_when_a_part_comes_or_goes(
-    lake: Lake, tables: list[WarehouseTable], database: Path, change: str
+    lake: Lake, warehouse: CallWarehouse, database: Path, change: str
 ) -> None:
     if change == "come":
         publish(lake, "ccnet/raw_shards", "three", row("raw_shards", shard="three", digest="e", text="x"))
     else:
         lake.table("ccnet/raw_shards").remove("two")
-    assert out_of_date(lake, tables, LANES, database) == ["ccnet/raw_shards changed since it was copied"]
-    build(lake, tables, LANES, database)
-    assert out_of_date(lake, tables, LANES, database) == []
+    assert out_of_date(lake, warehouse, database) == ["ccnet/raw_shards changed since it was copied"]
+    build(lake, warehouse, database)
+    assert out_of_date(lake, warehouse, database) == []
 
 
 def test_a_file_is_out_of_date_when_another_threshold_was_applied_to_the_same_calls(
-    lake: Lake, tables: list[WarehouseTable], database: Path
+    lake: Lake, warehouse: CallWarehouse, database: Path
 ) -> None:
     kept = SCHEMAS["filtered_calls"].to_frame()
     for tau_f in (0.5, 0.75):
         publish(lake, "calculator/filtered_calls", "all", kept, settings={"tau_f": tau_f})
-        assert out_of_date(lake, tables, LANES, database) == ["calculator/filtered_calls changed since it was copied"]
-        build(lake, tables, LANES, database)
+        assert out_of_date(lake, warehouse, database) == ["calculator/filtered_calls changed since it was copied"]
+        build(lake, warehouse, database)
         assert query(database, "SELECT tau_f FROM lanes ORDER BY tool").rows() == [(tau_f,), (None,)]
 
 
 def test_a_file_is_out_of_date_when_columns_comments_or_views_change(
-    lake: Lake, tables: list[WarehouseTable], database: Path, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, warehouse: CallWarehouse, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = ["columns, comments or views changed since it was copied"]
-    assert out_of_date(lake, [replace(tables[0], comment="x"), *tables[1:]], LANES, database) == told
-    before = warehouse_settings(tables, LANES)
-    monkeypatch.setattr("toolformer_dag.lake.warehouse_filling.VIEWS", "CREATE VIEW one AS SELECT 1;")
-    assert warehouse_settings(tables, LANES) != before
-    assert out_of_date(lake, tables, LANES, database) == told
+    first, *others = warehouse.tables
+    commented = replace(first, comment="x")
+    assert out_of_date(lake, replace(warehouse, tables=[commented, *others]), database) == told
+    before = warehouse.settings
+    monkeypatch.setattr("toolformer_dag.method.warehouse_views.VIEWS", "CREATE VIEW one AS SELECT 1;")
+    assert warehouse.settings != before
+    assert out_of_date(lake, warehouse, database) == told
 
 
-def test_a_missing_file_is_out_of_date(lake: Lake, tables: list[WarehouseTable], tmp_path: Path) -> None:
-    assert out_of_date(lake, tables, LANES, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
+def test_a_missing_file_is_out_of_date(lake: Lake, warehouse: CallWarehouse, tmp_path: Path) -> None:
+    assert out_of_date(lake, warehouse, tmp_path / "none.duckdb") == [f"{tmp_path / 'none.duckdb'} is gone"]
 
 
 def test_queries_cannot_write_and_mistakes_are_named(database: Path, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import polars as pl
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import build
+from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.loss_deltas import STAGE
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
@@ -35,4 +36,4 @@ for step in range(10):
     lake.table("calculator/loss_deltas").publish("both", [frame], record)
     own = frame.with_columns(pl.lit(f"own {seed}").alias("shard"))
     lake.table("calculator/loss_deltas").publish(f"own {seed}", [own], record)
-    build(lake, tables, {"calculator": "Calculator"}, folder / "warehouse.duckdb")
+    build(lake, CallWarehouse(tables, {"calculator": "Calculator"}), folder / "warehouse.duckdb")

@@ -22,7 +22,8 @@ from toolformer_dag.computing.update import Progress, TableReport, update, withd
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Executor, ExecutorOf, Tables, Workers, in_process, worker_count
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import build
+from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline import removed_documents
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.settings.sections import Settings
@@ -284,7 +285,7 @@ def warehouse(outputs: Mapping[str, TableOutput], name: str = "w") -> Path:
     """Build the warehouse over the tables."""
     plan = next(iter(outputs.values())).plan
     file = plan.settings.root / f"{name}.duckdb"
-    build(plan.lake, warehouse_tables(list(outputs.values())), plan.lane_names, file)
+    build(plan.lake, CallWarehouse(warehouse_tables(list(outputs.values())), plan.lane_names), file)
     return file
 
 

@@ -15,6 +15,7 @@ from tests.pipeline.conftest import TableOutput, TableReport, Worker, hand_made,
 from toolformer_dag.computing.stage import ByParts
 from toolformer_dag.lake.table import DamagedPart
 from toolformer_dag.lake.warehouse import query
+from toolformer_dag.pipeline import filtered_calls
 
 SHARDS = ("one", "two")
 SHARD_OF = {"a": "one", "b": "two", "c": "one"}
@@ -119,20 +120,68 @@ def test_the_filter_and_the_views_agree_with_plain_loops(
             assert (count, texts) == (len(wanted), len({(r["digest"], r["segment"]) for r in wanted}))
 
 
-def test_every_call_that_goes_has_a_reason(tmp_path: Path) -> None:
-    place = {"shard": "one", "digest": "a", "segment": 0, "reason": None}
-    rows = [
-        {**place, "position": 0, "sample": 0, "delta": 1.0},
-        {**place, "position": 0, "sample": 1, "delta": 0.9},
-        {**place, "position": 1, "sample": 0, "delta": 0.1},
-        {**place, "position": 2, "sample": 0, "delta": None, "reason": "does_not_fit"},
-        {**place, "position": 3, "sample": 0, "delta": 3.0, "reason": "tool_keeps_out"},
-        {**place, "segment": 1, "position": 0, "sample": 0, "delta": 1.0},
-    ]
-    report = filtered(scored(tmp_path, rows, 0.5, examples=1))
-    reasons = ("not_best_at_position", "below_tau_f", "does_not_fit", "tool_keeps_out")
-    assert report.rejections == Counter([*reasons, "beyond_examples"])
+def call_of_each_reason() -> dict[str | None, Row]:
+    """A call for each reason at tau_f = 0.5 where one example is taken; None is the one that stays."""
+    place = {"shard": "one", "digest": "a", "segment": 0, "sample": 0, "reason": None}
+    return {
+        None: {**place, "position": 0, "delta": 1.0},
+        "not_best_at_position": {**place, "position": 0, "sample": 1, "delta": 0.9},
+        "below_tau_f": {**place, "position": 1, "delta": 0.1},
+        "does_not_fit": {**place, "position": 2, "delta": None, "reason": "does_not_fit"},
+        "tool_keeps_out": {**place, "position": 3, "delta": 3.0, "reason": "tool_keeps_out"},
+        "beyond_examples": {**place, "segment": 1, "position": 0, "delta": 1.0},
+    }
+
+
+def reasons_in(rows: pl.DataFrame) -> dict[tuple[Any, ...], str | None]:
+    """By key of the call its reason."""
+    return {row[:-1]: row[-1] for row in rows.select("segment", "position", "sample", "reason").iter_rows()}
+
+
+def test_every_call_that_goes_has_a_reason_which_the_filter_stores_and_the_warehouse_shows(tmp_path: Path) -> None:
+    calls = call_of_each_reason()
+    outputs = scored(tmp_path, list(calls.values()), 0.5, examples=1)
+    report = filtered(outputs)
+    assert report.rejections == Counter(reason for reason in calls if reason)
     assert report.rows == {"one": 1, "two": 0}
+    expected = {(row["segment"], row["position"], row["sample"]): reason for reason, row in calls.items()}
+    [decided] = outputs[KEPT].beside
+    assert reasons_in(decided.scan().collect()) == expected
+    shown = query(warehouse(outputs), "FROM decisions")
+    assert reasons_in(shown) == expected
+    assert shown.filter("kept")["reason"].to_list() == [None]
+
+
+def test_a_rule_that_the_filter_alone_has_gives_its_reason_to_the_warehouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filtered_calls, "SQL", filtered_calls.SQL.replace("'beyond_examples'", "'another_rule'"))
+    outputs = scored(tmp_path, list(call_of_each_reason().values()), 0.5, examples=1)
+    assert filtered(outputs).rejections["another_rule"] == 1
+    shown = query(warehouse(outputs), "SELECT segment, position FROM decisions WHERE reason = 'another_rule'")
+    assert shown.rows() == [(1, 0)]
+
+
+def test_reasons_that_an_earlier_release_did_not_store_are_stored_without_other_kept_calls(tmp_path: Path) -> None:
+    outputs = scored(tmp_path, list(call_of_each_reason().values()), 0.5, examples=1)
+    before = filtered(outputs)
+    [decided] = outputs[KEPT].beside
+    for shard in SHARDS:
+        decided.remove(shard)
+    after = filtered(outputs)
+    assert after.differences.lines == ("calculator/decided_calls lacks it",)
+    assert (after.data_version, after.rejections, after.computed) == (before.data_version, before.rejections, 0)
+    assert decided.parts() == sorted(before.rows)
+    assert filtered(outputs).unchanged
+
+
+def test_calls_that_were_scored_since_the_filter_ran_are_shown_as_not_filtered(tmp_path: Path) -> None:
+    calls = call_of_each_reason()
+    outputs = scored(tmp_path, [calls[None]], 0.5)
+    filtered(outputs)
+    publish_calls(outputs, "calculator", [calls[None], calls["below_tau_f"], calls["beyond_examples"]])
+    shown = query(warehouse(outputs), "SELECT segment, position, reason FROM decisions ORDER BY ALL")
+    assert shown.rows() == [(0, 0, None), (0, 1, "below_tau_f"), (1, 0, "not_filtered")]
 
 
 def test_equal_texts_fare_equally_and_count_once_towards_the_limit(tmp_path: Path) -> None:

@@ -37,15 +37,9 @@ from toolformer_dag.exports.dataset_folder import read_exported
 from toolformer_dag.exports.forms import text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
-from toolformer_dag.lake.warehouse import (
-    CLOSED,
-    build,
-    opened,
-    out_of_date,
-    version,
-    warehouse_files,
-    warehouse_settings,
-)
+from toolformer_dag.lake.warehouse import CLOSED, opened, warehouse_files
+from toolformer_dag.lake.warehouse_building import build, out_of_date, version
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.pipeline.stages import shown_outputs
 from toolformer_dag.resources.step_processes import step_tags
 
@@ -69,13 +63,13 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
 
     `above`: the assets whose rows it holds.
     """
-    tables, lanes, database = all_tables(shown_outputs(plan)), plan.lane_names, plan.settings.warehouse
-
     named = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
+    declared = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names, named)
+    database = plan.settings.warehouse
 
     def reasons() -> Reasons:
         files = warehouse_files(plan.lake, database)
-        return shared_reasons(files, lambda: out_of_date(plan.lake, tables, lanes, database))
+        return shared_reasons(files, lambda: out_of_date(plan.lake, declared, database))
 
     def file(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
         lake.storage.wait_for_writes()  # the costs of the steps before
@@ -83,7 +77,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
             context.log.warning(f"{name} is left out until it is made again: {damage}")
         shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
         if len(shown) < 2:
-            rows = build(lake, tables, lanes, database, named)
+            rows = build(lake, declared, database)
             warehouse_files(lake, database).send()
             shown = {
                 ROWS: rows["loss_deltas"],
@@ -92,18 +86,18 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
                 UNCHANGED: False,
             }
         return dg.MaterializeResult(
-            data_version=dg.DataVersion(version(lake, tables, lanes)), metadata={**shown, TOKENS: 0, CALLS: 0}
+            data_version=dg.DataVersion(version(lake, declared)), metadata={**shown, TOKENS: 0, CALLS: 0}
         )
 
     return Output(
         name=plan.named(WAREHOUSE),
-        settings=warehouse_settings(tables, lanes),
+        settings=declared.settings,
         depends_on=tuple(above),
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
         kinds={"duckdb"},
         pool="lake",
         reasons=reasons,
-        version=lambda: version(plan.lake, tables, lanes),
+        version=lambda: version(plan.lake, declared),
         make=file,
     )
 

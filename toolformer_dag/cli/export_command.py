@@ -45,7 +45,7 @@ def export(
     from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.exports.corpus_export import FORMS, export_corpus
     from toolformer_dag.exports.warehouse_export import export_warehouse
-    from toolformer_dag.lake.warehouse_filling import views_sql
+    from toolformer_dag.method.warehouse_views import views_sql
     from toolformer_dag.pipeline.stages import table_outputs
 
     plan = Plan.of(settings)
@@ -76,14 +76,16 @@ def _refuse_stale(plan: "Plan") -> None:
     """Raise UserError where the warehouse does not hold what the settings say."""
     from toolformer_dag.computing.reasons import differences
     from toolformer_dag.evaluation.evaluated_tables import all_tables
-    from toolformer_dag.lake.warehouse import out_of_date, query, received
+    from toolformer_dag.lake.warehouse import query, received
+    from toolformer_dag.lake.warehouse_building import out_of_date
+    from toolformer_dag.method.call_warehouse import CallWarehouse
     from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 
     outputs, database = table_outputs(plan), received(plan.settings)
     query(database, "SELECT 1")  # raises where there is none
     changed = [f"{output.name}: {change}" for output in outputs for change in differences(output).settings()]
-    lanes = plan.lane_names
-    changed += out_of_date(plan.lake, all_tables(shown_outputs(plan)), lanes, database)
+    warehouse = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names)
+    changed += out_of_date(plan.lake, warehouse, database)
     if changed:
         more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(

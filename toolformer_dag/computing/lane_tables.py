@@ -19,6 +19,7 @@ LaneTable = Literal[
     "chained_swaps",
     "scored_texts",
     "filter_rule",
+    "decided_calls",
     "filtered_calls",
 ]
 """Tables in the order in which they are brought up to date; a lane has those that its settings ask for."""

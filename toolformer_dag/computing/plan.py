@@ -11,9 +11,9 @@ from toolformer_dag.computing.call_sources import CallSources, call_sources, is_
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.shards import Shard, hub_files, shard_files
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.scoring import OVER_ECHO, PAPER_SCORE, ScoreError, refuse
 from toolformer_dag.lake.table import Lake, Table
 from toolformer_dag.lake.warehouse import refuse_other_file
+from toolformer_dag.method.scoring import OVER_ECHO, PAPER_SCORE, ScoreError, refuse
 from toolformer_dag.model.weights import (
     CHECKPOINT,
     IDENTIFYING,

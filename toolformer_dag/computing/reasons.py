@@ -135,9 +135,9 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
         return [NEVER_MADE]
     except DamagedPart as error:
         return [str(error).partition(";")[0]]
-    for name in output.stage.beside:
-        if output.plan.lake.table(name).part_version(part) is None:
-            return [f"{name} lacks it"]
+    for table in output.beside:
+        if table.part_version(part) is None:
+            return [f"{table.name} lacks it"]
     if record.get(RETRY):
         return [Incomplete(record[RETRY])]
     if inputs_of is None:

@@ -25,7 +25,7 @@ from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
 from toolformer_dag.lake.table import WHOLE, Table, behind
-from toolformer_dag.lake.warehouse_filling import ROWS, WarehouseTable
+from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
 
 Rejected = Counter[tuple[str, str]]
 """(shard, reason) -> how many documents, texts or calls were left out."""
@@ -121,12 +121,14 @@ class PartRows:
     - `rejected`: what was left out
     - `stores`: the names of the row stores (computed rows) that the rows come from, which `clean` then keeps
     - `facts`: further fields of the record, such as RETRY
+    - `beside`: the rows of this part in tables that are published with it, by their name in `Stage.beside`
     """
 
     frames: Iterable[pl.DataFrame]
     rejected: Rejected = field(default_factory=Counter)
     stores: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, pl.DataFrame] = field(default_factory=dict)
 
 
 class Chunk(NamedTuple):
@@ -205,12 +207,14 @@ class InWarehouse:
     - `hidden`: columns of the lake that it lacks
     - `added`: columns that it has beside them, with the SQL that computes them
     - `select`: the query over `rows` that makes its rows; it is not read where columns are hidden
+    - `keeps_places`: whether its rows must keep their places in the file, see `WarehouseTable`
     """
 
     name: str = ""
     hidden: tuple[str, ...] = ()
     added: Mapping[str, Column] = field(default_factory=dict)
     select: str = ROWS
+    keeps_places: bool = False
 
 
 @dataclass(frozen=True)
@@ -249,8 +253,9 @@ class Stage:
       such as the size of a file
     - `inner`: stages of the same lane that are brought up to date before it, and only for it: for what the parts of a
       sharded table have to know of each other. They are no assets and not in the warehouse
-    - `beside`: names of tables that `make` publishes with this one, part for part. A part that one of them lacks is
-      made again, and one that is withdrawn here is withdrawn there
+    - `beside`: names of tables that are published with this one, part for part, by `make` or as `PartRows.beside`. A
+      bare name is a table of the same lane. A part that one of them lacks is made again, and one that is withdrawn here
+      is withdrawn there
     """
 
     name: str
@@ -373,6 +378,11 @@ class TableOutput:
         return list(self.plan.shards) if self.stage.sharded else [WHOLE]
 
     @property
+    def beside(self) -> list[Table]:
+        """The tables that are published with this one, part for part."""
+        return [self.plan.lake.table(name) for name in self._whole_names(self.stage.beside)]
+
+    @property
     def inner(self) -> list["TableOutput"]:
         """The tables that are brought up to date before this one, for it alone (`Stage.inner`)."""
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
@@ -398,6 +408,8 @@ class TableOutput:
         makes the part again. Raises what `Table.publish` raises, and what the frames raise but for UnusableRows.
         """
         inputs = self.inputs_of()(part)
+        for name, rows_beside in rows.beside.items():
+            self._publish_beside(name, part, rows_beside, inputs)
         try:
             return self._publish(part, rows, inputs)
         except UnusableRows:
@@ -406,6 +418,12 @@ class TableOutput:
     def _publish(self, part: str, rows: PartRows, inputs: Mapping[str, Any]) -> Pointer:
         published = _PublishedRows(self, rows, inputs)
         return self.table.publish(part, published.frames(), published.record, self.stage.volatile)
+
+    def _publish_beside(self, name: str, part: str, rows: pl.DataFrame, inputs: Mapping[str, Any]) -> None:
+        """Publish a part of a table beside this one. Its record has no settings: those of this table determine it."""
+        [whole_name] = self._whole_names([name])
+        facts = {MADE_BY: name, "tool": self.lane_or_none.key if self.lane_or_none else None}
+        self.plan.lake.table(whole_name).publish(part, [rows], lambda: record({}, inputs, **facts))
 
     def warehouse_table(self, sources: Sequence[str], scores: Mapping[str, str]) -> WarehouseTable:
         """Return the stage's table in the warehouse.
@@ -431,6 +449,7 @@ class TableOutput:
             tuple(sources),
             select,
             by_shard=stage.sharded and "shard" in comments,
+            keeps_places=in_warehouse.keeps_places,
             scores=scores if has_scored_calls else {},
         )
 

@@ -143,7 +143,7 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
 
 def _remove_parts(output: TableOutput, parts: Sequence[str]) -> None:
     """Withdraw parts of a table, and those of the tables that are published beside it (`Stage.beside`)."""
-    tables = [output.table, *map(output.plan.lake.table, output.stage.beside)]
+    tables = [output.table, *output.beside]
     for part in parts:
         for table in tables:
             table.remove(part)

@@ -13,7 +13,7 @@ from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.evaluation.scores import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.table import DamagedPart, Lake
-from toolformer_dag.lake.warehouse_filling import WarehouseTable
+from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.pipeline.stages import warehouse_tables
 from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
 

@@ -43,6 +43,8 @@ BEST = """
 SELECT DISTINCT ON (tool) tool, shard, digest, segment, position, sample, delta FROM decisions WHERE kept
 ORDER BY tool, delta DESC, rowid
 """
+REASONS_OF_THRESHOLD = ("no_threshold", "below_tau_f", "not_best_at_position")
+"""The reasons of `why_not` that follow from a threshold and the deltas."""
 VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(NULL, best, delta, $tau), 'kept') END"
 """What becomes of a call at the threshold $tau, whatever the limit of texts per tool (examples_per_tool)."""
 COLUMNS = f"""
@@ -163,8 +165,8 @@ def _filter(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     if verdict := asked.get("verdict"):
         where.append(f"({VERDICT} = 'kept') = {verdict == 'kept'}")
     if reason := asked.get("reason"):
-        # the limit of texts per tool is that of the applied threshold
-        where.append("reason = $reason" if reason == "beyond_examples" else f"{VERDICT} = $reason")
+        # at another threshold other calls have these reasons; all others are those of the applied one
+        where.append(f"{VERDICT} = $reason" if reason in REASONS_OF_THRESHOLD else "reason = $reason")
         given["reason"] = reason
     return " AND ".join(where), given
 

@@ -16,7 +16,8 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.explorer.call_queries import text_with_calls
 from toolformer_dag.explorer.warehouse_reader import WarehouseReader
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.warehouse import build
+from toolformer_dag.lake.warehouse_building import build
+from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline import heuristic_subset
 from toolformer_dag.pipeline.scored_candidates import SampleStore
@@ -131,7 +132,7 @@ def _tried(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any
         document = pl.DataFrame([{"shard": ALL, "digest": TYPED, "text": text}])
         outputs[0].publish(ALL, PartRows([pl.concat([empty, document], how="diagonal")]))
         file = Path(str(plan.lake.root)) / "typed.duckdb"
-        build(plan.lake, warehouse_tables(outputs), plan.lane_names, file)
+        build(plan.lake, CallWarehouse(warehouse_tables(outputs), plan.lane_names), file)
         with_calls = text_with_calls(WarehouseReader(file), place) or {}
         known = SampleStore(made.worker, lane).positions.stored(texts.select("text_digest"))
     places = known.select(char=pl.col("offsets").explode(), p=pl.col("probabilities").explode())

@@ -19,7 +19,7 @@ from toolformer_dag.exports.dataset_folder import (
 )
 from toolformer_dag.lake.queries import quoted
 from toolformer_dag.lake.warehouse import opened
-from toolformer_dag.lake.warehouse_filling import RULE
+from toolformer_dag.method.decision_sql import RULE
 
 ABOUT = """\
 The tables of a Toolformer run (Schick et al. 2023), with the comments of every column. Each table is a config:

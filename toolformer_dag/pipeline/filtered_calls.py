@@ -1,20 +1,22 @@
 """filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
 
-A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in filter_rule: a
-threshold by chance, and the texts that the limit on examples leaves. These are chosen over scored_texts, a row per text
-with scored calls, so that an added shard costs its own rows and a look at the texts of the others; a threshold by
-chance takes the deltas of all calls. Does a call stay? rule.sql of the lake says so, here and for the warehouse.
+A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in the table
+filter_rule: a threshold by chance, and the texts that the limit on examples leaves. These are chosen over scored_texts,
+a row per text with scored calls, so that an added shard costs its own rows and a look at the texts of the others; a
+threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of `method` says so, here and for the
+warehouse. Why each call stays or not is stored beside the kept ones, in decided_calls: whoever shows a reason reads it
+there.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
+    CALL_KEY,
     DIGEST,
     SCORED,
     SEGMENT,
@@ -25,39 +27,34 @@ from toolformer_dag.computing.stage import (
     Column,
     InputsOf,
     PartRows,
-    Rejected,
     Stage,
     TableOutput,
+    counted,
     versions,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, run_sql, scratch, sql_text
 from toolformer_dag.lake.queries import rows as answer
-from toolformer_dag.lake.record_tables import THRESHOLD
 from toolformer_dag.lake.table import WHOLE
-from toolformer_dag.lake.warehouse import CHOSEN
-from toolformer_dag.lake.warehouse_filling import CHANCE, JUDGED, RULE, SWAPPED_PLACES
+from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
+from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLACES
+from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
 from toolformer_dag.pipeline import scores
 from toolformer_dag.pipeline.chance import chance_threshold
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
 FILTER_RULE = "filter_rule"
-LAST_TEXT, EXAMPLES = "last_text", "examples"
-"""Fields of its record: the last text in the order of hashes that stays; by shard, how many of its texts stay."""
+LAST_TEXT = "last_text"
+"""The field of the record of filter_rule that holds the last text that stays, in the order of hashes."""
+EXAMPLES = "examples"
+"""The field of the same record that says how many of its texts stay, by shard."""
+SHOWN_OF_CHOSEN = ("tau_f", "by_chance", "verdict")
+"""Columns of a threshold by chance that stand in the inputs of filtered_calls."""
 TEXTS_SQL = sql_text(__package__, "scored_texts.sql")
 RULE_SQL = f"CREATE TEMP {RULE}{sql_text(__package__, 'filter_rule.sql')}"
 SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
-
-
-def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rule beside the scored calls: the threshold, or how it is chosen, and the limit."""
-    made = {**determining(plan.settings.training, "examples_per_tool"), "sql": fingerprint(RULE_SQL)}
-    made |= scores.settings(lane)
-    if isinstance(lane.tau_f, ChanceThreshold):
-        return {**made, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
-    return {**made, "tau_f": lane.tau_f}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -65,101 +62,118 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     return {**rule_settings(plan, lane), "sql": fingerprint(SQL)}
 
 
+def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rule beside the scored calls: the threshold, or how it is chosen, and the limit."""
+    shared = {
+        **determining(plan.settings.training, "examples_per_tool"),
+        "sql": fingerprint(RULE_SQL),
+        **scores.settings(lane),
+    }
+    if isinstance(lane.tau_f, ChanceThreshold):
+        return {**shared, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
+    return {**shared, "tau_f": lane.tau_f}
+
+
+class CallFiles(NamedTuple):
+    """Part files of shards: those of scored calls, and those of the texts that the calls stand in."""
+
+    calls: list[str]
+    texts: list[str]
+
+
+def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
+    """Return the files of the shards that have scored calls. Raises MissingPart, DamagedPart, of shards without too."""
+    texts = output.lane_table("heuristic_subset")
+    files = CallFiles([], [])
+    for part in parts:
+        files_of_calls = [file for table in output.scored for file in table.files(part)]
+        files_of_texts = texts.files(part)
+        if any(table.pointer(part).rows for table in output.scored):
+            files.calls.extend(files_of_calls)
+            files.texts.extend(files_of_texts)
+    return files
+
+
+def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    """Return the rows of each part, in their order; `rows` have a column `shard`."""
+    of_shards = rows.partition_by("shard", as_dict=True)
+    return {part: of_shards.get((part,), rows.clear()) for part in parts}
+
+
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
     """Return the texts of shards with scored calls; `delta` is null where no call of a text may stay."""
-    given = _files(output, parts)
-    if not given:
+    files = _call_files(output, parts)
+    if not files.calls:
         return {part: PartRows(()) for part in parts}
-    lane = output.lane
     with scratch() as connection:
-        scores.scored(connection, output.plan, lane, parts, given["files"])
-        run_sql(connection, TEXTS_SQL, given)
-        frames_of = by_part(output, parts, answer(connection, "FROM scored_texts"))
-    return {part: PartRows(frames) for part, frames in frames_of.items()}
+        scores.scored(connection, output.plan, output.lane, parts, files.calls)
+        run_sql(connection, TEXTS_SQL, {"texts": files.texts})
+        texts = answer(connection, "FROM scored_texts")
+    texts_of = _by_part(parts, _in_schema(output, texts))
+    return {part: PartRows([texts_of[part]]) for part in parts}
 
 
-def _files(output: TableOutput, parts: Sequence[str]) -> dict[str, list[str]]:
-    """The files of scored calls and of their texts, by parameter; those of shards without calls are left out."""
-    scored = output.scored
-    texts = output.lane_table("heuristic_subset")
-    paths: dict[str, list[str]] = {"files": [], "texts": []}
-    for part in parts:
-        files = [file for table in scored for file in table.files(part)]  # damage is named, rows or not
-        of_texts = texts.files(part)
-        if any(table.pointer(part).rows for table in scored):
-            paths["files"] += files
-            paths["texts"] += of_texts
-    return paths if paths["files"] else {}
-
-
-def by_part(output: TableOutput, parts: Sequence[str], rows: pl.DataFrame) -> dict[str, list[pl.DataFrame]]:
-    """Return the frames of each part, none for one without rows. Their order stays."""
+def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns of the stage, in their types and order."""
     schema = output.stage.schema
-    frames = rows.select(schema.names()).cast(schema).partition_by("shard", as_dict=True)
-    return {part: [frames[part,]] if (part,) in frames else [] for part in parts}
+    return rows.select(schema.names()).cast(schema)
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose over all shards of a lane, out of core; what is chosen stands in the record."""
+    """Choose over all shards of a lane, out of core; there are no rows, what is chosen stands in the record."""
     lane = output.lane
     facts: dict[str, Any] = {LAST_TEXT: None, EXAMPLES: {}}
-    given = {"tau_f": lane.tau_f, "examples": output.plan.settings.training.examples_per_tool}
-    if isinstance(lane.tau_f, ChanceThreshold):
-        facts[CHOSEN] = _chosen(output.plan, lane, lane.tau_f)
-        given["tau_f"] = facts[CHOSEN]["tau_f"]
+    tau_f = lane.tau_f
+    if isinstance(tau_f, ChanceThreshold):
+        facts[CHOSEN] = _chosen_threshold(output.plan, lane, tau_f)
+        tau_f = facts[CHOSEN]["tau_f"]
     files = output.lane_table("scored_texts").all_files()
     if not files:
         return PartRows((), facts=facts)
+    limit = output.plan.settings.training.examples_per_tool
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        run_sql(connection, RULE_SQL, {**given, "files": files})
+        run_sql(connection, RULE_SQL, {"files": files, "tau_f": tau_f, "examples": limit})
         facts[LAST_TEXT] = answer(connection, "FROM last_text").item()
         facts[EXAMPLES] = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
     return PartRows((), facts=facts)
 
 
-def _chosen(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
-    """The lane's row of chance_thresholds, with the fallback as tau_f where no threshold has the rate."""
+def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
+    """Return the lane's row of chance_thresholds, with the fallback as tau_f where no threshold has the rate."""
     chosen = chance_threshold(plan, lane, rule.by_chance)
-    return {**chosen, "tau_f": rule.fallback if chosen["tau_f"] is None else chosen["tau_f"]}
-
-
-def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
-    lane, of_texts = output.lane, inputs_of_texts(output)
-    pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
-    record: Mapping[str, Any] = pointer.record if pointer else {}
-    chosen = record.get(CHOSEN) if isinstance(lane.tau_f, ChanceThreshold) else None
-    threshold = {THRESHOLD: {name: chosen[name] for name in ("tau_f", "by_chance", "verdict")}} if chosen else {}
-
-    def of(shard: str) -> Mapping[str, Any]:
-        return {**of_texts(shard), EXAMPLES: record.get(EXAMPLES, {}).get(shard, 0), **threshold}
-
-    return of
+    if chosen["tau_f"] is None:
+        chosen["tau_f"] = rule.fallback
+    return chosen
 
 
 def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
     """Decide over the scored calls of shards; see rule.sql, judged.sql and filter_rule.sql for the rules.
 
-    Every scored call is kept or counted: below_tau_f, no_threshold (none was certified by chance, and there is no
-    fallback), not_best_at_position, beyond_examples, or the reason it had in loss_deltas. Another tau_f that keeps the
-    same calls gives the same data version. Raises MissingPart, DamagedPart.
+    Every scored call is kept or has a reason: below_tau_f, no_threshold (none was certified by chance, and there is no
+    fallback), not_best_at_position, beyond_examples, or the reason it had in loss_deltas. The reasons are published
+    beside the kept calls, and counted. Another tau_f that keeps the same calls gives the same data version. Raises
+    MissingPart, DamagedPart.
     """
+    files = _call_files(output, parts)
+    if not files.calls:
+        return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
     lane = output.lane
-    record, given = output.lane_table("filter_rule").record(WHOLE), _files(output, parts)
-    tau_f = record[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
-    if not given:
-        return {part: PartRows(()) for part in parts}
+    rule = output.lane_table("filter_rule").record(WHOLE)
+    tau_f = rule[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     with scratch() as connection:
-        scores.scored(connection, output.plan, lane, parts, given["files"])
-        run_sql(connection, SQL, {**given, "tau_f": tau_f, "last_text": record[LAST_TEXT]})
+        scores.scored(connection, output.plan, lane, parts, files.calls)
+        run_sql(connection, SQL, {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]})
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
-        rejected = answer(connection, "SELECT shard, why, count(*) FROM decided WHERE why IS NOT NULL GROUP BY ALL")
-    counts: dict[str, Rejected] = {part: Counter() for part in parts}
-    for shard, reason, count in rejected.iter_rows():
-        counts[shard][shard, reason] = count
-    frames_of = by_part(output, parts, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64)))
-    return {part: PartRows(frames, counts[part]) for part, frames in frames_of.items()}
+        decided = answer(connection, f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row")
+
+    kept_of = _by_part(parts, _in_schema(output, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))))
+    decided_of = _by_part(parts, decided.cast(DECIDED_SCHEMA))
+    made = {}
+    for part in parts:
+        reasons = decided_of[part]
+        made[part] = PartRows([kept_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
+    return made
 
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
@@ -171,6 +185,22 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: the control where it chooses the threshold."""
     control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
+
+
+def inputs(output: TableOutput) -> InputsOf:
+    """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
+    inputs_of_calls = inputs_of_texts(output)
+    pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
+    rule: Mapping[str, Any] = pointer.record if pointer else {}
+    threshold = {}
+    if isinstance(output.lane.tau_f, ChanceThreshold) and CHOSEN in rule:
+        threshold[THRESHOLD] = {name: rule[CHOSEN][name] for name in SHOWN_OF_CHOSEN}
+
+    def inputs_of(shard: str) -> Mapping[str, Any]:
+        examples = rule.get(EXAMPLES, {}).get(shard, 0)
+        return {**inputs_of_calls(shard), EXAMPLES: examples, **threshold}
+
+    return inputs_of
 
 
 def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
@@ -187,18 +217,24 @@ def inputs_of_texts(output: TableOutput) -> InputsOf:
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
-    more = (*lane.scored, *lane.swapped, *scores.reads(lane)) if isinstance(lane.tau_f, ChanceThreshold) else ()
-    return (TEXTS.name, *more)
+    if isinstance(lane.tau_f, ChanceThreshold):
+        return (TEXTS.name, *lane.scored, *lane.swapped, *scores.reads(lane))
+    return (TEXTS.name,)
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
     """Return the versions of all parts of what the rule is chosen from, and of what the calls of each cost."""
-    results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
-    whole = {name: output.plan.lake.table(name) for name in output.depends_on if name not in results}
-    costs = scores.inputs(output.plan, output.lane) if results & {*output.depends_on} else None
-    part_versions = {name: {part: one.part_version(part) for part in one.parts()} for name, one in whole.items()}
-    cost_versions = {scores.COST_VERSION: {part: costs(part) for part in output.plan.shards}} if costs else {}
-    return lambda _: part_versions | cost_versions
+    plan = output.plan
+    results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}  # their costs alone are read
+    versions_of_all: dict[str, dict[str, Any]] = {}
+    for name in output.depends_on:
+        if name not in results:
+            table = plan.lake.table(name)
+            versions_of_all[name] = {part: table.part_version(part) for part in table.parts()}
+    if not results.isdisjoint(output.depends_on):
+        costs = scores.inputs(plan, output.lane)
+        versions_of_all[scores.COST_VERSION] = {part: costs(part) for part in plan.shards}
+    return lambda part: versions_of_all
 
 
 TEXTS = Stage(
@@ -229,9 +265,18 @@ RULES = Stage(
     make=ByPart(rule_rows),
 )
 COPIED = (
-    *("tool", "shard", "digest", "segment", "position", "sample", "source", "char_offset", "input", "result", "p_api"),
-    *("loss_minus", "loss_plus", "delta", "chain"),
+    *CALL_KEY,
+    "source",
+    "char_offset",
+    "input",
+    "result",
+    "p_api",
+    "loss_minus",
+    "loss_plus",
+    "delta",
+    "chain",
 )
+"""Columns of a scored call that a kept one has too."""
 STAGE = Stage(
     name="filtered_calls",
     description="The calls that stay: L- - L+ >= tau_f, the best one per position (paper, section 2).",
@@ -247,5 +292,6 @@ STAGE = Stage(
     kinds=frozenset({"duckdb", "sql"}),
     volatile=("tau_f",),
     checks={"kept_at_tau_f": below_tau_f},
+    beside=(DECIDED,),
     make=ByParts(rows),
 )

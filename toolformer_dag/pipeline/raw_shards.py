@@ -227,5 +227,5 @@ STAGE = Stage(
     inputs=inputs,
     beside=(REJECTED_LINES,),
     make=ByShard(rows),
-    in_warehouse=InWarehouse("documents"),
+    in_warehouse=InWarehouse("documents", keeps_places=True),
 )

@@ -1,6 +1,6 @@
 """Scored calls of a lane as its filter and its control read them: with the score as delta; and what calls cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,12 +12,12 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import InputsOf
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql
-from toolformer_dag.lake.scoring import COSTS, IDENTITY, kept_as, reads_cost, relation
-from toolformer_dag.lake.warehouse_filling import COST_FRONTIER, JUDGED
+from toolformer_dag.method.decision_sql import COST_FRONTIER, JUDGED
+from toolformer_dag.method.scoring import COSTS, IDENTITY, calls_query, kept_as, reads_cost
 
 COST_VERSION = "costs"
 """The input that tells the files of results: costs are no part of their version."""
-ASKED = """
+COST_TABLES = """
 texts AS (SELECT tool, shard, digest, segment, context FROM read_parquet([{texts}], hive_partitioning = false)),
 tool_costs AS (
     SELECT tool, input, context, max(cost) AS cost, max(seconds) AS seconds
@@ -25,6 +25,7 @@ tool_costs AS (
 ),
 lanes AS (SELECT unnest([{keys}]) AS tool, unnest([{names}]) AS name)
 """
+"""What call_costs.sql reads beside the calls: parts of a WITH clause, over files and lists of names."""
 FRONTIER_SQL = f"{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRONTIER}"
 
 
@@ -35,33 +36,46 @@ def settings(lane: Lane) -> Mapping[str, Any]:
 
 def reads(lane: Lane) -> tuple[LaneTable, ...]:
     """Return the tables that hold what calls cost, those after others too; none where the score does not read it."""
-    return _results(lane) if reads_cost(lane.scores) else ()
+    return _result_tables(lane) if reads_cost(lane.scores) else ()
 
 
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
     """Return what tells the costs of a shard's calls; nothing where the score does not read them."""
     tables = [plan.lane_table(lane, name) for name in reads(lane)]
 
-    def of(shard: str) -> Mapping[str, Any]:
+    def inputs_of(shard: str) -> Mapping[str, Any]:
+        if not tables:
+            return {}
         pointers = [table.whole_pointer(shard) for table in tables]
-        files = [[file.hash for file in pointer.files] if pointer else None for pointer in pointers]
-        return {COST_VERSION: fingerprint(files)} if files else {}
+        file_hashes = [[file.hash for file in pointer.files] if pointer else None for pointer in pointers]
+        return {COST_VERSION: fingerprint(file_hashes)}
 
-    return of
+    return inputs_of
+
+
+def scored(
+    connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
+) -> None:
+    """Make `scored`, which judged.sql reads: the calls of these parts with their score. `files`: see `calls`."""
+    connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
 
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
-    """Return the query for calls of these parts with their score; `files`: those of loss_deltas, or of the swaps."""
-    return relation(files, lane.scores, _asked(plan, lane, parts) if reads_cost(lane.scores) else "", swaps)
+    """Return the query for calls of these parts with their score as `delta`.
+
+    files: those of the lane's scored calls, or of its control (`swaps`).
+    """
+    cost_tables = _cost_tables(plan, lane, parts) if reads_cost(lane.scores) else ""
+    return calls_query(files, lane.scores, cost_tables, swaps)
 
 
 def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
     """Return the score of every call of the lane, as `delta`. Raises MissingPart, DamagedPart."""
-    parts, files = _calls(plan, lane)
+    files = _call_files(plan, lane)
     if not files:
         return pl.DataFrame(schema={"delta": pl.Float64})
     with in_memory() as connection:
-        return rows(connection, f"SELECT delta FROM ({calls(plan, lane, parts, files)})")
+        return rows(connection, f"SELECT delta FROM ({calls(plan, lane, _parts(plan, lane), files)})")
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
@@ -69,48 +83,58 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
 
     Raises MissingPart, DamagedPart.
     """
-    results = [plan.lane_table(lane, name) for name in _results(lane)]
-    if not any(one.parts() and one.scan().select(pl.col("cost").max()).collect().item() for one in results):
+    if not _has_costs(plan, lane):
         return None
+    parts = _parts(plan, lane)
+    cost_tables = _cost_tables(plan, lane, parts)
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
-        parts, files = _calls(plan, lane)
-        asked = _asked(plan, lane, parts)
-        for name in ("texts", "tool_costs"):
-            connection.execute(f"CREATE TABLE {name} AS WITH {asked} FROM {name}")
-        own = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
-        connection.execute(f"CREATE TABLE lanes AS WITH {asked} SELECT *, {own} FROM lanes", {"tau_f": tau_f})
-        scored(connection, plan, lane, parts, files)
+        connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
+        connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
+        applied = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
+        connection.execute(f"CREATE TABLE lanes AS WITH {cost_tables} SELECT *, {applied} FROM lanes", {"tau_f": tau_f})
+        scored(connection, plan, lane, parts, _call_files(plan, lane))
         run_sql(connection, FRONTIER_SQL)
         return rows(connection, "FROM cost_frontier")
 
 
-def scored(
-    connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
-) -> None:
-    """Make `scored`, which judged.sql reads: the calls of these parts with their score."""
-    connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
+def _has_costs(plan: Plan, lane: Lane) -> bool:
+    """Return whether any result of the lane's calls says what it cost."""
+    for name in _result_tables(lane):
+        table = plan.lane_table(lane, name)
+        if table.parts() and table.scan().select(pl.col("cost").max()).collect().item():
+            return True
+    return False
 
 
-def _calls(plan: Plan, lane: Lane) -> tuple[list[str], list[str]]:
-    """The parts with scored calls, and their files."""
-    tables = [plan.lane_table(lane, name) for name in lane.scored]
-    return list(tables[0].parts()), [file for table in tables for file in table.all_files()]
+def _parts(plan: Plan, lane: Lane) -> list[str]:
+    """Return the parts of the lane's scored calls: single calls and chains have the same."""
+    return list(plan.lane_table(lane, lane.scored[0]).parts())
 
 
-def _results(lane: Lane) -> tuple[LaneTable, ...]:
+def _call_files(plan: Plan, lane: Lane) -> list[str]:
+    """Return all files of the lane's scored calls, chains among them."""
+    return [file for name in lane.scored for file in plan.lane_table(lane, name).all_files()]
+
+
+def _result_tables(lane: Lane) -> tuple[LaneTable, ...]:
+    """Return the tables of results: of single calls, and of those that stand after others."""
     return ("tool_results", *(call_tables(level).results for level in range(2, lane.depth + 1)))
 
 
-def _asked(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
-    def files(*names: LaneTable) -> str:
-        return _list(file for name in names for file in plan.lane_table(lane, name).all_files(parts))
-
-    keys = _list(one.key for one in lane.chainable.values())
-    return ASKED.format(
-        texts=files("heuristic_subset"), results=files(*_results(lane)), keys=keys, names=_list(lane.chainable)
+def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
+    """Return COST_TABLES over the files of these parts, with the lanes whose tools a chain may call."""
+    texts = plan.lane_table(lane, "heuristic_subset").all_files(parts)
+    results: list[str] = []
+    for name in _result_tables(lane):
+        results += plan.lane_table(lane, name).all_files(parts)
+    return COST_TABLES.format(
+        texts=_sql_list(texts),
+        results=_sql_list(results),
+        keys=_sql_list(called.key for called in lane.chainable.values()),
+        names=_sql_list(lane.chainable),
     )
 
 
-def _list(values: Any) -> str:
+def _sql_list(values: Iterable[str]) -> str:
     return ", ".join(map(quoted, values))

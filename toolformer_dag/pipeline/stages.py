@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import Stage, TableOutput
-from toolformer_dag.lake.warehouse_filling import WarehouseTable
+from toolformer_dag.lake.warehouse_table import WarehouseTable
+from toolformer_dag.method.decided_calls import DECIDED, decided_table
 from toolformer_dag.pipeline import (
     augmented_corpus,
     chained_candidates,
@@ -86,9 +87,18 @@ def _lane_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return the warehouse's tables: one per stage, over the tables of all lanes."""
-    by_stage: dict[str, list[TableOutput]] = {}
+    """Return the warehouse's tables: one per stage, over the tables of all lanes, and the reasons of the filter."""
+    by_table: dict[str, list[TableOutput]] = {}
+    scores: dict[str, str] = {}
+    decided: list[str] = []
     for output in outputs:
-        by_stage.setdefault(output.stage.in_warehouse.name or output.stage.name, []).append(output)
-    scores = {key: score for one in outputs if one.lane_or_none for key, score in one.lane.scores.items()}
-    return [of_stage[0].warehouse_table([one.name for one in of_stage], scores) for of_stage in by_stage.values()]
+        by_table.setdefault(output.stage.in_warehouse.name or output.stage.name, []).append(output)
+        if output.lane_or_none:
+            scores |= output.lane.scores
+        if DECIDED in output.stage.beside:
+            decided.append(output.lane_table(DECIDED).name)
+    tables = []
+    for of_table in by_table.values():
+        sources = [output.name for output in of_table]
+        tables.append(of_table[0].warehouse_table(sources, scores))
+    return [*tables, decided_table(decided)]

@@ -4,12 +4,14 @@ Results are swapped between documents deterministically. Neither which calls are
 depends on k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import (
@@ -34,11 +36,18 @@ from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import NO_OPERATION
 
+Array = NDArray[Any]
 METHOD = 3
 """Raised when the same calls would be chosen otherwise or get other results; a golden test notices where it was not."""
 PLACE = (*TEXT_KEY, "position")
-ASKED = (*PLACE, "input")
+"""Key of a place: a position of a text."""
+DISTINCT_CALL = (*PLACE, "input")
+"""Key of what is swapped: the samples of a place that wrote the same call get the same results."""
 SWAP_KEY = (*CALL_KEY, "swap")
+SWAPPED = pl.List(pl.String())
+"""The other results of a call, one per swap."""
+SWAPPED_COLUMNS = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
+"""Columns of a scored call that its swaps have too."""
 FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
 """The first numbers at a position: of samples, of other sources, of calls after one and after two others."""
 
@@ -46,77 +55,132 @@ FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.
 def exchange(
     calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int, swaps: int = 1
 ) -> pl.DataFrame:
-    """`calls` (ASKED, sample, p_api, result, ...) with results of other documents; null, with a `swap_reason`, without.
+    """Return `calls` with results of other documents; without one `result` is null, and `swap_reason` says why.
 
-    Of the distinct `texts` (TEXT_KEY, text_digest) of a shard, whether they have calls or not, the calls of the `limit`
-    with the smallest hashes are taken (not_sampled), and of the texts for which a rule or a file proposes calls, which
-    may be few, as many. Results are given by the first samples, or other calls, at the `likeliest` place (PLACE) of
-    each text: they are there for every k and m. A call gets those of places at least as likely as its own, which are
-    there for every tau_s, so the donors do not change with tau_s. All calls stand in a circle in the order
-    of another hash of their texts, and a call gets the next such results that differ from its own and come from
-    documents with another digest (no_other_result); equal calls at a position get the same ones. A result that is right
-    all the same, or of a near-duplicate, is not noticed.
+    calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard.
+    texts: (shard, digest, segment, text_digest), the texts of the shard whether they have calls or not.
+    likeliest: (shard, digest, segment, position), see `likeliest_places`.
+    limit: calls of so many texts are taken. swaps: at most so many rows per call, each with another result; the column
+    `swap` counts them from 0.
 
-    A call has a row per swap (`swap` counts from 0), at most `swaps`, each with another result.
+    Which calls: those of the `limit` distinct texts with the smallest hashes, and of as many among the texts for which
+    a rule or a file proposes calls, which may be few. Others have the reason not_sampled.
+
+    Which results: all calls stand in a circle, in the order of another hash of their texts. A call gets the next
+    results after its own seat that differ from its own and from each other, from documents with another digest;
+    no_other_result where there is none. Only the first samples, or other calls, at the likeliest place of each text
+    give results: they are there for every k and m. They must be at places at least as likely as the call's own, which
+    are there for every tau_s. So the donors depend on none of these settings. A result that is right all the same, or
+    comes from a near-duplicate, is not noticed.
     """
     proposed = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
-    sampled = calls.join(_sampled(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
-    giving = sampled.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
+    calls = calls.join(_sampled_texts(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
+    at_likeliest = calls.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
     gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in(FIRST_SAMPLES)
-    exchanged = _exchanged(giving.with_columns(gives=gives), swaps)
-    joined = sampled.join(exchanged, on=ASKED, how="left", maintain_order="left").with_columns(
-        pl.col("swap").fill_null(0)
-    )
-    absent = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
-    reason = pl.when("sampled").then(absent).otherwise(pl.lit("not_sampled"))
-    return joined.with_columns(swap_reason=reason, result="swapped").drop("sampled", "swapped")
+    exchanged = _swapped_results(at_likeliest.with_columns(gives=gives), swaps)
+
+    joined = calls.join(exchanged, on=DISTINCT_CALL, how="left", maintain_order="left")
+    without_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
+    reason = pl.when("sampled").then(without_result).otherwise(pl.lit("not_sampled"))
+    numbered = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=reason, result="swapped")
+    return numbered.drop("sampled", "swapped")
 
 
 def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
-    """(PLACE): of each text the most probable position, of equals the earlier. `candidates`: (PLACE, p_api)."""
+    """Return the most probable position of each text, of equals the earlier: (shard, digest, segment, position).
+
+    candidates: (shard, digest, segment, position, p_api).
+    """
     ordered = candidates.sort("p_api", "position", descending=[True, False])
     return ordered.unique(TEXT_KEY, keep="first", maintain_order=True).select(PLACE)
 
 
-def _sampled(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.DataFrame:
-    """(TEXT_KEY, text_digest, sampled): whether a text is one of its shard's first `limit`, or of the proposed ones."""
+def _sampled_texts(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.DataFrame:
+    """Return (shard, digest, segment, text_digest, sampled): whether a text's calls are taken.
+
+    A text is sampled where its hash is among the first `limit` distinct ones of its shard, or among the first `limit`
+    of the `proposed` texts (shard, digest, segment) of its shard.
+    """
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
-    hashed = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
-    first, own = (
-        key.rank("dense").over("shard") <= limit for key in (pl.col("hash"), pl.when("proposed").then("hash"))
-    )
-    return hashed.select(*TEXT_KEY, "text_digest", sampled=first | own.fill_null(False))
+    marked = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
+    hash_of_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
+    first_of_all = pl.col("hash").rank("dense").over("shard") <= limit
+    first_of_proposed = hash_of_proposed.rank("dense").over("shard") <= limit
+    return marked.select(*TEXT_KEY, "text_digest", sampled=first_of_all | first_of_proposed.fill_null(False))
 
 
-def _exchanged(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
-    """(ASKED, swap, swapped): the exchanged results of every distinct call that is sampled and has some."""
-    of_call = pl.col("text_digest", "result", "p_api").first()
-    distinct = calls.group_by(ASKED).agg(of_call, pl.col("sampled", "gives").any())
-    placed = distinct.select("text_digest", "position", "input")
-    circle = distinct.with_columns(hash=_hashes("call", placed)).sort("hash", *ASKED)
+def _swapped_results(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
+    """Return (DISTINCT_CALL, swap, swapped): the other results of every distinct call that is sampled and has some.
+
+    calls: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives).
+    """
+    # A row per seat of the circle; of equal samples one gives or is sampled as soon as any of them is.
+    shared = pl.col("text_digest", "result", "p_api").first()
+    distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
+    hashes = _hashes("call", distinct.select("text_digest", "position", "input"))
+    circle = distinct.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
+
+    seats = _Seats.of(circle)
+    giving = seats.where(circle["gives"].to_numpy())
     results = circle["result"].to_list()
-    given = [[results[donor] for donor in donors] for donors in _donors(circle, swaps)]
-    seats = circle.filter("sampled").select(ASKED).with_columns(swapped=pl.Series(given, dtype=pl.List(pl.String)))
-    numbered = seats.with_columns(swap=pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32))
+    swapped: list[list[str]] = []
+    for seat in circle["sampled"].arg_true():
+        donors = _donors(seat, seats, giving, swaps)
+        swapped.append([results[donor] for donor in donors])
+
+    sampled = circle.filter("sampled").select(DISTINCT_CALL).with_columns(swapped=pl.Series(swapped, dtype=SWAPPED))
+    numbered = sampled.with_columns(swap=pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32))
     return numbered.explode("swapped", "swap").drop_nulls("swapped")
 
 
-def _donors(circle: pl.DataFrame, swaps: int) -> Iterator[list[int]]:
-    """For each sampled seat the next seats that give, at places as likely, in other documents, all other results."""
-    givers = circle["gives"].arg_true().to_numpy()
-    document, result = (circle[name].rank("dense").to_numpy() for name in ("digest", "result"))  # equal numbers: equal
-    likely = circle["p_api"].to_numpy()
-    documents, results, chances = document[givers], result[givers], likely[givers]
-    for seat in circle["sampled"].arg_true().to_list():
-        others = (chances >= likely[seat]) & (documents != document[seat]) & (results != result[seat])
-        fitting = np.flatnonzero(others)
-        ordered = np.roll(fitting, -int(np.searchsorted(givers[fitting], seat)))
-        _, first = np.unique(results[ordered], return_index=True)
-        yield givers[ordered[np.sort(first)[:swaps]]].tolist()
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seats:
+    """Seats of the circle of calls: four arrays with an entry per seat.
+
+    number: of the seat in the circle, ascending. document, result: numbers that are equal where the documents, or the
+    results, are. probability: p_i of the call's place.
+    """
+
+    number: Array
+    document: Array
+    result: Array
+    probability: Array
+
+    @classmethod
+    def of(cls, circle: pl.DataFrame) -> "_Seats":
+        """Return all seats. circle: (digest, result, p_api), a row per seat."""
+        return cls(
+            number=np.arange(circle.height),
+            document=circle["digest"].rank("dense").to_numpy(),
+            result=circle["result"].rank("dense").to_numpy(),
+            probability=circle["p_api"].to_numpy(),
+        )
+
+    def where(self, mask: Array) -> "_Seats":
+        """Return the seats for which `mask` is true."""
+        return _Seats(self.number[mask], self.document[mask], self.result[mask], self.probability[mask])
+
+
+def _donors(seat: int, circle: _Seats, giving: _Seats, most: int) -> list[int]:
+    """Return the first `most` seats after this one that may give to it, all with different results."""
+    as_likely = giving.probability >= circle.probability[seat]
+    other_document = giving.document != circle.document[seat]
+    other_result = giving.result != circle.result[seat]
+    fitting = np.flatnonzero(as_likely & other_document & other_result)  # indices into `giving`
+
+    # The circle is walked from the seat on: those after it, then those before it.
+    start = np.searchsorted(giving.number[fitting], seat)
+    in_order = np.concatenate([fitting[start:], fitting[:start]])
+
+    # np.unique returns the first index of each result, ordered by result; sorted again they are in walking order.
+    _, first_with_result = np.unique(giving.result[in_order], return_index=True)
+    chosen = in_order[np.sort(first_with_result)[:most]]
+    donors: list[int] = giving.number[chosen].tolist()
+    return donors
 
 
 def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
-    """The same on every machine and in every version."""
+    """Return a hash of each row, the same on every machine and in every version."""
     digests = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
     return pl.Series(digests, dtype=pl.String)
 
@@ -129,46 +193,69 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the swapped calls of a shard."""
-    texts, calls, _ = swapped(output, shard, "loss_deltas")
-    return planned_losses(worker, output, calls, texts, claimed)
+    swapped_calls = swapped(output, shard, "loss_deltas")
+    return planned_losses(worker, output, swapped_calls.calls, swapped_calls.texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls of `swapped_texts` texts with results of other documents (see `exchange`) and their losses.
 
-    A call has up to `control.swaps` rows, fewer where fewer other results fit.
-
-    Every scored call has a row or is counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
+    A call has up to `control.swaps` rows, fewer where fewer other results fit. Every scored call has a row or is
+    counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
     """
-    _, calls, left_out = swapped(output, shard, "loss_deltas")
-    scored, stores = with_losses(worker, output, calls)
-    return control(output, scored, stores, left_out)
+    swapped_calls = swapped(output, shard, "loss_deltas")
+    scored, stores = with_losses(worker, output, swapped_calls.calls)
+    return control(output, scored, stores, swapped_calls.left_out)
 
 
 def control(output: TableOutput, scored: pl.DataFrame, stores: Sequence[str], left_out: Rejected) -> PartRows:
-    """Return the rows of swapped calls."""
+    """Return the rows of swapped calls. `scored`: with their losses, which come from `stores`."""
     table = output.stage.shaped(scored).sort(SWAP_KEY)
     return PartRows([table], left_out + counted(table), stores, facts={MADE_BY: STAGE.name})
 
 
-def swapped(output: TableOutput, shard: str, name: str) -> tuple[pl.DataFrame, pl.DataFrame, Rejected]:
-    """Return the texts, the calls of `name` with swapped results, and the calls that have none by reason."""
-    lake, lane = output.plan.lake, output.lane.key
-    texts = lake.table(f"{lane}/heuristic_subset").read(shard)
-    columns = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
-    chance = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
-    calls = lake.table(f"{lane}/{name}").read(shard).select(columns).with_columns(chance)
+class SwappedCalls(NamedTuple):
+    """The control of a shard before it is scored.
+
+    texts: all texts of the shard. calls: those that got another result, a row per swap. left_out: the other calls, and
+    those that loss_deltas had a reason against.
+    """
+
+    texts: pl.DataFrame
+    calls: pl.DataFrame
+    left_out: Rejected
+
+
+def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
+    """Swap the results of scored calls of a shard. Raises MissingPart, DamagedPart.
+
+    name: the lane's table with the calls, loss_deltas or chained_deltas.
+    """
+    texts = output.lane_table("heuristic_subset").read(shard)
+    likelihood = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
+    scored_table = output.plan.lake.table(f"{output.lane.key}/{name}")
+    calls = scored_table.read(shard).select(SWAPPED_COLUMNS).with_columns(likelihood)
     # Calls without an operation give their results as they did before they were kept out, so that every other call is
     # swapped as before and no loss is computed again; they have no row themselves.
-    scored = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
-    # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
-    places = (
-        lake.table(f"{lane}/scored_candidates").read(shard).with_columns(chance) if name == "loss_deltas" else scored
+    giving = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
+    places = giving
+    if name == "loss_deltas":
+        # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
+        places = output.lane_table("scored_candidates").read(shard).with_columns(likelihood)
+    settings = output.plan.settings
+    exchanged = exchange(
+        giving,
+        texts,
+        likeliest_places(places),
+        limit=settings.evaluation.swapped_texts,
+        swaps=settings.control.swaps,
     )
-    limit, swaps = output.plan.settings.evaluation.swapped_texts, output.plan.settings.control.swaps
-    exchanged = exchange(scored, texts, likeliest_places(places), limit, swaps).filter(pl.col("reason").is_null())
-    left_out = counted(calls) + counted(exchanged, "swap_reason")
-    return texts, exchanged.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"), left_out
+    scored = exchanged.filter(pl.col("reason").is_null())
+    return SwappedCalls(
+        texts=texts,
+        calls=scored.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"),
+        left_out=counted(calls) + counted(scored, "swap_reason"),
+    )
 
 
 STAGE = Stage(

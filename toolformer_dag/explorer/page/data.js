@@ -15,6 +15,9 @@ async function ask(name, parameters = {}, method = "GET") {
 
 const same = (call, key, names) => names.every(name => String(call[name]) === String(key[name]));
 
+// Which calls have these reasons follows from the threshold: REASONS_OF_THRESHOLD of the server.
+const reasonsOfThreshold = ["no_threshold", "below_tau_f", "not_best_at_position"];
+
 // The verdict of a call at a threshold, as VERDICT of the server gives it.
 export function verdictAt(call, tau) {
   if (!call.eligible) return call.reason;
@@ -30,7 +33,7 @@ function storedCalls(asked) {
     return call.tool === asked.tool && (!asked.domain || call.domain === asked.domain)
       && (!text || `${call.input}\u0000${call.result}`.toLowerCase().includes(text))
       && (!asked.verdict || (verdict === "kept") === (asked.verdict === "kept"))
-      && (!asked.reason || (asked.reason === "beyond_examples" ? call.reason : verdict) === asked.reason);
+      && (!asked.reason || (reasonsOfThreshold.includes(asked.reason) ? verdict : call.reason) === asked.reason);
   });
   const scored = wanted.filter(call => call.delta !== null).sort((a, b) => b.delta - a.delta);
   const near = stored.overview.near;

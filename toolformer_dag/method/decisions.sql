@@ -2,7 +2,7 @@
 -- memory than there is.
 CREATE TABLE decisions AS FROM verdicts LIMIT 0;
 COMMENT ON TABLE decisions IS 'Every scored call with its verdict, sorted by tool and delta.';
-COMMENT ON COLUMN decisions.reason IS 'why the call was not kept: a reason of loss_deltas, no_threshold, below_tau_f, not_best_at_position or beyond_examples; null where it was kept';
+COMMENT ON COLUMN decisions.reason IS 'why filtered_calls did not keep the call: the reason in loss_deltas, or a rule of the filter, such as below_tau_f, not_best_at_position or beyond_examples; not_filtered where the filter has not run since it was scored; null where it was kept';
 COMMENT ON COLUMN decisions.unfit IS 'why the call may not stay whatever its delta: the reason in loss_deltas; null where the threshold decides';
 COMMENT ON COLUMN decisions.eligible IS 'whether the threshold decides: the call is not unfit';
 COMMENT ON COLUMN decisions.best IS 'whether it has the largest delta of the eligible calls at its position; of equals, the first sample';

@@ -1,7 +1,7 @@
 """The score that tau_f is held against: an SQL expression over the columns of a scored call, for each lane its own.
 
 It is applied where calls are read and stored nowhere, so that another one costs no token. Whoever reads calls reads
-them through `relation`: its `delta` is the score.
+them through `calls_query`: its `delta` is the score.
 """
 
 import re
@@ -17,8 +17,17 @@ PAPER_SCORE = "loss_minus - loss_plus"
 OVER_ECHO = "least(delta, delta - echo)"
 """What a call gains, or gains over its echo where that is less; least ignores a null."""
 NUMBERS = (
-    *("p_api", "loss_empty", "loss_call", "loss_result", "loss_before", "need", "loss_minus", "loss_plus", "delta"),
-    *("echo", "cost"),
+    "p_api",
+    "loss_empty",
+    "loss_call",
+    "loss_result",
+    "loss_before",
+    "need",
+    "loss_minus",
+    "loss_plus",
+    "delta",
+    "echo",
+    "cost",
 )
 """What a score may read; `cost`: what the call cost, a chain all its calls, 0 where the tool says nothing."""
 CALL_COSTS = sql_text(__package__, "call_costs.sql")
@@ -46,13 +55,13 @@ def refuse(score: str) -> None:
 
 
 def _value(score: str) -> str:
-    """The expression as it is computed; null where it fails. A comment ends with its line."""
+    """Return the expression as it is computed: null where it fails. A comment in it ends with its line."""
     return f"TRY((\n{score}\n)::DOUBLE)"
 
 
 def reads_cost(scores: Mapping[str, str]) -> list[str]:
-    """Return the tools whose score reads what a call cost."""
-    return [tool for tool, score in scores.items() if re.search(r"\bcost\b", score, re.IGNORECASE)]
+    """Return the lanes whose score reads what a call cost. `scores`: key of the lane -> expression."""
+    return [lane for lane, score in scores.items() if re.search(r"\bcost\b", score, re.IGNORECASE)]
 
 
 def kept_as(scores: Mapping[str, str]) -> str:
@@ -60,32 +69,45 @@ def kept_as(scores: Mapping[str, str]) -> str:
     return "TABLE" if reads_cost(scores) else "VIEW"
 
 
-def relation(files: Sequence[str], scores: Mapping[str, str] = {}, asked: str = "", swaps: bool = False) -> str:
+def calls_query(
+    files: Sequence[str], scores: Mapping[str, str] = {}, cost_tables: str = "", swaps: bool = False
+) -> str:
     """Return the query for the calls in part files of loss_deltas, or of swapped_results (`swaps`), numbered by `row`.
 
-    `scores`: tool -> expression, of tools that have another than the paper's; their `delta` is the score. `asked`: the
-    tables that call_costs reads beside the calls, as parts of a WITH clause: texts, lanes and tool_costs; needed where
-    a score reads `cost`. A swap costs what its call costs with its own result.
+    scores: key of the lane -> expression, of lanes with another score than the paper's; their `delta` is the score.
+    cost_tables: where a score reads `cost`, the tables that call_costs reads beside the calls, as parts of a WITH
+    clause: texts, lanes and tool_costs. A swap costs what its call costs with its own result.
+
+        calls_query(["one.parquet"], {"calculator": "least(delta, delta - echo)"})
     """
-    read = f"read_parquet([{', '.join(map(quoted, files))}], hive_partitioning = false, file_row_number = true)"
-    numbered = f"SELECT * EXCLUDE (file_row_number), file_index::BIGINT << 32 | file_row_number AS row FROM {read}"
+    paths = ", ".join(map(quoted, files))
+    read = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
+    row = "file_index::BIGINT << 32 | file_row_number"
+    numbered = f"SELECT * EXCLUDE (file_row_number), {row} AS row FROM {read}"
     if not scores:
         return numbered
-    costly = reads_cost(scores)
-    costs = f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
-    if costly:
-        of_tools = f"tool IN ({', '.join(map(quoted, costly))}){' AND swap = 0' if swaps else ''}"
-        costs = f"WITH decisions AS (FROM called WHERE {of_tools}), {asked} FROM ({CALL_COSTS})"
-    return with_scores(numbered, costs, scores)
+    return with_scores(numbered, _costs_query(scores, cost_tables, swaps), scores)
+
+
+def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
+    """Return the query for (key of a call, cost) of the calls in `called` whose score reads it."""
+    lanes = reads_cost(scores)
+    if not lanes:
+        return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
+    condition = f"tool IN ({', '.join(map(quoted, lanes))})"
+    if swaps:
+        condition += " AND swap = 0"  # the swaps of a call share its key
+    return f"WITH decisions AS (FROM called WHERE {condition}), {cost_tables} FROM ({CALL_COSTS})"
 
 
 def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
     """Return the query for the rows of the query `called` with their score as delta; `costs`: (key of a call, cost)."""
-    cases = " ".join(f"WHEN {quoted(tool)} THEN {_value(score)}" for tool, score in scores.items())
+    cases = " ".join(f"WHEN {quoted(lane)} THEN {_value(score)}" for lane, score in scores.items())
     texts = {
         "CALLED": called,
         "COSTS": costs,
         "TOOLS": ", ".join(map(quoted, scores)),
         "SCORE": f"CASE tool {cases} END",
     }
-    return re.sub("|".join(texts), lambda match: texts[match[0]], SCORED_SQL.partition("\n\n")[2])
+    statement = SCORED_SQL.partition("\n\n")[2]  # without the comment, which names these words too
+    return re.sub("|".join(texts), lambda match: texts[match[0]], statement)

@@ -1,23 +1,82 @@
-"""The rows of the warehouse's own tables, which follow from the records of the lake's parts."""
+"""The tables of the warehouse whose rows follow from the records of the lake's parts: what they are, and their rows."""
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
 import polars as pl
 
 from toolformer_dag.lake.record import flat
-from toolformer_dag.lake.warehouse_filling import FILTER_RULES, LANES, MADE_WITH, REJECTIONS, SOURCES
+from toolformer_dag.lake.warehouse_building import Records
+from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.settings.rounds import round_of
 
+CHOSEN = "chosen"
+"""The field of the record of filter_rule that holds a threshold by chance, as a row of chance_thresholds."""
 THRESHOLD = "threshold"
 """The field of the inputs of filtered_calls that holds a threshold by chance: tau_f, by_chance and verdict."""
-PartRecord = Mapping[str, Any]
-"""The record of a part: what it was made from, see record.py."""
-Records = Mapping[str, Sequence[PartRecord]]
-"""The records of the parts of each lake table, by its name, such as "calculator/loss_deltas"."""
+
+REJECTIONS = WarehouseTable(
+    name="rejections",
+    comment="What was left out: how many of what, by stage, tool, shard and reason.",
+    columns={
+        "stage": "the stage that left it out",
+        "tool": "key of the lane; null for raw_shards, augmented_corpus and outcomes",
+        "shard": "name of the shard file; of the benchmark where a question was left out of outcomes",
+        "reason": "short name of the reason",
+        "count": "how many",
+    },
+    schema=pl.Schema(
+        {"stage": pl.String(), "tool": pl.String(), "shard": pl.String(), "reason": pl.String(), "count": pl.Int64()}
+    ),
+    sources=(),
+)
+LANES = WarehouseTable(
+    name="lanes",
+    comment="The tools, each with the tau_f that its filtered_calls were made with.",
+    columns={
+        "tool": "key of the lane",
+        "tau_f": "the applied threshold; null where there was none yet, or none certified",
+        "name": "name of the tool as it stands in a call: Calculator",
+        "round": "the round of annotation, from 1",
+    },
+    schema=pl.Schema({"tool": pl.String(), "tau_f": pl.Float64(), "name": pl.String(), "round": pl.Int64()}),
+    sources=(),
+)
+MADE_WITH = WarehouseTable(
+    name="settings",
+    comment="What determined the rows of the stages, as their records have it: model, k, m, tau_s, tau_f, prompts.",
+    columns={
+        "stage": "the stage; null for the names of profile and model, which determine nothing by themselves",
+        "tool": "key of the lane; null for stages of all lanes",
+        "setting": "the setting, with the names of its tables before it",
+        "value": "its value: text as it is, anything else as JSON",
+    },
+    schema=pl.Schema({"stage": pl.String(), "tool": pl.String(), "setting": pl.String(), "value": pl.String()}),
+    sources=(),
+)
+FILTER_RULES = WarehouseTable(
+    name="filter_rules",
+    comment="How the tau_f of each tool was chosen: by chance, with what came out, or as a number of the settings.",
+    columns={
+        "tool": "key of the lane",
+        "by_chance": "the false discovery rate that was asked for; null for a number",
+        "verdict": "as in chance_thresholds; where none is certified the fallback was taken, or nothing was kept; "
+        "null for a number",
+    },
+    schema=pl.Schema({"tool": pl.String(), "by_chance": pl.Float64(), "verdict": pl.String()}),
+    sources=(),
+)
+SOURCES = WarehouseTable(
+    name="sources",
+    comment="The tables of the lake that were copied, each with the version of its rows, rejections and tau_f.",
+    columns={"source": "name of the table in the lake", "version": "version that was copied"},
+    schema=pl.Schema({"source": pl.String(), "version": pl.String()}),
+    sources=(),
+)
+RECORD_TABLES = (REJECTIONS, LANES, MADE_WITH, FILTER_RULES, SOURCES)
 
 
 class MadeWith(NamedTuple):
@@ -59,11 +118,11 @@ def record_rows(
             made_with += _made_with(table_records[0])
 
     return {
-        "sources": pl.DataFrame(list(versions.items()), SOURCES, orient="row"),
-        "rejections": _rejections(chain.from_iterable(records.values())),
-        "lanes": pl.DataFrame(filter_rules, LANES),
-        "filter_rules": pl.DataFrame(filter_rules, FILTER_RULES),
-        "settings": pl.DataFrame(made_with, MADE_WITH, orient="row"),
+        SOURCES.name: pl.DataFrame(list(versions.items()), SOURCES.schema, orient="row"),
+        REJECTIONS.name: _rejections(chain.from_iterable(records.values())),
+        LANES.name: pl.DataFrame(filter_rules, LANES.schema),
+        FILTER_RULES.name: pl.DataFrame(filter_rules, FILTER_RULES.schema),
+        MADE_WITH.name: pl.DataFrame(made_with, MADE_WITH.schema, orient="row"),
     }
 
 
@@ -83,7 +142,7 @@ def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, 
     return rows
 
 
-def _rejections(records: Iterable[PartRecord]) -> pl.DataFrame:
+def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     """Return the rejections of all parts, with the columns REJECTIONS.
 
     Stages for single calls and for chains write the same `stage` into their records, and are counted together.
@@ -96,10 +155,10 @@ def _rejections(records: Iterable[PartRecord]) -> pl.DataFrame:
             )
             counts[rejection] += counted["count"]
     rows = [(*rejection, count) for rejection, count in counts.items()]
-    return pl.DataFrame(rows, REJECTIONS, orient="row")
+    return pl.DataFrame(rows, REJECTIONS.schema, orient="row")
 
 
-def _made_with(record: PartRecord) -> list[MadeWith]:
+def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
     """Return a row per setting of a record; values that are no text as JSON. The fingerprint of columns is left out."""
     rows = []
     for setting, value in flat(record["settings"]):
@@ -110,7 +169,7 @@ def _made_with(record: PartRecord) -> list[MadeWith]:
     return rows
 
 
-def filter_rule(record: PartRecord) -> dict[str, Any]:
+def filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record of filtered_calls says of its threshold: `{"tau_f": 0.5}`.
 
     One that was chosen by chance comes with its fields `by_chance` and `verdict`. tau_f is None where the record does

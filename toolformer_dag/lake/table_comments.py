@@ -1,0 +1,61 @@
+"""Comments of a warehouse: those that tables declare, and those that views and derived tables take over from them."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import duckdb
+
+from toolformer_dag.lake.queries import quoted
+from toolformer_dag.lake.warehouse_table import WarehouseTable
+
+READ_BY_VIEW = re.compile(r'\b(?:FROM|JOIN)\s+\(*"?(\w+)"?', re.IGNORECASE)
+"""What a view reads, in the SQL as DuckDB keeps it; names of its own WITH clause are among them."""
+
+
+def write_comments(
+    connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable], derived: Mapping[str, Sequence[str]]
+) -> None:
+    """Write the declared comments of tables and columns, and hand them on to what is made from these.
+
+    `derived`: for each table that no declaration describes, the tables whose comments its columns take. A column of it,
+    or of a view, that has no comment takes that of the same column in the first table or view that it reads and that
+    has one: in another table a column of this name may hold something else.
+
+    A declared table may be a view in the file.
+    """
+    views = _tables_read_by_views(connection)
+    for table in tables:
+        kind = "VIEW" if table.name in views else "TABLE"
+        connection.execute(f'COMMENT ON {kind} "{table.name}" IS {quoted(table.comment)}')
+        _comment_columns(connection, table.name, table.columns)
+    for name, read in {**derived, **views}.items():
+        _inherit_comments(connection, name, read)
+
+
+def _tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Return for each view what stands behind FROM and JOIN in it; a view comes after the views that it reads."""
+    query = (
+        "SELECT view_name, sql FROM duckdb_views() "
+        "WHERE database_name = current_database() AND NOT internal ORDER BY view_oid"
+    )
+    return {name: READ_BY_VIEW.findall(sql) for name, sql in connection.execute(query).fetchall()}
+
+
+def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, read: Sequence[str]) -> None:
+    query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
+    lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
+    for source in read:
+        comments = _column_comments(connection, source)
+        inherited = {column: comments[column] for column in lacking if column in comments}
+        _comment_columns(connection, name, inherited)
+        lacking -= inherited.keys()
+
+
+def _column_comments(connection: duckdb.DuckDBPyConnection, name: str) -> dict[str, str]:
+    query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND comment IS NOT NULL"
+    return dict(connection.execute(query, [name]).fetchall())
+
+
+def _comment_columns(connection: duckdb.DuckDBPyConnection, name: str, comments: Mapping[str, str]) -> None:
+    for column, comment in comments.items():
+        connection.execute(f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)}')

@@ -1,0 +1,315 @@
+"""Building the warehouse: all tables from nothing, or in a copy of the last file the rows of the shards that changed.
+
+A build writes beside the old file and renames the new one over it: readers keep the file they have opened, and no
+reader can make a build wait or fail. Builds wait for each other, so the last one has seen every part. Tables are
+copies, so the file can be moved. What the tables are, and how rows that follow from others are made, is declared by who
+builds (`DeclaredWarehouse`); nothing here knows a table by its name.
+"""
+
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import duckdb
+import polars as pl
+
+from toolformer_dag.files import StorageError, WriteError, limit_met, replace_whole, sealed, write_whole
+from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.manifest import Pointer
+from toolformer_dag.lake.session import session
+from toolformer_dag.lake.table import Lake, Table
+from toolformer_dag.lake.warehouse import (
+    WarehouseError,
+    build_lock,
+    damage,
+    read_seal,
+    refuse_other_file,
+    seal_path,
+)
+from toolformer_dag.lake.warehouse_table import WarehouseTable
+
+SETTINGS = "settings"
+"""The key among the versions of sources that stands for SQL, columns and comments."""
+MOST_CHANGED = 0.5
+"""Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
+NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
+"""What DuckDB raises where a disk is full, or memory could not be spilled to it."""
+FULL = ("CHECKPOINT", "No space left", "quota exceeded")
+"""What other errors say then."""
+ORIGINAL = "Original error: "
+"""What DuckDB writes before the reason of a checkpoint that failed."""
+
+Records = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The records of the parts of each lake table."""
+PartFiles = Mapping[str, list[str]]
+"""Parquet files by table; an empty one goes last, because DuckDB takes statistics from the first."""
+
+
+class DeclaredWarehouse(Protocol):
+    """What a warehouse holds and how its file is filled, as somebody who knows the tables declares it."""
+
+    @property
+    def tables(self) -> Sequence[WarehouseTable]:
+        """The tables that are filled with rows of the lake."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """What determines the file beside the lake's rows: columns, comments, the text of views."""
+
+    @property
+    def tables_by_file(self) -> Sequence[WarehouseTable]:
+        """Tables of which columns count that are no part of their version: another file of a part is a change."""
+
+    def applied(self, record: Mapping[str, Any]) -> object:
+        """Return what the warehouse shows of a part's record, beside its rows and rejections."""
+
+    def record_rows(self, records: Records, versions: Mapping[str, str]) -> Mapping[str, pl.DataFrame]:
+        """Return the rows, by table, that follow from records. `versions`: of every source."""
+
+    def fill(self, file: Path, folder: Path, files: PartFiles, shards: Collection[str] | None) -> Mapping[str, int]:
+        """Write tables, comments and views into a new file, or replace the rows of `shards` in a copy; table -> rows.
+
+        `folder`: for what does not fit into memory. `files`: for a copy, the files of `shards` alone for tables by
+        shard, only of shards that the copy lacks where a table keeps its places, and all files of other tables.
+        """
+
+
+def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[str, int]:
+    """Replace `database` by what the lake has of the warehouse's tables; return table -> rows.
+
+    Where few shards changed since the file was built, their rows are replaced in a copy of it; else, and where the file
+    is damaged, all is copied from the lake. A source that was never published gives no rows. Raises DamagedPart, and
+    WarehouseError where the file cannot be written, DuckDB refuses the rows, or `database` is none of DuckDB's; then
+    the old one stays.
+    """
+    refuse_other_file(database)
+    try:
+        with session(), build_lock(database), _folder_beside(database) as folder:
+            return _built(lake, warehouse, database, folder)
+    except (duckdb.Error, pl.exceptions.ComputeError) as error:  # what Polars calls a full disk
+        raise WarehouseError(f"cannot write {database}: {_reason_and_remedy(error)}") from error
+    except OSError as error:
+        raise WriteError(database, error) from error
+
+
+def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
+    """Build in `folder`, then rename. Needs the lock. Raises DamagedPart, OSError and what DuckDB and Polars raise."""
+    content = _content(lake, warehouse)
+    last = _last_content(database)
+    shards = last.changed_shards(content) if last else None
+    fresh = folder / "fresh.duckdb"
+    if last is None or shards is None:
+        files = _all_files(lake, warehouse.tables)
+    else:
+        files = _files_of_shards(lake, warehouse.tables, shards, last.kept_places)
+        shutil.copyfile(database, fresh)
+
+    # Tables that follow from records get a file with their rows; all others an empty one, which names their columns.
+    frames = {table.name: table.schema.to_frame() for table in warehouse.tables}
+    frames |= warehouse.record_rows(_records(lake, content), content.sources)
+    for name, frame in frames.items():
+        file = str(folder / f"{name}.parquet")
+        frame.write_parquet(file)
+        files.setdefault(name, []).append(file)
+
+    counts = warehouse.fill(fresh, folder, files, shards)
+    seal = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
+    replace_whole(fresh, database)
+    write_whole(seal_path(database), sealed(str(database), seal))
+    return counts
+
+
+@contextmanager
+def _folder_beside(database: Path) -> Iterator[Path]:
+    """Make an empty folder for what is not finished; what a killed build left there is removed. Needs the lock."""
+    folder = database.with_name(f".{database.name}.spilled")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reason_and_remedy(error: Exception) -> str:
+    """Return what DuckDB or Polars says, and what to do about it."""
+    if limit := limit_met(error):
+        remedy = f"{limit} and run again"
+    elif isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL):
+        remedy = "free space and run again"
+    else:
+        remedy = (
+            "a file of the lake is damaged, or this is a bug: run `toolformer-dag verify`, and report the bug if "
+            "nothing is found"
+        )
+    reason = str(error).rpartition(ORIGINAL)[2].splitlines()[0].strip()
+    return f"{reason}; {remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file is built from.
+
+    sources: lake table, or SETTINGS -> version of what is copied.
+    kept_places: shard -> version of its rows in the tables whose rows keep their places in the file.
+    shards: shard -> fingerprint of its parts in all tables by shard.
+    """
+
+    sources: Mapping[str, str]
+    kept_places: Mapping[str, str]
+    shards: Mapping[str, str]
+
+    def changed_shards(self, now: "Content") -> list[str] | None:
+        """Return the shards whose rows differ; None where a file from nothing is needed, or costs no more.
+
+        Rows that keep their places may neither go nor change.
+        """
+        same_settings = self.sources[SETTINGS] == now.sources[SETTINGS]
+        places_stay = self.kept_places.items() <= now.kept_places.items()
+        if not (same_settings and places_stay):
+            return None
+        both = {**self.shards, **now.shards}
+        changed = [shard for shard in both if self.shards.get(shard) != now.shards.get(shard)]
+        return changed if len(changed) <= MOST_CHANGED * len(now.shards) else None
+
+
+def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
+    by_shard: dict[str, list[object]] = {}
+    kept_places: dict[str, str] = {}
+    for source in _source_parts(lake, [table for table in warehouse.tables if table.by_shard]):
+        by_shard.setdefault(source.part, []).append([source.name, _shard_version(warehouse, source.pointer)])
+        if source.table.keeps_places:
+            kept_places[source.part] = source.pointer.data_version if source.pointer else ""
+    for source in _source_parts(lake, warehouse.tables_by_file):
+        by_shard.setdefault(source.part, []).append([source.name, _file_hashes(source.pointer)])
+    shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
+    return Content(_source_versions(lake, warehouse), kept_places, shards)
+
+
+def _last_content(database: Path) -> Content | None:
+    """Return what the file was built from; None where it is damaged, or an earlier release built it."""
+    seal = read_seal(database)
+    if seal is None or not database.is_file() or stream_hash(database) != seal["hash"]:
+        return None
+    try:
+        return Content(**seal["content"])
+    except TypeError:
+        return None
+
+
+def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
+    """Return why `database` is missing, damaged or differs from the lake; empty where it is up to date."""
+    if not database.is_file():
+        return [f"{database} is gone"]
+    if reason := damage(database):
+        return [f"{database} {reason}"]
+    seal = read_seal(database)
+    copied = seal["content"].get("sources", {}) if seal else {}
+    now = _source_versions(lake, warehouse)
+    changed = [name for name in sorted({*copied, *now}) if copied.get(name) != now.get(name)]
+    names = ["columns, comments or views" if name == SETTINGS else name for name in changed]
+    return [f"{name} changed since it was copied" for name in names]
+
+
+def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
+    """Return the version of the file that `build` would write now."""
+    return fingerprint(_source_versions(lake, warehouse))
+
+
+def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
+    """Return the version of every source, and under SETTINGS that of columns, comments and SQL."""
+    versions = {SETTINGS: fingerprint(warehouse.settings)}
+    for table in warehouse.tables:
+        for name in table.sources:
+            versions[name] = _table_version(lake.table(name), warehouse)
+    for source in _source_parts(lake, warehouse.tables_by_file):
+        versions[source.name] = fingerprint([versions[source.name], source.part, _file_hashes(source.pointer)])
+    return versions
+
+
+class SourcePart(NamedTuple):
+    """A part of a lake table that a warehouse table is filled from. `pointer`: None where the part is damaged."""
+
+    table: WarehouseTable
+    name: str
+    part: str
+    pointer: Pointer | None
+
+
+def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[SourcePart]:
+    for table in tables:
+        for name in table.sources:
+            for part, pointer in _pointers(lake.table(name)).items():
+                yield SourcePart(table, name, part, pointer)
+
+
+def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
+    def ask() -> str:
+        pointers = _pointers(table)
+        first = next((pointer.record["settings"] for pointer in pointers.values() if pointer), None)
+        return fingerprint([first, {part: _part_version(warehouse, pointer) for part, pointer in pointers.items()}])
+
+    return table.remembered("version of what is copied", ask)
+
+
+def _pointers(table: Table) -> dict[str, Pointer | None]:
+    """Return the pointer of every part; None for a damaged one."""
+    pointers: dict[str, Pointer | None] = dict.fromkeys(table.parts())
+    for part in pointers:
+        with suppress(StorageError):
+            pointers[part] = table.pointer(part)
+    return pointers
+
+
+def _part_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+    """Return another one when rows, rejections or what was applied change. A damaged part counts by its name alone."""
+    if pointer is None:
+        return None
+    return [pointer.data_version, pointer.record.get("rejections", []), warehouse.applied(pointer.record)]
+
+
+def _shard_version(warehouse: DeclaredWarehouse, pointer: Pointer | None) -> list[object] | None:
+    """Return the same of a part of a shard; without what was applied where there is nothing that it could change."""
+    if pointer and not (pointer.rows or pointer.record.get("rejections")):
+        return [pointer.data_version]
+    return _part_version(warehouse, pointer)
+
+
+def _file_hashes(pointer: Pointer | None) -> list[str]:
+    return [file.hash for file in pointer.files] if pointer else []
+
+
+def _all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[str]]:
+    """Return the Parquet files of all parts, by table."""
+    files: dict[str, list[str]] = {table.name: [] for table in tables}
+    for table in tables:
+        for name in table.sources:
+            files[table.name] += lake.table(name).all_files()
+    return files
+
+
+def _files_of_shards(
+    lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], kept_places: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the Parquet files that a copy lacks, by table; `kept_places`: shards whose places the copy has."""
+    files: dict[str, list[str]] = {table.name: [] for table in tables}
+    for table in tables:
+        wanted = set(shards)
+        if table.keeps_places:
+            wanted.difference_update(kept_places)
+        for source in map(lake.table, table.sources):
+            parts = [part for part in source.parts() if part in wanted or not table.by_shard]
+            files[table.name] += source.all_files(parts)
+    return files
+
+
+def _records(lake: Lake, content: Content) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the records of the whole parts of every source."""
+    records: dict[str, list[Mapping[str, Any]]] = {}
+    for name in content.sources:
+        if name != SETTINGS:
+            records[name] = [pointer.record for pointer in _pointers(lake.table(name)).values() if pointer]
+    return records

@@ -1,0 +1,20 @@
+"""The SQL that decides: which scored calls may stay, and how many of them stay by chance.
+
+The filter runs these texts over the files of one lane, the warehouse over those of all. They are in the fingerprint of
+whatever runs them.
+"""
+
+from toolformer_dag.lake.queries import sql_text
+
+RULE = sql_text(__package__, "rule.sql")
+"""The macro `why_not`: does a call stay at a threshold? The filter, the warehouse and the page ask this."""
+JUDGED = sql_text(__package__, "judged.sql")
+"""`judged`: every call of `scored`, whether it may stay, and whether it is the best of its place."""
+SWAPPED_PLACES = sql_text(__package__, "swapped_places.sql")
+"""`swapped_places`: what calls gain with the results of other documents, at every place of the control."""
+CHANCE = sql_text(__package__, "chance.sql")
+"""Views over `decisions` and `swapped_places`: how many places are kept by chance at each threshold."""
+COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
+"""The view `cost_frontier`: what each threshold gains, and for what cost."""
+SCORED = "loss_deltas"
+"""The table of scored calls. In the warehouse they stand in `decisions`, each with its verdict, and it is a view."""

@@ -1,0 +1,57 @@
+"""The text of the warehouse's views and macros, over the tables that stages declare."""
+
+from collections.abc import Sequence
+
+from toolformer_dag.lake.queries import quoted, sql_text
+from toolformer_dag.lake.warehouse_table import WarehouseTable
+from toolformer_dag.method.decision_sql import CHANCE, COST_FRONTIER
+from toolformer_dag.method.scoring import COSTS
+from toolformer_dag.settings.tool_settings import MODEL
+
+LOSS_DELTAS = (
+    "* EXCLUDE (unfit, eligible, best, kept, tau_f, distance, text_offset, domain, date, document) "
+    "REPLACE (unfit AS reason)"
+)
+"""A scored call as it is without the verdict on it; `$loss_deltas` in views.sql."""
+VIEWS = CHANCE + sql_text(__package__, "views.sql").replace("$loss_deltas", LOSS_DELTAS)
+SAMPLES = ("candidates", "chained_candidates")
+"""How the names of the tables of samples begin."""
+TOOL_INPUT = "tool, input, context"
+"""What tells the calls of tools apart: equal ones are run once."""
+
+
+def views_sql(tables: Sequence[WarehouseTable]) -> str:
+    """Return the statements that make every view and macro, in their order."""
+    of_tables = "".join(table.views for table in tables)
+    return _sampled_view(tables) + VIEWS + _tool_costs_view(tables) + COSTS + COST_FRONTIER + of_tables
+
+
+def has_costs(table: WarehouseTable) -> bool:
+    """Return whether the rows of a table are results of calls, with what they cost."""
+    return "tool_version" in table.columns
+
+
+def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
+    """Return the query for what every distinct call cost, over all tables of results: (tool, input, context, ...)."""
+    results = [f'SELECT {TOOL_INPUT}, cost, seconds FROM "{table.name}"' for table in tables if has_costs(table)]
+    return (
+        f"SELECT {TOOL_INPUT}, max(cost) AS cost, max(seconds) AS seconds "
+        f"FROM ({' UNION ALL '.join(results)}) GROUP BY ALL"
+    )
+
+
+def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
+    """The text of a view over all samples, those of calls after others among them, which the model alone samples."""
+    selects = []
+    for table in tables:
+        if table.name.startswith(SAMPLES):
+            source = "source" if "source" in table.columns else quoted(MODEL)
+            selects.append(f"SELECT tool, input, {source} AS source FROM {table.name}")
+    comment = "Every sample, of calls after others too."
+    return f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};COMMENT ON VIEW sampled IS {quoted(comment)};"
+
+
+def _tool_costs_view(tables: Sequence[WarehouseTable]) -> str:
+    """The text of a view over all tables of results, those of calls after others among them."""
+    query = tool_costs_query(tables)
+    return f"CREATE VIEW tool_costs AS {query};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"
