@@ -24,7 +24,7 @@ from toolformer_dag.decoding import generation
 from toolformer_dag.evaluation import catalogue
 from toolformer_dag.evaluation.benchmark import in_first_words
 from toolformer_dag.model.requests import LossRequest
-from toolformer_dag.pipeline import losses, merging, raw_shards, scored_candidates, swapped_results
+from toolformer_dag.pipeline import losses, merging, raw_shards, sample_store, scored_candidates, swapped_results
 from toolformer_dag.pipeline.merging import Example, KeptCall
 from toolformer_dag.texts import segments as cutting
 from toolformer_dag.texts.calls import MalformedCall, parse_call
@@ -221,7 +221,7 @@ def written(folder: Path, model: Path) -> Rows:
 MADE: dict[tuple[ModuleType, str], Callable[[Path, Path], Rows]] = {
     (raw_shards, "READER"): documents,
     (cutting, "CUTTING"): pieces,
-    (scored_candidates, "METHOD"): samples,
+    (sample_store, "METHOD"): samples,
     (scored_candidates, "PARSING"): parsed,
     (losses, "METHOD"): loss_rows,
     (swapped_results, "METHOD"): exchanged,

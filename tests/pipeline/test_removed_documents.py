@@ -10,7 +10,7 @@ import pytest
 from tests.pipeline.conftest import Line, NewLine
 from tests.worlds import write_shard
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.removed_documents import asked_texts
+from toolformer_dag.pipeline.removed_documents import question_texts
 
 ASKED = "Ada had 12 red apples and 3 of them were eaten by Bo on a Monday."
 SUMS = "1 and 2 make 3 .\n4 and 5 make 9 .\n2 and 2 make 4 ."
@@ -137,10 +137,10 @@ def test_a_benchmark_that_is_not_there_is_named(line: Line) -> None:
 )
 def test_what_is_asked_is_read_of_any_form(tmp_path: Path, name: str, content: str, texts: list[str]) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    assert asked_texts(tmp_path / name) == texts
+    assert question_texts(tmp_path / name) == texts
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read as text"):
-        asked_texts(tmp_path / "a.json")
+        question_texts(tmp_path / "a.json")

@@ -23,6 +23,7 @@ from toolformer_dag.pipeline import (
     loss_deltas,
     losses,
     raw_shards,
+    sample_store,
     scored_candidates,
     swapped_results,
     tool_results,
@@ -57,7 +58,7 @@ def changed(line: Line, before: dict[str, str]) -> set[str]:
 CONSTANTS = [
     (raw_shards, "READER", 99, {"raw_shards"}),
     (document_cuts, "CUTTING", 99, TEXTS),
-    (scored_candidates, "METHOD", 99, SAMPLES),
+    (sample_store, "METHOD", 99, SAMPLES),
     (scored_candidates, "PARSING", 99, SAMPLES),
     (losses, "METHOD", 99, LOSSES),
     (losses, "WINDOW_WEIGHTS", (1.0, 0.5), LOSSES),
@@ -132,12 +133,12 @@ def later(table: BaseModel, key: str, before: object, value: object) -> BaseMode
 
 def positions_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """What determines p_i of single calls."""
-    return scored_candidates.positions_identity(plan, lane.tool.prompt)
+    return sample_store.positions_identity(plan, lane.tool.prompt)
 
 
 def samples_identity(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """What determines samples of single calls."""
-    return scored_candidates.samples_identity(plan, lane.tool.prompt)
+    return sample_store.samples_identity(plan, lane.tool.prompt)
 
 
 def records(plan: Plan) -> dict[str, Mapping[str, Any]]:

@@ -19,7 +19,7 @@ from tests.texts.reading import read_documents
 from toolformer_dag.evaluation.benchmark_files import wikitext
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.files import UserError
-from toolformer_dag.pipeline.removed_documents import asked_texts
+from toolformer_dag.pipeline.removed_documents import question_texts
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.document import Document
 from toolformer_dag.texts.formats import AUTO, FormatChoice
@@ -298,7 +298,7 @@ def test_a_benchmark_a_prompt_passages_and_texts_to_leave_out_are_named_for_what
         lambda: wikitext(file),
         lambda: load_tool("calculator", {"prompt": str(file)}),
         lambda: list(read_passages(str(file))),
-        lambda: asked_texts(file),
+        lambda: question_texts(file),
     ):
         with pytest.raises(UserError, match=told) as refused:
             read_one()
@@ -308,7 +308,7 @@ def test_a_benchmark_a_prompt_passages_and_texts_to_leave_out_are_named_for_what
 def test_json_that_is_none_is_not_searched_for_as_text(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('[{"question": "who",}]')
     with pytest.raises(UserError, match=r"x\.json is no readable JSON"):
-        asked_texts(tmp_path / "x.json")
+        question_texts(tmp_path / "x.json")
 
 
 def test_a_zstd_file_with_a_dictionary_is_named(tmp_path: Path) -> None:

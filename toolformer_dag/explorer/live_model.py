@@ -20,7 +20,7 @@ from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline import heuristic_subset
-from toolformer_dag.pipeline.scored_candidates import SampleStore
+from toolformer_dag.pipeline.sample_store import SampleStore
 from toolformer_dag.pipeline.stages import lane_stages, table_outputs, warehouse_tables
 from toolformer_dag.pipeline.trial import ALL, trial
 from toolformer_dag.settings.tool_settings import ChanceThreshold

@@ -5,9 +5,10 @@ whole it is read in the order of the hashes of its documents' texts, however the
 (`corpus_rows`): the training texts are.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -46,37 +47,72 @@ from toolformer_dag.pipeline.merging import (
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
 from toolformer_dag.texts.chains import Link, read_chain
+from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
 DOCUMENT = ("shard", "digest")
+"""The key of a document."""
 ORDER = ("document_hash", "digest", "segment")
-Row = tuple[int, str, int, str, int, str, str, list[str], int, str]
+"""The order of C*."""
+
+
+class _CorpusRow(NamedTuple):
+    """A row of the table; STAGE describes the columns."""
+
+    document_hash: int
+    digest: str
+    segment: int
+    shard: str
+    offset: int
+    text: str
+    text_with_calls: str
+    tools: list[str]
+    calls: int
+    split: str
+
+
+class _PlacedDocument(NamedTuple):
+    """A document of the shard. Its cuts are stored under its place (see `raw_shards.documents`)."""
+
+    shard: str
+    digest: str
+    place: str
+    text: str
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the rows beside the kept calls and the documents."""
-    written = {**determining(plan.settings.training, "plain_texts"), **determining(plan.settings.model, "markers")}
-    return {**cutting(plan), "tools": plan.lane_names, "merging": MERGING, "heldout_share": HELDOUT_SHARE, **written}
+    return {
+        **cutting(plan),
+        "tools": plan.lane_names,
+        "merging": MERGING,
+        "heldout_share": HELDOUT_SHARE,
+        **determining(plan.settings.training, "plain_texts"),
+        **determining(plan.settings.model, "markers"),
+    }
 
 
 def reads(plan: Plan, lane: None) -> tuple[str, ...]:
-    """Return the tables that are read: the texts that tools want too, where some of these stand in C* as they are."""
-    wanted = [_wanted(plan, lane) for lane in plan.lanes if plan.settings.training.plain_texts]
-    return (raw_shards.NAME, *_of_lanes(plan, "filtered_calls"), *wanted)
+    """Return the tables that are read: documents, kept calls, and with `training.plain_texts` the lanes' texts."""
+    tables = [raw_shards.NAME, *_kept_calls_tables(plan)]
+    if plan.settings.training.plain_texts:
+        tables += [_wanted_texts_table(plan, lane) for lane in plan.lanes]
+    return tuple(tables)
 
 
-def _of_lanes(plan: Plan, table: str) -> list[str]:
-    """Name a table of all lanes whose calls C* holds."""
-    return [f"{lane.key}/{table}" for lane in plan.all_lanes]
+def _kept_calls_tables(plan: Plan) -> list[str]:
+    """Name filtered_calls of all lanes whose calls C* holds."""
+    return [f"{lane.key}/filtered_calls" for lane in plan.all_lanes]
 
 
-def _wanted(plan: Plan, lane: Lane) -> str:
+def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
     """Name the table of all texts that a lane wants: later projects have those alone in which no call was kept."""
-    return f"{plan.projects[0].lane_of(lane.tool).key}/heuristic_subset"
+    first_project = plan.projects[0]
+    return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells the versions of a shard's documents and kept calls."""
+    """Return a function from a shard to the versions of its documents, its kept calls and the lanes' texts in it."""
     return versions({name: output.plan.lake.table(name) for name in output.depends_on})
 
 
@@ -86,45 +122,62 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     With `training.plain_texts` texts without calls stand beside them (`plain_texts`).
 
     Lanes may have cut a document differently, so calls meet by their character in the document. Taking the calls out of
-    `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`). Memory: kept calls and
-    texts of the shard. Raises StaleInput where a document is gone.
+    `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`).
+
+    Memory: kept calls and texts of the shard. Raises StaleInput where a document is gone.
     """
-    rejected = Rejected()
-    plan, tables = output.plan, _of_lanes(output.plan, "filtered_calls")
-    calls = pl.concat([plan.lake.table(name).read(part) for name in tables])
+    plan = output.plan
+    calls = pl.concat([plan.lake.table(name).read(part) for name in _kept_calls_tables(plan)])
     plain = plain_texts(plan, part, calls)
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    merge = _Merge(plan, calls, plain)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
-    corpus = list(_rows(documents, calls, plain, plan, cuts, rejected))
-    table = pl.DataFrame(corpus, schema=output.stage.schema, orient="row").sort(ORDER)
-    return PartRows([table], rejected, [cuts.name])
+    while batch := list(islice(documents, raw_shards.BATCH)):
+        cut_documents = cuts.of([(document.place, document.text) for document in batch])
+        for document, cut_document in zip(batch, cut_documents, strict=True):
+            merge.add(document, cut_document.texts)
+    table = pl.DataFrame(merge.rows, schema=output.stage.schema, orient="row").sort(ORDER)
+    return PartRows([table], merge.rejected, [cuts.name])
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
     """Choose texts of a shard in which no call of any lane stays: (shard, digest, offset).
 
+    calls: the shard's kept calls.
+
     Each lane gives so many of the texts that it wanted as `training.plain_texts` says, in proportion to its texts with
-    calls: those with the smallest hashes, and none that another lane gave. Parts of a text are rounded by a hash, so
-    that shards with few calls give their share too. `calls`: the shard's kept calls. Memory: the places of the lanes'
-    texts in the shard.
+    calls: those with the smallest hashes, and none that another lane gave. Memory: the places of the lanes' texts in
+    the shard.
     """
-    share, lake = plan.settings.training.plain_texts, plan.lake
+    share = plan.settings.training.plain_texts
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
     if not share:
         return chosen
-    inside = pl.col("char_offset").is_between("offset", pl.col("offset") + pl.col("length"), closed="left")
+    text_columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
+    text_end = pl.col("offset") + pl.col("length")
+    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
     for lane in plan.lanes:
-        table = lake.table(_wanted(plan, lane)).scan([shard])
-        columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
-        texts = table.select(columns).collect()
-        held = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(inside)
-        own = {one.key for one in plan.all_lanes if one.tool.key == lane.tool.key}
-        wanted = share * held.filter(pl.col("tool").is_in(own)).select(TEXT_KEY).n_unique()
-        rounded = int(wanted + int.from_bytes(text_order(f"{lane.tool.key} {shard}"), "big") / 2**64)
-        free = texts.join(held, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
-        distinct = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
-        chosen = pl.concat([chosen, distinct.head(rounded).select(chosen.columns)])
+        table = plan.lake.table(_wanted_texts_table(plan, lane))
+        texts = table.scan([shard]).select(text_columns).collect()
+        # A row per text and kept call in it, of whatever lane.
+        with_calls = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
+        lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
+        texts_with_calls = with_calls.filter(pl.col("tool").is_in(lanes_of_tool)).select(TEXT_KEY).n_unique()
+        count = _rounded_by_hash(share * texts_with_calls, f"{lane.tool.key} {shard}")
+
+        free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
+        free = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
+        chosen = pl.concat([chosen, free.head(count).select(chosen.columns)])
     return chosen
+
+
+def _rounded_by_hash(number: float, name: str) -> int:
+    """Round a number up or down by the hash of a name: up as often, over all names, as its fraction says.
+
+    So shards with few calls give their share too.
+    """
+    hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
+    return int(number + hash_between_0_and_1)
 
 
 def corpus_rows(lake: Lake, columns: Sequence[str]) -> pl.LazyFrame:
@@ -143,62 +196,95 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
             yield from table.batches(part)
 
 
-def not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
+def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     """Count texts that taking the calls out of x* does not give back, byte for byte."""
-    pairs, names = rows.select("text_with_calls", "text").iter_rows(), output.plan.lane_names.values()
+    tool_names = output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
-    return sum(take_out(augmented, names, markers) != text for augmented, text in pairs)
+    count = 0
+    for text_with_calls, text in rows.select("text_with_calls", "text").iter_rows():
+        count += take_out(text_with_calls, tool_names, markers) != text
+    return count
 
 
-def _documents(plan: Plan, calls: pl.DataFrame) -> Iterator[tuple[str, str, str, str]]:
-    """(shard, digest, place, text) of the documents that are named."""
-    wanted, count, shards = calls.select(DOCUMENT).unique(), 0, set(calls["shard"])
-    for shard in (one for one in plan.lake.table(raw_shards.NAME).parts() if one in shards):
+def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
+    """Yield the documents whose `keys` (DOCUMENT) are given, each once.
+
+    Raises StaleInput at the end where some are gone.
+    """
+    wanted = keys.select(DOCUMENT).unique()
+    wanted_shards = set(keys["shard"])
+    count = 0
+    for shard in plan.lake.table(raw_shards.NAME).parts():
+        if shard not in wanted_shards:
+            continue
         for batch in raw_shards.documents(plan, shard):
             documents = batch.join(wanted, on=DOCUMENT, how="semi", maintain_order="left")
             count += documents.height
-            yield from documents.select(*DOCUMENT, "place", "text").iter_rows()
+            for values in documents.select(_PlacedDocument._fields).iter_rows():
+                yield _PlacedDocument(*values)
     if count < wanted.height:
         gone = f"calls of {wanted.height - count} documents that are gone"
         raise StaleInput(NAME, WHOLE, gone, "every tool's filtered_calls")
 
 
-def _rows(
-    documents: Iterator[tuple[str, str, str, str]],
-    calls: pl.DataFrame,
-    plain: pl.DataFrame,
-    plan: Plan,
-    cuts: DocumentCuts,
-    rejected: Rejected,
-) -> Iterator[Row]:
-    """Rows of the corpus; counts in `rejected` the calls that are not used."""
-    called, markers = list(plan.lane_names.values()), plan.settings.model.markers
-    columns = ("tool", "char_offset", "delta", "input", "result", "chain")
-    by_document = {key: kept.select(columns).rows() for key, kept in calls.partition_by(DOCUMENT, as_dict=True).items()}
-    places = {key: set(offsets["offset"]) for key, offsets in plain.partition_by(DOCUMENT, as_dict=True).items()}
-    while batch := list(islice(documents, raw_shards.BATCH)):
-        cut = cuts.of([(place, text) for _, _, place, text in batch])
-        for (shard, digest, _, text), (pieces, _) in zip(batch, cut, strict=True):
-            kept_calls = [_kept_call(call, plan.lane_names) for call in by_document.get((shard, digest), ())]
-            as_they_are = plain_examples(pieces, places.get((shard, digest), ()), kept_calls, called, markers)
-            for example in chain(examples(pieces, kept_calls, called, markers), as_they_are):
-                if isinstance(example, Dropped):
-                    rejected[shard, example.reason] += example.calls
-                else:
-                    yield _row(shard, digest, text, example)
+class _Merge:
+    """The merging of a shard's kept calls into its documents.
+
+    `rows` and `rejected` (calls that are not used) grow with each document that is added.
+    """
+
+    def __init__(self, plan: Plan, calls: pl.DataFrame, plain: pl.DataFrame) -> None:
+        """calls: the shard's kept calls. plain: texts that are to stand as they are (`plain_texts`)."""
+        self.rows: list[_CorpusRow] = []
+        self.rejected: Rejected = Counter()
+        self._tool_names = plan.lane_names  # by lane
+        self._markers = plan.settings.model.markers
+        self._calls_of = calls.partition_by(DOCUMENT, as_dict=True)
+        self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
+
+    def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
+        """Merge the calls of a document, which is cut into `texts`."""
+        key = (document.shard, document.digest)
+        calls = self._kept_calls(key)
+        tool_names = list(self._tool_names.values())
+        for example in examples(texts, calls, tool_names, self._markers):
+            if isinstance(example, Dropped):
+                self.rejected[document.shard, example.reason] += example.calls
+            else:
+                self.rows.append(_row(document, example))
+        if key in self._plain_of:
+            plain_offsets = set(self._plain_of[key]["offset"])
+            for example in plain_examples(texts, plain_offsets, calls, tool_names, self._markers):
+                self.rows.append(_row(document, example))
+
+    def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
+        """Return the calls of a document, each as the chain that it ends."""
+        if document not in self._calls_of:
+            return []
+        calls = []
+        for row in self._calls_of[document].iter_rows(named=True):
+            links = read_chain(row["chain"])
+            if not links:  # a single call
+                links = [Link(self._tool_names[row["tool"]], row["input"], row["result"])]
+            calls.append(KeptCall(row["tool"], row["char_offset"], row["delta"], tuple(links)))
+        return calls
 
 
-def _kept_call(call: tuple[str, int, float, str, str, str | None], names: Mapping[str, str]) -> KeptCall:
-    tool, at, delta, asked, result, chain = call
-    return KeptCall(tool, at, delta, tuple(read_chain(chain)) or (Link(names[tool], asked, result),))
-
-
-def _row(shard: str, digest: str, text: str, example: Example) -> Row:
-    piece, tools = example.segment, sorted({call.tool for call in example.calls})
-    order = int.from_bytes(text_order(text), "big")
-    texts = (piece.text, example.text_with_calls)
-    calls = sum(len(call.links) for call in example.calls)
-    return (order, digest, piece.index, shard, piece.offset, *texts, tools, calls, split_of(text))
+def _row(document: _PlacedDocument, example: Example) -> _CorpusRow:
+    """Return the row of a text."""
+    segment = example.segment
+    return _CorpusRow(
+        document_hash=int.from_bytes(text_order(document.text), "big"),
+        digest=document.digest,
+        segment=segment.index,
+        shard=document.shard,
+        offset=segment.offset,
+        text=segment.text,
+        text_with_calls=example.text_with_calls,
+        tools=sorted({call.tool for call in example.calls}),
+        calls=sum(len(call.links) for call in example.calls),
+        split=split_of(document.text),
+    )
 
 
 STAGE = Stage(
@@ -225,7 +311,7 @@ STAGE = Stage(
     inputs=inputs,
     group="training",
     kinds=frozenset({"polars", "parquet"}),
-    checks={"gives_text_back": not_given_back},
+    checks={"gives_text_back": texts_not_given_back},
     make=ByPart(rows),
     in_warehouse=InWarehouse(hidden=("document_hash",)),
 )

@@ -1,14 +1,15 @@
 """chained_candidates: where the model would call again after a call with its result, and what it would ask.
 
-Beyond the paper, whose calls are sampled apart from each other (section 7). The place after a call is one more
-position: p of ` [` there is held against tau_s, m calls are sampled, and both are stored under the text, the position
-and the calls before. So a larger depth, k or m, or a lower tau_s, asks for what is missing.
+Beyond the paper, whose calls are sampled apart from each other (section 7). A chain are the calls that stand at one
+place; the second of them has level 2. The place after a call is one more position: p of ` [` there is held against
+tau_s, m calls are sampled, and both are stored under the text, the position and the calls before. So a larger depth, k
+or m, or a lower tau_s, computes what is missing.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -24,6 +25,7 @@ from toolformer_dag.computing.stage import (
     TEXT_KEY,
     TOOL,
     ByChunk,
+    Chunk,
     Claimed,
     Column,
     PartRows,
@@ -38,7 +40,8 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.pipeline import scored_candidates, tool_results
-from toolformer_dag.pipeline.scored_candidates import SampleStore, TextChunk, parsed_call
+from toolformer_dag.pipeline.sample_store import ChainedSampleStore, samples_identity
+from toolformer_dag.pipeline.scored_candidates import TextChunk, parsed_call
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.calls import Call
@@ -46,7 +49,7 @@ from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chai
 from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
-"""Number of the first call at a position that stands after others; those after two begin at twice as much."""
+"""Number (`sample`) of the first call at a position that stands after one other; twice as much after two."""
 PARSING = 2
 """Raised when the same bodies would be taken otherwise; no sample is computed again."""
 CALLED = Column(
@@ -54,93 +57,119 @@ CALLED = Column(
 )
 BEFORE = Column(CHAIN.dtype, "the calls before it at its place, with their results, as JSON")
 FINISHED = (
-    *(*CALL_KEY, "char_offset", "p_api", "called", "before", "input", "result"),
-    *("text_digest", "context", "offset", "source", "words"),
+    *CALL_KEY,
+    "char_offset",
+    "p_api",
+    "called",
+    "before",
+    "input",
+    "result",
+    "text_digest",
+    "context",
+    "offset",
+    "source",
+    "words",
 )
-"""Columns of calls that have a result, of those after others as of single ones."""
+"""Columns of the calls that have a result, whatever their level.
+
+`called` is the key of the lane whose tool is called, `before` the chain of the calls before it (JSON), null for a
+single call. `text_digest`, `context` and `offset` are those of its text.
+"""
 
 
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls of a shard after `level` - 1 others that have a result; level 1 is that of single calls.
+    """Return the calls of a shard (FINISHED) that have a result.
 
-    FINISHED; `before` is null for single calls. Raises StaleInput where calls were not run.
+    level: how many calls stand at the place, the call itself included; 1 for single calls.
+
+    Raises StaleInput where calls were not run.
     """
     lane = output.lane
     tables = call_tables(level)
-    texts = output.lane_table("heuristic_subset").read(shard)
     calls = output.lane_table(tables.candidates).read(shard).filter(pl.col("input").is_not_null())
     if level == 1:
         calls = calls.with_columns(called=pl.lit(lane.key), before=pl.lit(None, pl.String))
     else:
         calls = calls.with_columns(source=pl.lit(MODEL), words=pl.lit(None, pl.String))
-    answers = output.lane_table(tables.results).read(shard)
-    answers = answers.select("input", "context", "result", called="tool", answered=pl.lit(True))
+
+    texts = output.lane_table("heuristic_subset").read(shard)
     calls = calls.join(texts.select(*TEXT_KEY, "text_digest", "context", "offset"), on=TEXT_KEY, how="left")
-    calls = calls.join(answers, on=("called", "input", "context"), how="left")
-    if calls["answered"].has_nulls():
+    results = output.lane_table(tables.results).read(shard)
+    results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
+    calls = calls.join(results, on=("called", "input", "context"), how="left")
+    if calls["was_run"].has_nulls():
         raise StaleInput(output.name, shard, "calls that were not run", f"{lane.key}/{tables.results}")
     return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return each of the `calls` (FINISHED) with those before it, as a chain of which it is the last."""
-    named = {one.key: name for name, one in lane.chainable.items()}
-    rows = calls.select("before", "called", "input", "result").iter_rows()
-    return pl.Series(
-        [written_chain([*read_chain(before), Link(named[called], *call)]) for before, called, *call in rows],
-        dtype=pl.String,
-    )
+    """Return for each of the `calls` (FINISHED) the chain that it ends: the calls before it and itself, as JSON."""
+    tool_names = {called.key: name for name, called in lane.chainable.items()}
+    chains = []
+    for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
+        last = Link(tool=tool_names[called], input=input, result=result)
+        chains.append(written_chain([*read_chain(before), last]))
+    return pl.Series(chains, dtype=pl.String)
 
 
-def ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Return what each of the `calls` (FINISHED) tells of the text behind it; null where nothing, and without the rule.
+def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """Return for each of the `calls` (FINISHED) the units of its input that the text has only after the call.
 
-    What the result of an earlier call says is known. `texts`: text_digest, text.
+    Units are numbers and names (texts/look_ahead.py). Those that the result of an earlier call of the chain says are
+    left out. Null where none is left, and for a lane without this rule.
+
+    texts: text_digest and text of at least the texts of the calls.
     """
     if not lane.look_ahead:
         return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
-    wanted = texts.select("text_digest", "text").unique("text_digest").join(calls, on="text_digest", how="semi")
-    units = {digest: TextUnits.of(text) for digest, text in wanted.iter_rows()}
-    units_ahead = []
-    for digest, place, asked, before in calls.select(
-        "text_digest", pl.col("char_offset") - pl.col("offset"), "input", "before"
-    ).iter_rows():
-        earlier = (units[digest].ahead(place, link.result) for link in read_chain(before))
-        known = {unit.casefold() for of_result in earlier for unit in of_result}
-        new = [unit for unit in units[digest].ahead(place, asked) if unit.casefold() not in known]
-        units_ahead.append(new or None)
-    return pl.Series(units_ahead, dtype=pl.List(pl.String()))
+    texts_with_calls = texts.select("text_digest", "text").unique("text_digest")
+    texts_with_calls = texts_with_calls.join(calls, on="text_digest", how="semi")
+    units_of = {digest: TextUnits.of(text) for digest, text in texts_with_calls.iter_rows()}
+    place_in_text = pl.col("char_offset") - pl.col("offset")
+    lists = []
+    for digest, place, input, before in calls.select("text_digest", place_in_text, "input", "before").iter_rows():
+        text_units = units_of[digest]
+        told_before: set[str] = set()  # by the results of the calls before it, in lower case
+        for link in read_chain(before):
+            told_before.update(unit.casefold() for unit in text_units.ahead(place, link.result))
+        units = [unit for unit in text_units.ahead(place, input) if unit.casefold() not in told_before]
+        lists.append(units or None)
+    return pl.Series(lists, dtype=pl.List(pl.String()))
 
 
-def parents(output: TableOutput, shard: str, level: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the calls after which others may stand, distinct by place, and the distinct places.
+class PlacesAfterCalls(NamedTuple):
+    """The places of a shard at which a further call of a chain may stand.
 
-    The places: text_digest (the hash of text, position and calls before), text, position, before. Calls that look ahead
-    are left out.
+    - calls: the call right before each place: the columns FINISHED, `chain` (the call and those before it, as JSON) and
+      `place` (a hash that names the place). Of equal chains at a position of a text the first
+    - places (PLACES): the distinct places; equal texts in several documents share them
     """
+
+    calls: pl.DataFrame
+    places: pl.DataFrame
+
+
+def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
+    """Return the places for calls of a level (2: after one call). No chain goes on after a call that looks ahead."""
     calls = finished(output, shard, level - 1).sort(CALL_KEY)
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
-    kept = calls.filter(ahead(output.lane, texts, calls).is_null())
-    kept = kept.with_columns(chain=chains_of(output.lane, kept))
-    kept = kept.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
-    places = [place_of(*row) for row in kept.select("text_digest", "position", "chain").iter_rows()]
-    kept = kept.with_columns(place=pl.Series(places, dtype=pl.String))
-    distinct = kept.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
-    texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
-    return kept, texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
+    calls = calls.filter(units_ahead(output.lane, texts, calls).is_null())
+    calls = calls.with_columns(chain=chains_of(output.lane, calls))
+    calls = calls.unique((*TEXT_KEY, "position", "chain"), keep="first", maintain_order=True)
+    hashes = [place_of(*values) for values in calls.select("text_digest", "position", "chain").iter_rows()]
+    calls = calls.with_columns(place=pl.Series(hashes, dtype=pl.String))
 
-
-def sample_store(worker: Worker, lane: Lane) -> SampleStore:
-    """Open p and samples after calls: under the prompt for these, whatever the level."""
-    return SampleStore(worker, lane, "chained_", lane.chain_prompt)
+    distinct = calls.unique("place", maintain_order=True).select("place", "text_digest", "position", before="chain")
+    with_texts = distinct.join(texts.unique("text_digest"), on="text_digest", maintain_order="left")
+    places = with_texts.select(pl.col("place").alias("text_digest"), "text", "position", "before")
+    return PlacesAfterCalls(calls, places)
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
     """Return what determines the rows beside the calls before."""
-    sampled = scored_candidates.samples_identity(plan, lane.chain_prompt)
-    schemas = {name: one.tool.schema for name, one in lane.chainable.items()}
+    schemas = {name: called.tool.schema for name, called in lane.chainable.items()}
     return {
-        **sampled,
+        **samples_identity(plan, lane.chain_prompt),
         "tau_s": lane.tau_s,
         "m": lane.m,
         "level": level,
@@ -152,104 +181,143 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
     """Plan the places after calls that lack p or samples."""
-    _, places = parents(output, shard, level)
-    return scored_candidates.planned(worker, sample_store(worker, output.lane), places, claimed)
+    store = ChainedSampleStore(worker, output.lane)
+    places = places_after_calls(output, shard, level).places
+    return scored_candidates.planned(worker, store, places, claimed)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     """Compute and commit what the places of a chunk lack."""
-    return scored_candidates.computed(worker, output.lane, sample_store(worker, output.lane), chunk)
+    store = ChainedSampleStore(worker, output.lane)
+    return scored_candidates.computed(worker, output.lane, store, chunk)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Read the calls after those of a shard. Raises StorageError where some were damaged meanwhile.
+    """Read the calls after those of a shard. Raises StorageError where some were damaged since they were computed.
 
     A row is a call, or a discarded sample with its reason: those of scored_candidates, and repeated_call (the same call
     stands before it). Places without a row are counted as no_call, does_not_fit or not_finite.
     """
-    lane, (kept, places) = output.lane, parents(output, shard, level)
-    store = sample_store(worker, lane)
-    asked = store.asked(places)
-    samples = scored_candidates.stored_samples(output, store, asked)
-    joined = kept.drop("sample", "p_api", "input", "called", "before").join(
-        asked.chosen.select("p_api", place="text_digest"), on="place", maintain_order="left"
-    )
-    drawn = samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
-    table = joined.join(drawn, on="place", maintain_order="left_right").drop("sample")
-    parsed = [
-        _parsed(lane, body, why, chain) for body, why, chain in table.select("body", "reason", "chain").iter_rows()
-    ]
-    columns = pl.DataFrame(
-        parsed, schema={"body": pl.String, "called": pl.String, "input": pl.String, "reason": pl.String}, orient="row"
-    )
-    number = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position") + FIRST_SAMPLE * (level - 1)
-    table = table.drop("body", "reason").hstack(columns).with_columns(sample=number, before="chain")
-    without = kept.join(asked.chosen, left_on="place", right_on="text_digest", how="anti")
+    calls_before, places = places_after_calls(output, shard, level)
+    store = ChainedSampleStore(worker, output.lane)
+    requested = store.requested(places)
+    samples = scored_candidates.stored_samples(output, store, requested)
+    samples = samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
+
+    # A row per sample, with the key and the text of the call that it stands after, and the p of its place.
+    chosen_places = requested.positions.select("p_api", place="text_digest")
+    table = calls_before.drop("sample", "p_api", "input", "called", "before")
+    table = table.join(chosen_places, on="place", maintain_order="left")
+    table = table.join(samples, on="place", maintain_order="left_right").drop("sample")
+
+    parsed = _parsed_samples(output.lane, table)
+    number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
+    first_sample = FIRST_SAMPLE * (level - 1)
+    table = table.drop("body", "reason").hstack(parsed)
+    table = table.with_columns(sample=number_at_position + first_sample, before="chain")
+    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
+
+    without_call = calls_before.join(chosen_places, on="place", how="anti")
     refused = store.refused(places).select("reason", place="text_digest")
-    why = without.join(refused, on="place", how="left").with_columns(pl.col("reason").fill_null("no_call"))
-    ordered = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    return PartRows([ordered], counted(ordered) + counted(why), [store.positions.name, store.samples.name])
+    without_call = without_call.join(refused, on="place", how="left").with_columns(
+        pl.col("reason").fill_null("no_call")
+    )
+    rejected = counted(table) + counted(without_call)
+    return PartRows([table], rejected, [store.positions.name, store.samples.name])
 
 
-def _parsed(lane: Lane, body: str | None, why: str | None, chain: str) -> tuple[str | None, ...]:
-    """The body, the lane that is called, its input, and why it is no call after `chain`."""
-    if body is None:
-        return None, None, None, why or "malformed"
-    reason: str | None = "other_tool"
+class _ParsedSample(NamedTuple):
+    """A sample after other calls, read as a call: columns of the table."""
+
+    body: str | None
+    called: str | None  # the lane whose tool it calls
+    input: str | None
+    reason: str | None  # why it is no call; None where there is an input
+
+
+def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
+    """Read samples (body, reason, chain) as calls; `chain` are the calls before each. Return _ParsedSample rows."""
+    parsed = []
+    for body, reason, chain in samples.select("body", "reason", "chain").iter_rows():
+        if body is None:
+            parsed.append(_ParsedSample(None, None, None, reason or "malformed"))
+        else:
+            parsed.append(_parsed_sample(lane, body, read_chain(chain)))
+    schema = {"body": pl.String(), "called": pl.String(), "input": pl.String(), "reason": pl.String()}
+    return pl.DataFrame(parsed, schema=schema, orient="row")
+
+
+def _parsed_sample(lane: Lane, body: str, links: Sequence[Link]) -> _ParsedSample:
+    """Read a body as a call of one of the tools that the lane may call, after the calls `links`."""
     for called in lane.chainable.values():
-        written, asked, reason = parsed_call(called, body)
-        if reason == "other_tool":
+        parsed = parsed_call(called, body)
+        if parsed.reason == "other_tool":
             continue
-        before = {Call(link.tool, link.input) for link in read_chain(chain)}
-        if asked is not None and Call(called.tool.name, asked) in before:
-            return written, called.key, None, "repeated_call"
-        return written, called.key, asked, reason
-    return body, None, None, reason
+        calls_before = {Call(link.tool, link.input) for link in links}
+        if parsed.input is not None and Call(called.tool.name, parsed.input) in calls_before:
+            return _ParsedSample(parsed.body, called.key, None, "repeated_call")
+        return _ParsedSample(parsed.body, called.key, parsed.input, parsed.reason)
+    return _ParsedSample(body, None, None, "other_tool")
 
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the calls that no run and no shard has made, of each tool that is called."""
-    plans = [tool_results.planned(worker, of_tool, calls, claimed) for of_tool, calls in _by_tool(output, shard, level)]
-    work = sum((plan.work for plan in plans), Work())
-    return Planned([chunk for plan in plans for chunk in plan.chunks], work)
+    """Plan the calls of each tool that is called whose results no run has stored."""
+    chunks: list[Chunk] = []
+    work = Work()
+    for calls in _calls_by_tool(output, shard, level):
+        plan = tool_results.planned(worker, calls.output, calls.candidates, claimed)
+        chunks += plan.chunks
+        work += plan.work
+    return Planned(chunks, work)
 
 
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return a row per distinct call of each tool; see `tool_results.rows`."""
-    answers = [tool_results.answered(worker, of_tool, calls) for of_tool, calls in _by_tool(output, shard, level)]
-    frames = [frame for answer in answers for frame in answer.frames]
+    frames = [output.stage.schema.to_frame()]
     rejected: Rejected = Counter()
+    stores: list[str] = []
     facts: dict[str, Any] = {}
-    for answer in answers:
-        rejected.update(answer.rejected)
-        facts.update(answer.facts)
-    ordered = pl.concat([output.stage.schema.to_frame(), *frames]).sort("tool", *tool_results.KEY)
-    return PartRows([ordered], rejected, [store for answer in answers for store in answer.stores], facts)
+    for calls in _calls_by_tool(output, shard, level):
+        answers = tool_results.answered(worker, calls.output, calls.candidates)
+        frames += answers.frames
+        rejected.update(answers.rejected)
+        stores += answers.stores
+        facts.update(answers.facts)
+    table = pl.concat(frames).sort("tool", *tool_results.KEY)
+    return PartRows([table], rejected, stores, facts)
 
 
-def _by_tool(output: TableOutput, shard: str, level: int) -> list[tuple[TableOutput, pl.DataFrame]]:
-    """The calls (shard, input, context) of each lane that is called, as its own table would have them."""
+class _CallsOfTool(NamedTuple):
+    """The calls of a shard to one tool."""
+
+    output: TableOutput  # the same stage for the lane of that tool
+    candidates: pl.DataFrame  # (shard, input, context)
+
+
+def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
+    """Return the calls of a level to each tool that the lane may call."""
     lane = output.lane
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())
-    placed = calls.join(texts, on=TEXT_KEY, how="left")
-    return [
-        (
-            TableOutput(output.stage, output.plan, called),
-            placed.filter(called=called.key).select("shard", *tool_results.KEY),
-        )
-        for called in lane.chainable.values()
-    ]
+    with_context = calls.join(texts, on=TEXT_KEY, how="left")
+    result = []
+    for called in lane.chainable.values():
+        candidates = with_context.filter(called=called.key).select("shard", *tool_results.KEY)
+        result.append(_CallsOfTool(TableOutput(output.stage, output.plan, called), candidates))
+    return result
 
 
 def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the results: of every tool that may be called."""
-    return {one.tool.key: tool_results.STAGE.settings(plan, one) for one in lane.chainable.values()}
+    return {called.tool.key: tool_results.STAGE.settings(plan, called) for called in lane.chainable.values()}
 
 
 @cache
 def stages(level: int) -> tuple[Stage, Stage]:
-    """Return the stages that sample and run the calls after `level` - 1 others; level 2 reads single calls."""
+    """Return the two stages of a level of chains: sampling calls after `level` - 1 others, and running them.
+
+    The sampling of level 2 reads single calls.
+    """
     candidates, results = call_tables(level)
     sampling = Stage(
         name=candidates,

@@ -14,66 +14,79 @@ from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import loss_deltas, swapped_results
-from toolformer_dag.pipeline.chained_candidates import ahead
+from toolformer_dag.pipeline.chained_candidates import units_ahead
 from toolformer_dag.pipeline.chained_losses import chained_calls, compute_chains, planned_chains, with_chains
 from toolformer_dag.texts.chains import read_chain, written_chain
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside calls and results: every tool that may be called."""
-    then = {one.tool.key: loss_deltas.tool_settings(one) for one in lane.then}
-    return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": then}
+    later_tools = {later.tool.key: loss_deltas.tool_settings(later) for later in lane.then}
+    return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": later_tools}
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read; the losses of single calls come first, since chains take some from them."""
-    chained = [name for level in range(2, lane.depth + 1) for name in call_tables(level)]
-    return ("heuristic_subset", "loss_deltas", *chained)
+    tables = ["heuristic_subset", "loss_deltas"]
+    for level in range(2, lane.depth + 1):
+        tables += call_tables(level)
+    return tuple(tables)
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of every chain of a shard that has a result and does not look ahead."""
-    texts, calls = _calls(output, shard)
-    return planned_chains(worker, output, calls.filter(pl.col("unfit").is_null()), texts, claimed)
+    texts = output.lane_table("heuristic_subset").read(shard)
+    chains = _chains_with_results(output, shard, texts)
+    to_score = chains.filter(pl.col("unfit").is_null())
+    return planned_chains(worker, output, to_score, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return one row per chain: as `loss_deltas.rows` of its last call, and idle_first.
+    """Return one row per chain: as `loss_deltas.rows` of its last call.
 
-    That is where no later call of the chain needed an earlier one, `need` <= 0.
+    A further reason is idle_first: no later call of the chain needed an earlier one, `need` <= 0.
     """
-    texts, calls = _calls(output, shard)
-    scored, stores = with_chains(worker, output, calls.filter(pl.col("unfit").is_null()))
-    return loss_deltas.marked(output, texts, calls, scored, stores)
-
-
-def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
     texts = output.lane_table("heuristic_subset").read(shard)
-    calls = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
-    calls = calls.with_columns(ahead=ahead(output.lane, texts, calls))
-    return texts, calls.with_columns(unfit=pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead")))
+    chains = _chains_with_results(output, shard, texts)
+    scored = with_chains(worker, output, chains.filter(pl.col("unfit").is_null()))
+    unscored = chains.filter(pl.col("unfit").is_not_null())
+    return loss_deltas.scored_rows(output, texts, scored=scored.calls, unscored=unscored, stores=scored.stores)
+
+
+def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the last calls of all chains of a shard (see `chained_calls`), with `ahead` and `unfit` as in loss_deltas.
+
+    texts: the shard's rows of heuristic_subset.
+    """
+    chains = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
+    chains = chains.with_columns(ahead=units_ahead(output.lane, texts, chains))
+    looks_ahead = pl.when(pl.col("ahead").is_not_null()).then(pl.lit("looks_ahead"))
+    return chains.with_columns(unfit=looks_ahead)
 
 
 def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of the chains of a shard whose last result is swapped."""
     texts, calls, _ = swapped_results.swapped(output, shard, STAGE.name)
-    return planned_chains(worker, output, _swapped(calls), texts, claimed)
+    return planned_chains(worker, output, _with_swapped_result(calls), texts, claimed)
 
 
 def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the chains of `swapped_texts` texts with the last results of others; see `swapped_results.rows`."""
     _, calls, left_out = swapped_results.swapped(output, shard, STAGE.name)
-    return swapped_results.control(output, *with_chains(worker, output, _swapped(calls)), left_out)
+    scored = with_chains(worker, output, _with_swapped_result(calls))
+    return swapped_results.control(output, scored.calls, scored.stores, left_out)
 
 
-def _swapped(calls: pl.DataFrame) -> pl.DataFrame:
-    """Exchange the last result of each chain; their need is that of the chain itself."""
-    chains = calls.select("chain", "result").iter_rows()
-    swapped = [
-        written_chain([*before, replace(last, result=result)])
-        for (*before, last), result in ((read_chain(chain), result) for chain, result in chains)
-    ]
-    return calls.with_columns(chain=pl.Series(swapped, dtype=pl.String), others=pl.lit(None, pl.String))
+def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return chains whose last call has the swapped result, which `calls` have in `result`.
+
+    They have no `others`: their need is that of the chain itself.
+    """
+    chains = []
+    for chain, result in calls.select("chain", "result").iter_rows():
+        *before, last = read_chain(chain)
+        chains.append(written_chain([*before, replace(last, result=result)]))
+    return calls.with_columns(chain=pl.Series(chains, dtype=pl.String), others=pl.lit(None, pl.String))
 
 
 STAGE = replace(

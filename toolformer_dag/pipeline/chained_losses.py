@@ -7,32 +7,61 @@ result, less that with another call's result in its place (beyond the paper).
 """
 
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import isfinite
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 import polars as pl
 
-from toolformer_dag.computing.plan import Lane
+from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.stage import Chunk, Claimed, Planned, TableOutput, Work
 from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_whole, text_chunks
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
-from toolformer_dag.pipeline.losses import (
-    loss_tokens,
-    losses_identity,
-    stored_losses,
-)
-from toolformer_dag.texts.chains import chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
+from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
+from toolformer_dag.texts.chains import Link, chain_text, least_need, other_results, read_chain, written_chain
 
-PLACE = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}
-LOSSES = pl.Schema({**PLACE, "loss_call": pl.Float64(), "loss_result": pl.Float64(), "reason": pl.String()})
-NEEDS = pl.Schema({**PLACE, "others": pl.String(), "need": pl.Float64()})
-LOSS_KEY, NEED_KEY = tuple(PLACE), (*PLACE, "others")
+if TYPE_CHECKING:
+    from toolformer_dag.model.engine import Engine
+
+_CHAIN = {"text_digest": pl.String(), "position": pl.Int32(), "chain": pl.String()}
+LOSSES = pl.Schema({**_CHAIN, "loss_call": pl.Float64(), "loss_result": pl.Float64(), "reason": pl.String()})
+"""Stored losses of a `chain` (JSON) at a position of a text: without its last result, and with it."""
+NEEDS = pl.Schema({**_CHAIN, "others": pl.String(), "need": pl.Float64()})
+"""Stored needs of a chain; `others` are the results in place of its own with which they are compared, as JSON."""
+LOSS_KEY = tuple(_CHAIN)
+NEED_KEY = (*_CHAIN, "others")
+
+
+class _ChainLosses(NamedTuple):
+    """The losses of a chain as they are stored: both null where there is a reason."""
+
+    loss_call: float | None
+    loss_result: float | None
+    reason: str | None
+
+
+class _NeedKey(NamedTuple):
+    """What a need is stored under (NEED_KEY)."""
+
+    text_digest: str
+    position: int
+    chain: str
+    others: str
+
+
+class ChainStores(NamedTuple):
+    """The row stores of the losses and the needs of a lane's chains, under the plan's model."""
+
+    losses: RowStore
+    needs: RowStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,158 +74,261 @@ class ChainChunk:
 
 
 def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the last calls of the chains of `level` calls of a shard: FINISHED, `chain`, and `others` (`_others`)."""
+    """Return the last calls of the chains of `level` calls of a shard.
+
+    Columns: FINISHED; `chain`, the calls before it and itself; and `others`, the results with which the need of the
+    chain is measured (`_results_of_others`). Both are JSON.
+    """
     calls = finished(output, shard, level)
     chains = chains_of(output.lane, calls)
-    return calls.with_columns(chain=chains, others=_others(chains))
+    return calls.with_columns(chain=chains, others=_results_of_others(chains, level))
 
 
-def _others(chains: pl.Series) -> pl.Series:
-    """Return for each chain as many results as it has calls but the last, as JSON: those that take their places.
+def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
+    """Return for each chain of `level` calls a JSON list of as many results as it has calls but the last.
 
-    The results of the first calls of all chains stand in a circle in the order of their hashes, and so do those of the
-    second ones; a chain gets the next in each circle. Null where there is no other.
+    Each is the result of another chain's call of the same number, to be put in the place of its own. Null where there
+    is no other result for one of them.
     """
-    links = [read_chain(chain) for chain in chains]
-    results: list[list[str]] = [[] for _ in links]
-    for at in range(max(map(len, links), default=1) - 1):
-        circle = sorted({one[at].result for one in links}, key=lambda text: blake2b(text.encode()).digest())
-        following = dict(pairwise([*circle, *circle[:1]]))
-        for chain, others in zip(links, results, strict=True):
-            others += [following[chain[at].result]] if len(circle) > 1 else []
-    return pl.Series(
-        [
-            orjson.dumps(others).decode() if len(others) == len(chain) - 1 else None
-            for chain, others in zip(links, results, strict=True)
-        ],
-        dtype=pl.String,
-    )
+    links_of_chains = [read_chain(chain) for chain in chains]
+    next_result_of = []  # for each number of a call: result -> another result
+    for number in range(level - 1):
+        results = {links[number].result for links in links_of_chains}
+        next_result_of.append(_next_in_circle(results))
+    others = []
+    for links in links_of_chains:
+        results_of_others = [next_result_of[number].get(link.result) for number, link in enumerate(links[:-1])]
+        is_complete = None not in results_of_others
+        others.append(orjson.dumps(results_of_others).decode() if is_complete else None)
+    return pl.Series(others, dtype=pl.String)
 
 
-def _stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
+def _next_in_circle(results: Collection[str]) -> dict[str, str]:
+    """Return for each result the next one, where all stand in a circle in the order of their hashes; none for one."""
+    if len(results) < 2:
+        return {}
+    circle = sorted(results, key=lambda result: blake2b(result.encode()).digest())
+    return dict(pairwise([*circle, circle[0]]))
+
+
+def _stores(worker: Worker, lane: Lane) -> ChainStores:
     identity = losses_identity(worker.plan, lane)
-    losses = worker.lane_rows(lane, "chained_losses", identity, LOSS_KEY, LOSSES)
-    return losses, worker.lane_rows(lane, "chained_needs", identity, NEED_KEY, NEEDS)
+    return ChainStores(
+        losses=worker.lane_rows(lane, "chained_losses", identity, LOSS_KEY, LOSSES),
+        needs=worker.lane_rows(lane, "chained_needs", identity, NEED_KEY, NEEDS),
+    )
 
 
 def planned_chains(
     worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the losses of chains that are not stored; their needs where `others` is."""
-    losses, needs = _stores(worker, output.lane)
-    asked = chains.select(LOSS_KEY).unique(maintain_order=True)
-    lacking = claim(claimed, losses.name, losses.missing(asked))
-    needing = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique(maintain_order=True)
-    unknown = claim(claimed, needs.name, needs.missing(needing))
-    of_texts = pl.concat([lacking.select("text_digest"), unknown.select("text_digest")]).unique()
-    tokens = loss_tokens(pl.col("chain").str.len_bytes())
-    distinct = asked.group_by("text_digest", maintain_order=True).agg(tokens=tokens)
-    by_digest = texts.select("text_digest", "text").unique("text_digest")
-    chunks = [
-        Chunk(
-            batch.height,
-            ChainChunk(
-                lacking.join(batch, on="text_digest", how="semi", maintain_order="left"),
-                unknown.join(batch, on="text_digest", how="semi", maintain_order="left"),
-                by_digest.join(batch, on="text_digest", how="semi"),
-            ),
-            float(batch["tokens"].sum()),
+    """Plan the losses and needs of `chains` (NEED_KEY and other columns) that are not stored. Counts distinct losses.
+
+    A chain whose `others` is null has no need.
+
+    texts: text_digest and text of at least the texts of the chains.
+    claimed: rows that earlier shards of this run compute already; the planned ones are added.
+    """
+    stores = _stores(worker, output.lane)
+    loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)
+    need_keys = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique(maintain_order=True)
+    missing_losses = claim(claimed, stores.losses.name, stores.losses.missing(loss_keys))
+    missing_needs = claim(claimed, stores.needs.name, stores.needs.missing(need_keys))
+
+    chunks = _chunks(worker.plan, loss_keys, missing_losses, missing_needs, texts)
+    work = Work(
+        computed=Counter(losses=missing_losses.height),
+        reused=Counter(losses=loss_keys.height - missing_losses.height),
+    )
+    return Planned(chunks, work)
+
+
+def _chunks(
+    plan: Plan, loss_keys: pl.DataFrame, missing_losses: pl.DataFrame, missing_needs: pl.DataFrame, texts: pl.DataFrame
+) -> list[Chunk]:
+    """Cut the missing losses and needs into chunks: those of a text stay together.
+
+    loss_keys: all chains of the shard (LOSS_KEY).
+    texts: text_digest and text of at least the texts of the chains.
+    """
+    chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
+    estimated = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=chain_tokens)
+    digests = pl.concat([missing_losses.select("text_digest"), missing_needs.select("text_digest")])
+    to_compute = digests.unique().with_columns(whole=False)
+    distinct_texts = texts.select("text_digest", "text").unique("text_digest")
+    chunks = []
+    for batch in text_chunks(estimated, to_compute, *chunk_limits(plan, "judge")):
+        payload = ChainChunk(
+            losses=missing_losses.join(batch, on="text_digest", how="semi", maintain_order="left"),
+            needs=missing_needs.join(batch, on="text_digest", how="semi", maintain_order="left"),
+            texts=distinct_texts.join(batch, on="text_digest", how="semi"),
         )
-        for batch in text_chunks(distinct, of_texts.with_columns(whole=False), *chunk_limits(worker.plan, "judge"))
-    ]
-    counted = Work(computed=Counter(losses=lacking.height), reused=Counter(losses=asked.height - lacking.height))
-    return Planned(chunks, counted)
+        chunks.append(Chunk(units=batch.height, payload=payload, tokens=float(batch["tokens"].sum())))
+    return chunks
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
     """Compute and commit the losses and the needs of a chunk of chains."""
-    engine, texts = worker.engine("judge"), dict(chunk.texts.select("text_digest", "text").iter_rows())
-    before, (losses, needs) = Counter(engine.counts.as_dict()), _stores(worker, output.lane)
-    wanted = list(chunk.losses.select(LOSS_KEY).iter_rows())
+    engine = worker.engine("judge")
+    tokens_before = Counter(engine.counts.as_dict())
+    stores = _stores(worker, output.lane)
+    text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
+    stores.losses.append(_computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
+    stores.needs.append(_computed_needs(engine, chunk.needs.select(NEED_KEY), text_of))
+    tokens = Counter(engine.counts.as_dict()) - tokens_before
+    return Work(tokens, backends=frozenset({engine.backend.identity}))
+
+
+def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
+    """Compute the losses (LOSSES) of chains (LOSS_KEY). text_of: the texts by their hashes."""
     requests = []
-    for digest, position, chain in wanted:
+    for digest, position, chain in keys.iter_rows():
         *earlier, last = read_chain(chain)
-        requests.append(LossRequest(texts[digest], position, last.tool, last.input, last.result, chain_text(earlier)))
-    pairs = zip(wanted, engine.chained_losses(requests), strict=True)
-    losses.append(pl.DataFrame([(*key, *_values(pair)) for key, pair in pairs], schema=LOSSES, orient="row"))
-    keys = list(chunk.needs.select(NEED_KEY).iter_rows())
-    asked = [other_results(read_chain(chain), orjson.loads(others)) for _, _, chain, others in keys]
-    gains = iter(
-        engine.needs(
-            [
-                NeedRequest(texts[key[0]], key[1], *triple)
-                for key, triples in zip(keys, asked, strict=True)
-                for triple in triples
-            ]
+        requests.append(
+            LossRequest(
+                text=text_of[digest],
+                position=position,
+                tool=last.tool,
+                input=last.input,
+                result=last.result,
+                calls=chain_text(earlier),
+            )
         )
-    )
-    entries = [
-        (*key, least_need(len(read_chain(key[2])), [next(gains) for _ in triples]))
-        for key, triples in zip(keys, asked, strict=True)
-    ]
-    needs.append(pl.DataFrame(entries, schema=NEEDS, orient="row"))
-    return Work(Counter(engine.counts.as_dict()) - before, backends=frozenset({engine.backend.identity}))
+    losses = [_values(pair) for pair in engine.chained_losses(requests)]
+    schema = {name: LOSSES[name] for name in _ChainLosses._fields}
+    return keys.hstack(pl.DataFrame(losses, schema=schema, orient="row"))
 
 
-def _values(pair: tuple[float, float] | None) -> tuple[float | None, float | None, str | None]:
+def _values(pair: tuple[float, float] | None) -> _ChainLosses:
+    """Return what is stored of the losses of a chain; None for one that does not fit the context with its text."""
     if pair is None:
-        return None, None, "does_not_fit"
-    return (*pair, None) if all(map(isfinite, pair)) else (None, None, "not_finite")
+        return _ChainLosses(None, None, reason="does_not_fit")
+    loss_call, loss_result = pair
+    if not isfinite(loss_call) or not isfinite(loss_result):
+        return _ChainLosses(None, None, reason="not_finite")
+    return _ChainLosses(loss_call, loss_result, reason=None)
 
 
-def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Return `chains` with their losses and reason, `loss_before` and `need`, and the names of the row stores.
+def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
+    """Compute the needs (NEEDS) of chains (NEED_KEY). text_of: the texts by their hashes.
 
-    Raises StorageError where some were damaged meanwhile.
+    Each later call of a chain is compared after the real results and after an exchanged one (`other_results`). All
+    comparisons of all chains go through the engine together.
     """
-    losses, needs = _stores(worker, output.lane)
-    own = losses.stored(chains.select(LOSS_KEY).unique())
-    require_whole(output, "losses", chains.select(LOSS_KEY).n_unique() - own.height)
-    asked = chains.filter(pl.col("others").is_not_null()).select(NEED_KEY).unique()
-    known = needs.stored(asked)
-    require_whole(output, "needs", asked.height - known.height)
-    scored = chains.join(own, on=LOSS_KEY, maintain_order="left").join(
-        known, on=NEED_KEY, how="left", maintain_order="left"
-    )
-    shorter = _before(worker, output, chains)
-    scored = scored.join(shorter, on=LOSS_KEY, maintain_order="left").with_columns(
-        reason=pl.coalesce("reason", "before_reason")
-    )
-    unfit = pl.col("reason").is_not_null()
-    numbers = ("loss_empty", "loss_before", "loss_call", "loss_result")
-    scored = scored.with_columns(pl.when(~unfit).then(name).alias(name) for name in numbers)
+    requests: list[NeedRequest] = []
+    comparison_counts = []  # of each chain
+    for values in keys.iter_rows():
+        key = _NeedKey(*values)
+        comparisons = other_results(read_chain(key.chain), orjson.loads(key.others))
+        comparison_counts.append(len(comparisons))
+        for comparison in comparisons:
+            requests.append(
+                NeedRequest(
+                    text=text_of[key.text_digest],
+                    position=key.position,
+                    before=comparison.before,
+                    other=comparison.before_with_swap,
+                    call=comparison.call,
+                )
+            )
+    remaining_gains = iter(engine.needs(requests))  # in the order of the requests
+    needs = []
+    for chain, comparison_count in zip(keys["chain"], comparison_counts, strict=True):
+        gains = list(islice(remaining_gains, comparison_count))
+        needs.append(least_need(len(read_chain(chain)), gains))
+    return keys.with_columns(need=pl.Series(needs, dtype=pl.Float64))
+
+
+def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
+    """Return `chains` (NEED_KEY and other columns) with their stored losses and needs.
+
+    The columns that are added:
+    - loss_empty, loss_before, loss_call, loss_result: the losses without calls, after the best shorter chain, after
+      the last call without its result, and after its result; all null where there is a reason why losses are missing
+    - need: how much the later calls need the earlier results, in nats; null where `others` is null
+    - reason: why losses are missing; `idle_first` for a chain whose need is not above 0, unless the settings keep
+      such chains, which has its losses all the same; else null
+
+    Raises StorageError where rows were damaged since they were computed.
+    """
+    stores = _stores(worker, output.lane)
+    losses = _stored_rows(output, stores.losses, chains.select(LOSS_KEY), "losses")
+    needs = _stored_rows(output, stores.needs, chains.select(NEED_KEY).drop_nulls("others"), "needs")
+    scored = chains.join(losses, on=LOSS_KEY, maintain_order="left")
+    scored = scored.join(needs, on=NEED_KEY, how="left", maintain_order="left")
+    scored = scored.join(_shorter_chains(worker, output, chains), on=LOSS_KEY, maintain_order="left")
+
+    # Without the losses of the shorter chains, those of the whole chain cannot be compared.
+    scored = scored.with_columns(reason=pl.coalesce("reason", "first_reason")).drop("first_reason")
+    has_losses = pl.col("reason").is_null()
+    loss_columns = ("loss_empty", "loss_before", "loss_call", "loss_result")
+    scored = scored.with_columns(pl.when(has_losses).then(name).alias(name) for name in loss_columns)
+
     if not worker.plan.settings.filtering.keep_idle_first:
-        idle = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
-        scored = scored.with_columns(reason=pl.coalesce("reason", idle))
-    return scored.drop("before_reason"), [losses.name, needs.name]
+        idle_first = pl.when(pl.col("need") <= 0).then(pl.lit("idle_first"))
+        scored = scored.with_columns(reason=pl.coalesce("reason", idle_first))
+    return CallsWithLosses(scored, [stores.losses.name, stores.needs.name])
 
 
-def _before(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
-    """(LOSS_KEY, loss_empty, loss_before, before_reason): what the shorter chains of each chain have."""
-    lane, losses = output.lane, _stores(worker, output.lane)[0]
+def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
+    """Return the rows stored under `keys`. Raises StorageError where some are missing; `what`: in its message."""
+    distinct_keys = keys.unique()
+    rows = store.stored(distinct_keys)
+    require_whole(output, what, distinct_keys.height - rows.height)
+    return rows
+
+
+def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
+    """Return what is stored of the shorter chains that each chain begins with, a row per distinct chain.
+
+    Columns:
+    - LOSS_KEY (text_digest, position, chain)
+    - loss_empty: the loss of the text without calls
+    - loss_before: the smallest loss after the first call, after the first two, and so on, without the whole chain
+    - first_reason: why the first call has no losses; null where it has some
+
+    Losses are null where none are stored.
+    """
+    lane = output.lane
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
-    links = [read_chain(chain) for chain in distinct["chain"]]
-    first = pl.DataFrame(
-        {"input": [calls[0].input for calls in links], "result": [calls[0].result for calls in links]},
+    links_of_chains = [read_chain(chain) for chain in distinct["chain"]]
+    table = _with_first_calls(worker, lane, distinct, links_of_chains)
+    loss_columns = ["loss_after_1"]
+    for length in range(2, lane.depth):
+        # The first `length` calls of each longer chain. The rows of `table` are in the order of `links_of_chains`.
+        beginnings = [written_chain(links[:length]) if len(links) > length else None for links in links_of_chains]
+        table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+        loss_column = f"loss_after_{length}"
+        table = _with_beginnings(_stores(worker, lane).losses, table, loss_column).drop("beginning")
+        loss_columns.append(loss_column)
+    table = table.with_columns(loss_before=pl.min_horizontal(loss_columns))
+    return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
+
+
+def _with_first_calls(
+    worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[Link]]
+) -> pl.DataFrame:
+    """Return `chains` with loss_empty, loss_after_1 and first_reason: those stored for the first call of each.
+
+    links_of_chains: the calls of each chain, in the order of the rows.
+    """
+    first_calls = pl.DataFrame(
+        {
+            "input": [links[0].input for links in links_of_chains],
+            "result": [links[0].result for links in links_of_chains],
+        },
         schema={"input": pl.String, "result": pl.String},
     )
-    keyed = distinct.hstack(first)
-    keys = ("text_digest", "position", "input", "result")
-    alone = stored_losses(worker, lane, keyed.select(keys).unique())
-    joined = keyed.join(
-        alone.select(*keys, "loss_empty", "reason", first="loss_result"), on=keys, how="left", maintain_order="left"
-    )
-    befores = [pl.col("first")]
-    for length in range(2, lane.depth):
-        cut = [written_chain(calls[:length]) if len(calls) > length else None for calls in links]
-        joined = joined.with_columns(cut=pl.Series(cut, dtype=pl.String))
-        stored = losses.stored(
-            joined.filter(pl.col("cut").is_not_null()).select("text_digest", "position", chain="cut").unique()
-        )
-        stored = stored.select("text_digest", "position", pl.col("loss_result").alias(f"before_{length}"), cut="chain")
-        joined = joined.join(stored, on=("text_digest", "position", "cut"), how="left", maintain_order="left").drop(
-            "cut"
-        )
-        befores.append(pl.col(f"before_{length}"))
-    known = joined.with_columns(loss_before=pl.min_horizontal(befores), before_reason="reason")
-    return known.select(*LOSS_KEY, "loss_empty", "loss_before", "before_reason")
+    with_first = chains.hstack(first_calls)
+    losses = stored_losses(worker, lane, with_first.select(CALL_LOSS_KEY).unique())
+    losses = losses.select(*CALL_LOSS_KEY, "loss_empty", loss_after_1="loss_result", first_reason="reason")
+    return with_first.join(losses, on=CALL_LOSS_KEY, how="left", maintain_order="left")
+
+
+def _with_beginnings(chain_losses: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
+    """Return `table` with `loss_column`: the loss stored for the chain in its column `beginning`, which may be null."""
+    key = ("text_digest", "position", "beginning")
+    with_beginning = table.filter(pl.col("beginning").is_not_null())
+    losses = chain_losses.stored(with_beginning.select("text_digest", "position", chain="beginning").unique())
+    losses = losses.select("text_digest", "position", pl.col("loss_result").alias(loss_column), beginning="chain")
+    return table.join(losses, on=key, how="left", maintain_order="left")

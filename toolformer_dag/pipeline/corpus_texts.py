@@ -17,6 +17,7 @@ from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_cal
 from toolformer_dag.texts.chains import Link, read_chain
 
 SQL = sql_text(__package__, "corpus_texts.sql")
+"""Makes the temporary tables that TEXTS reads."""
 TEXTS = """
 SELECT c.digest, c.segment, c.shard, c."offset", c.text, c.text_with_calls, c.calls, c.split, d.url, kept, least_helpful
 FROM augmented_corpus AS c
@@ -31,19 +32,18 @@ BATCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class ScoredCall:
-    """A scored call in a text. `tool`, `shard`, `segment`, `position` and `sample`, with the text's digest: its key.
+    """A scored call in a text. Each call of a chain is one, with the losses and the delta of the chain.
 
-    Each call of a chain is one, with the losses and the delta of the chain. `name`: the tool's name in the text;
-    `offset`: the character of the text without calls before which it stands.
+    `tool`, `shard`, `segment`, `position` and `sample` are its key, with the digest of its document.
     """
 
-    tool: str
-    name: str
+    tool: str  # the key of its lane
+    name: str  # the tool's name in the text
     shard: str
     segment: int
     position: int
     sample: int
-    offset: int
+    offset: int  # the character of the text without calls before which it stands
     input: str
     result: str
     delta: float
@@ -58,9 +58,14 @@ class ScoredCall:
 
 @dataclass(frozen=True, slots=True)
 class CorpusText:
-    """A text of C*: x* (`text`), x (`plain`), its calls in order. `segment`: its number in the document.
+    """A text of C* with its calls.
 
-    `least_helpful`: of each tool and position the scored call with the smallest delta, kept or not; empty unless asked.
+    - `digest`, `segment`: its document, and its number in that
+    - `text`: x*, the text with calls
+    - `plain`: x, the text without calls
+    - `calls`: those in x*, in order
+    - `least_helpful`: of each tool and position the scored call with the smallest delta, kept or not; empty unless
+      preference pairs are asked for
     """
 
     digest: str
@@ -82,47 +87,94 @@ def corpus_texts(
 ) -> Iterator[CorpusText]:
     """Yield the texts of C* by digest and segment; memory holds a batch, and DuckDB what its sorting takes.
 
-    `connection`: a database with the tables of the warehouse. `names`: lane -> the tool's name in the text; `markers`:
-    those of C*. `preferences`: also read what preference pairs need. Raises duckdb.Error, and StorageError where the
-    texts and the kept calls do not belong together.
+    connection: a database with the tables of the warehouse.
+    names: lane -> the tool's name in the text. Calls of other lanes are left out.
+    preferences: also read what preference pairs need (`least_helpful`).
+    markers: those of C*.
+
+    Raises duckdb.Error, and StorageError where the texts and the kept calls do not belong together.
     """
     run_sql(connection, SQL, {"preferences": preferences})
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
-        yield from (_text(row, names, markers) for row in batch.to_pylist())
+        for row in batch.to_pylist():
+            yield _corpus_text(row, names, markers)
 
 
-def _text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    scored = _calls(row["kept"], row["offset"], names)
-    kept = {PlacedCall(call.offset, Call(call.name, call.input), call.result): call for call in scored}
-    text = row["text_with_calls"]
+def _corpus_text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
+    """Return a row of TEXTS as a text. Raises StorageError where its calls are not those that were kept."""
     try:
-        calls = tuple(kept[placed] for placed in placed_calls(text, names.values(), markers))
-        if len(calls) != row["calls"] or take_out(text, names.values(), markers) != row["text"]:
-            raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
+        calls = _calls_in_text(row, names, markers)
     except (KeyError, ValueError) as error:
         raise StorageError(
             f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
             f"filtered_calls ({error}); run `toolformer-dag run`, then this again"
         ) from error
-    origin = (row["digest"], row["segment"], row["shard"], row["url"], row["split"])
-    rivals = tuple(_calls(row["least_helpful"], row["offset"], names))
-    return CorpusText(*origin, text, row["text"], calls, rivals)
+    return CorpusText(
+        digest=row["digest"],
+        segment=row["segment"],
+        shard=row["shard"],
+        url=row["url"],
+        split=row["split"],
+        text=row["text_with_calls"],
+        plain=row["text"],
+        calls=tuple(calls),
+        least_helpful=tuple(_scored_calls(row["least_helpful"], row["offset"], names)),
+    )
 
 
-def _calls(rows: Collection[Mapping[str, Any]] | None, offset: int, names: Mapping[str, str]) -> Iterator[ScoredCall]:
-    for row in rows or ():
-        if row["tool"] in names:
-            fields = {name: value for name, value in row.items() if name not in ("char_offset", "chain")}
-            at, alone = row["char_offset"] - offset, Link(names[row["tool"]], row["input"], row["result"])
-            for link in read_chain(row["chain"]) or [alone]:
-                fields |= {"input": link.input, "result": link.result}
-                yield ScoredCall(name=link.tool, offset=at, **fields)
+def _calls_in_text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
+    """Return the calls as they stand in x*, each with its losses.
+
+    Raises KeyError for a call that was not kept, ValueError where the calls are not as many as the row says or where x*
+    without them is not x.
+    """
+    kept_calls: dict[PlacedCall, ScoredCall] = {}
+    for scored in _scored_calls(row["kept"], row["offset"], names):
+        placed = PlacedCall(scored.offset, Call(scored.name, scored.input), scored.result)
+        kept_calls[placed] = scored
+    text = row["text_with_calls"]
+    calls = [kept_calls[placed] for placed in placed_calls(text, names.values(), markers)]
+    if len(calls) != row["calls"] or take_out(text, names.values(), markers) != row["text"]:
+        raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
+    return calls
+
+
+def _scored_calls(
+    structs: Collection[Mapping[str, Any]] | None, text_offset: int, names: Mapping[str, str]
+) -> Iterator[ScoredCall]:
+    """Yield the calls of a list of structs (corpus_texts.sql); each call of a chain is one.
+
+    structs: null where the text has none; those of lanes that `names` lacks are left out.
+    text_offset: the character of the document at which the text begins.
+    """
+    for struct in structs or ():
+        if struct["tool"] not in names:
+            continue
+        single_call = Link(names[struct["tool"]], struct["input"], struct["result"])
+        for link in read_chain(struct["chain"]) or [single_call]:
+            yield ScoredCall(
+                tool=struct["tool"],
+                name=link.tool,
+                shard=struct["shard"],
+                segment=struct["segment"],
+                position=struct["position"],
+                sample=struct["sample"],
+                offset=struct["char_offset"] - text_offset,
+                input=link.input,
+                result=link.result,
+                delta=struct["delta"],
+                loss_empty=struct["loss_empty"],
+                loss_call=struct["loss_call"],
+                loss_result=struct["loss_result"],
+            )
 
 
 def preference_pairs(
     text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
     """Yield pairs for DPO and its like: the same text goes on in two ways, of which one was measured to be better.
+
+    tau_f: of each lane.
 
     - rejected_call: a kept call of x* against the scored call of the same tool at the same position that helps least,
       where that one was rejected (delta < tau_f) and is not the same call.
@@ -131,34 +183,46 @@ def preference_pairs(
 
     Places where a chain was kept give none. Both ways end with the rest of x, without other calls, as the losses
     were measured. A pair has `prompt`, `chosen`, `rejected`, `kind`, `margin` (nats), `chosen_call` (None for no_call)
-    and `rejected_call`. `tau_f`: of each lane.
+    and `rejected_call`.
     """
-    counts = Counter(call.offset for call in text.calls)
-    kept = {call.offset: call for call in text.calls if counts[call.offset] == 1}
-    chains = counts.keys() - kept.keys()
+    calls_at = Counter(call.offset for call in text.calls)
+    single_call_at = {call.offset: call for call in text.calls if calls_at[call.offset] == 1}
     for rival in text.least_helpful:
-        chosen = kept.get(rival.offset)
-        if rival.offset not in chains and _is_worse(rival, chosen, tau_f[rival.tool]):
-            yield _pair(text.plain, rival, chosen, markers)
+        is_at_chain = calls_at[rival.offset] > 1
+        kept_call = single_call_at.get(rival.offset)
+        if not is_at_chain and _is_worse(rival, kept_call, tau_f[rival.tool]):
+            yield _pair(text.plain, rival, kept_call, markers)
 
 
-def _is_worse(rival: ScoredCall, chosen: ScoredCall | None, tau_f: float) -> bool:
+def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
     """Return whether a call was rejected beside the kept call at its place, or hurts where none was kept."""
-    if chosen is None:
+    if kept_call is None:
         harm = rival.loss_result - rival.loss_empty
         return harm > 0 and harm >= tau_f
-    same_call = (rival.input, rival.result) == (chosen.input, chosen.result)
-    return rival.tool == chosen.tool and rival.delta < tau_f and not same_call
+    is_same_call = (rival.input, rival.result) == (kept_call.input, kept_call.result)
+    return rival.tool == kept_call.tool and rival.delta < tau_f and not is_same_call
 
 
-def _pair(plain: str, rival: ScoredCall, chosen: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
-    prompt, rest = plain[: rival.offset], plain[rival.offset :]
-    pair = {"kind": "no_call", "chosen": rest, "margin": rival.loss_result - rival.loss_empty, "chosen_call": None}
-    if chosen is not None:
-        pair = {
-            "kind": "rejected_call",
-            "chosen": chosen.written(markers) + rest,
-            "margin": rival.loss_result - chosen.loss_result,
-            "chosen_call": asdict(chosen),
+def _pair(plain: str, rival: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
+    """Return the pair of a call that is worse, and the kept call or no call at its place in the text x."""
+    rest = plain[rival.offset :]
+    pair = {
+        "prompt": plain[: rival.offset],
+        "rejected": rival.written(markers) + rest,
+        "rejected_call": asdict(rival),
+    }
+    if kept_call is None:
+        return {
+            **pair,
+            "kind": "no_call",
+            "chosen": rest,
+            "margin": rival.loss_result - rival.loss_empty,
+            "chosen_call": None,
         }
-    return {"prompt": prompt, "rejected": rival.written(markers) + rest, "rejected_call": asdict(rival), **pair}
+    return {
+        **pair,
+        "kind": "rejected_call",
+        "chosen": kept_call.written(markers) + rest,
+        "margin": rival.loss_result - kept_call.loss_result,
+        "chosen_call": asdict(kept_call),
+    }

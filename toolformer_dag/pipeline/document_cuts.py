@@ -6,7 +6,7 @@ places each is cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -26,7 +26,7 @@ CUTS = pl.Schema(
         "unfit_tokens": pl.List(pl.Int32()),
     }
 )
-"""`offsets`, `lengths`: of the pieces, in characters; `unfit_tokens`: of a word that fits no text, null for a text."""
+"""A row per document. The lists have an entry per piece, whose fields `Cut` describes."""
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
@@ -35,44 +35,95 @@ def cutting(plan: Plan) -> Mapping[str, Any]:
 
 
 def tokenizing(plan: Plan) -> dict[str, object]:
-    """Return what determines the tokens of a text: the model, whatever begins it and however calls are written."""
+    """Return what determines the tokens of a text: the model, but for its first token and the markers of calls."""
     return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
+
+
+class Cut(NamedTuple):
+    """A piece of a document: a text, or a word that fits no text."""
+
+    offset: int  # the character of the document at which it begins
+    length: int  # in characters
+    unfit_tokens: int | None  # the tokens of a word that fits no text; None for a text
+
+
+class DocumentTexts(NamedTuple):
+    """The texts that a document was cut into, and how many of its words fit no text."""
+
+    texts: list[Segment]
+    unfit_words: int
+
+
+class _DocumentKey(NamedTuple):
+    """What the cuts of a document are stored under, beside `max_tokens`."""
+
+    place: str  # see `raw_shards.documents`
+    document: str  # the hash of its text
 
 
 class DocumentCuts:
     """The stored cuts into texts of at most `max_tokens` tokens under one model's tokenizer, which `count` applies.
 
-    Lanes whose texts may be equally long share them. `name`: of the row store, for the records of what is made with it.
+    Lanes whose texts may be equally long share them. `name` is that of the row store, for the records of the tables
+    whose rows come from it.
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
         identity = {"cutting": CUTTING, "model": tokenizing(worker.plan), "key": KEY}
         self._store = worker.rows("ccnet/cuts", identity, KEY, CUTS)
-        self._max_tokens, self._count = max_tokens, count
+        self._max_tokens = max_tokens
+        self._count = count
         self.name = self._store.name
 
-    def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[tuple[list[Segment], int]]:
-        """Yield the texts of each document, as `pieces` cuts it, and how many of its words fit none.
+    def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
+        """Yield the texts of each document, in order.
 
-        What is not stored is cut and stored. `documents`: (place, text), BATCH at a time. Raises WriteError.
+        documents: (place, text) of each, raw_shards.BATCH at a time: their rows lie together.
+
+        A document whose cuts are not stored is cut (`pieces`), and all new cuts are stored before the first document is
+        yielded. Raises WriteError.
         """
-        digests = [(place, text_digest(text)) for place, text in documents]
-        most = pl.lit(self._max_tokens, pl.Int32()).alias("max_tokens")
-        keys = pl.DataFrame(digests, schema=CUTS.to_frame().select(KEY[:2]).schema, orient="row").with_columns(most)
-        stored = self._store.stored(keys).iter_rows()
-        cut = {(place, digest): list(zip(*columns, strict=True)) for place, digest, _, *columns in stored}
-        fresh = []
-        for key, (_, text) in zip(digests, documents, strict=True):
-            if key not in cut:
-                cut[key] = self._cut(text)
-                columns = [[piece[column] for piece in cut[key]] for column in range(3)]
-                fresh.append((*key, self._max_tokens, *columns))
-        self._store.append(pl.DataFrame(fresh, schema=CUTS, orient="row"))
-        for key, (_, text) in zip(digests, documents, strict=True):
-            fitting = [(offset, length) for offset, length, unfit_tokens in cut[key] if unfit_tokens is None]
-            yield segments(text, fitting), len(cut[key]) - len(fitting)
+        keys = [_DocumentKey(place, text_digest(text)) for place, text in documents]
+        cuts_of = self._stored(keys)
+        new_rows = []
+        for key, (_, text) in zip(keys, documents, strict=True):
+            if key not in cuts_of:
+                cuts_of[key] = self._cut(text)
+                new_rows.append(self._row(key, cuts_of[key]))
+        self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
+        for key, (_, text) in zip(keys, documents, strict=True):
+            cuts = cuts_of[key]
+            fitting = [(cut.offset, cut.length) for cut in cuts if cut.unfit_tokens is None]
+            yield DocumentTexts(segments(text, fitting), unfit_words=len(cuts) - len(fitting))
 
-    def _cut(self, text: str) -> list[tuple[int, int, int | None]]:
-        """Return the pieces of a document as CUTS holds them."""
-        most, cut = self._max_tokens, pieces(text, self._max_tokens, self._count)
-        return [(piece.start, piece.end - piece.start, piece.tokens if piece.tokens > most else None) for piece in cut]
+    def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
+        """Return the cuts that are stored, by document."""
+        max_tokens = pl.lit(self._max_tokens, pl.Int32()).alias("max_tokens")
+        key_schema = {name: CUTS[name] for name in _DocumentKey._fields}
+        stored = self._store.stored(pl.DataFrame(keys, schema=key_schema, orient="row").with_columns(max_tokens))
+        cuts_of = {}
+        for row in stored.iter_rows(named=True):
+            columns = zip(row["offsets"], row["lengths"], row["unfit_tokens"], strict=True)
+            cuts_of[_DocumentKey(row["place"], row["document"])] = [Cut(*values) for values in columns]
+        return cuts_of
+
+    def _row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
+        """Return a row of CUTS."""
+        offsets = [cut.offset for cut in cuts]
+        lengths = [cut.length for cut in cuts]
+        unfit_tokens = [cut.unfit_tokens for cut in cuts]
+        return (key.place, key.document, self._max_tokens, offsets, lengths, unfit_tokens)
+
+    def _cut(self, text: str) -> list[Cut]:
+        """Cut a document."""
+        cuts = []
+        for piece in pieces(text, self._max_tokens, self._count):
+            is_unfit = piece.tokens > self._max_tokens
+            cuts.append(
+                Cut(
+                    offset=piece.start,
+                    length=piece.end - piece.start,
+                    unfit_tokens=piece.tokens if is_unfit else None,
+                )
+            )
+        return cuts

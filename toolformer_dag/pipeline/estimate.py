@@ -22,10 +22,14 @@ from toolformer_dag.pipeline import heuristic_subset, swapped_results
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
 
-GROUPS, STUDENT = 4, 3.18
-"""Parts of the sample, whose differences tell the range, and the 97.5 % point of Student's distribution for them."""
-TEXTS, SHARE = 256, 5
-"""Texts of a lane that are annotated, at most, and at most one in so many."""
+GROUPS = 4
+"""Parts of the sample, whose differences tell the range of the forecast."""
+STUDENT = 3.18
+"""The 97.5 % point of Student's distribution for as many groups."""
+TEXTS = 256
+"""Texts of a lane that are annotated, at most."""
+SHARE = 5
+"""At most one text in so many is annotated."""
 
 
 class Range(NamedTuple):
@@ -37,21 +41,20 @@ class Range(NamedTuple):
 
 
 class LaneForecast(NamedTuple):
-    """What annotating a lane will cost. `texts`: distinct texts of its stale `shards`; `sampled` of them are annotated.
+    """What annotating a lane will cost, beyond what the sample has cost already.
 
-    `tokens` will go through the model, `bytes` be added to the lane's tables and row stores, and `seconds` pass on one
-    worker, for the texts that are not sampled. `spent`: tokens of the sample. Of four texts or fewer, and of a lane
-    with calls of a file, there is no sample, and everything but `texts` and `shards` is 0.
+    Of four texts or fewer, and of a lane with calls of a file, there is no sample: everything but `texts` and `shards`
+    is 0 then.
     """
 
     lane: str
-    texts: int
-    sampled: int = 0
-    tokens: Range = Range()
-    bytes: Range = Range()
-    seconds: Range = Range()
-    spent: int = 0
-    shards: int = 0
+    texts: int  # distinct texts of the stale shards
+    sampled: int = 0  # how many of them were annotated
+    tokens: Range = Range()  # that will go through the model
+    bytes: Range = Range()  # that will be added to the lane's tables and row stores
+    seconds: Range = Range()  # that will pass on one worker
+    spent: int = 0  # tokens that the sample took
+    shards: int = 0  # that are stale
 
 
 def estimate(
@@ -59,35 +62,21 @@ def estimate(
 ) -> list[LaneForecast]:
     """Read the shards, choose the texts and annotate a sample of those whose shards are stale; forecast the rest.
 
-    The texts are drawn anew each time, so that those whose rows are stored already are in the sample as often as in the
-    rest; `seed` draws the same ones. Raises what the stages raise.
+    outputs: the tables of a plan, each after those that it reads.
+    seed: draws the same texts each time. Without one they are drawn anew, so that those whose rows are stored already
+        are in the sample as often as in the rest.
+
+    Raises what the stages raise.
     """
-    lanes: dict[str, dict[str, TableOutput]] = {}
+    tables_of_lanes: dict[str, dict[str, TableOutput]] = {}
     for output in outputs:
         if output.lane_or_none is not None:
-            lanes.setdefault(output.lane.key, {})[output.stage.name] = output
-        if output.stage is heuristic_subset.STAGE or (output.group == "ccnet" and output.stage.name != "heldout_texts"):
+            tables_of_lanes.setdefault(output.lane.key, {})[output.stage.name] = output
+        makes_documents = output.group == "ccnet" and output.stage.name != "heldout_texts"
+        makes_texts = output.stage is heuristic_subset.STAGE
+        if makes_documents or makes_texts:
             update(worker, workers, output, progress)
-    return [_forecast(worker, tables, progress, seed) for tables in lanes.values()]
-
-
-def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
-    subset = tables[heuristic_subset.STAGE.name]
-    stages = annotating(subset.plan, subset.lane)
-    stale = [part for part in subset.parts if any(difference(tables[stage.name], part) for stage in stages)]
-    placed = pl.concat([subset.stage.schema.to_frame(), *map(subset.table.read, stale)])
-    texts = placed.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
-    texts = texts.sample(fraction=1, shuffle=True, seed=seed)
-    if texts.height <= GROUPS or subset.lane.sources.files:
-        return LaneForecast(subset.lane.key, texts.height, shards=len(stale))
-    size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
-    sampled = texts[: size * GROUPS]
-    samples = subset.lane.sources.sampled
-    worker.engine("proposer" if samples else "judge")  # loaded before anything is timed
-    groups = [_annotated(worker, subset.lane, group, stages[:-1], progress) for group in sampled.iter_slices(size)]
-    control = _annotated(worker, subset.lane, sampled, stages, progress)
-    lane = LaneForecast(subset.lane.key, texts.height, sampled.height, shards=len(stale))
-    return _scaled(lane, worker.plan, placed, groups, control)
+    return [_forecast(worker, tables, progress, seed) for tables in tables_of_lanes.values()]
 
 
 def annotating(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
@@ -96,62 +85,146 @@ def annotating(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     return stages[1 : stages.index(swapped_results.STAGE) + 1]
 
 
-def _scaled(
-    lane: LaneForecast, plan: Plan, placed: pl.DataFrame, groups: "Sequence[_Cost]", control: "_Cost"
-) -> LaneForecast:
-    """Scale what the sample cost to the stale shards, whose texts `placed` holds."""
-    limit = plan.settings.evaluation.swapped_texts
-    by_shard = placed.select("shard", "text_digest").n_unique()
-    distinct = sum(min(limit, count) for count in placed.unique("text_digest").group_by("shard").len()["len"])
-    per_text, controlled = (lane.texts - lane.sampled) / lane.sampled, distinct / min(limit, lane.sampled)
-    tokens = [cost.tokens for cost in groups]
-    spread = STUDENT * stdev(tokens) / (mean(tokens) or 1.0) / GROUPS**0.5
+def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
+    """Annotate a sample of a lane's texts, and scale what that cost to all of them.
 
-    def scaled(of_sample: float, of_control: float, more: float = 0) -> Range:
-        value = of_sample * per_text + of_control * controlled + more
-        return Range(value, value * max(0.0, 1 - spread), value * (1 + spread))
+    tables: the lane's tables by the names of their stages.
 
-    *parts, last = control.rows
-    published = control.fixed * lane.shards + sum(parts) / lane.sampled * by_shard + last * controlled
-    return lane._replace(
-        tokens=scaled(sum(tokens), control.tokens),
-        bytes=scaled(_bytes(groups), _bytes([control]), published),
-        seconds=scaled(sum(cost.seconds for cost in groups), control.seconds),
-        spent=sum(tokens) + control.tokens,
+    The sample is annotated in groups of equal size: what they cost tells how much it differs. The control needs calls
+    of many texts, so that it runs over the whole sample, whose other rows are stored by then.
+    """
+    subset = tables[heuristic_subset.STAGE.name]
+    lane = subset.lane
+    stages = annotating(subset.plan, lane)
+    stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages, shard)]
+    rows = pl.concat([subset.stage.schema.to_frame(), *(subset.table.read(shard) for shard in stale_shards)])
+    texts = rows.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
+    texts = texts.sample(fraction=1, shuffle=True, seed=seed)
+    if texts.height <= GROUPS or lane.sources.files:
+        return LaneForecast(lane.key, texts=texts.height, shards=len(stale_shards))
+
+    group_size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
+    sample = texts[: group_size * GROUPS]
+    worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
+    groups = [_annotate(worker, lane, group, stages[:-1], progress) for group in sample.iter_slices(group_size)]
+    control = _annotate(worker, lane, sample, stages, progress)
+    counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
+    return _scaled(lane, counts, groups, control)
+
+
+def _is_stale(tables: Mapping[str, TableOutput], stages: Sequence[Stage], shard: str) -> bool:
+    """Return whether a run would make a shard of one of the stages again."""
+    return any(difference(tables[stage.name], shard) for stage in stages)
+
+
+class _Counts(NamedTuple):
+    """How many texts were annotated, and how many there are."""
+
+    sampled: int  # annotated texts
+    distinct: int  # distinct texts of the stale shards
+    in_shards: int  # the sum over the shards of their distinct texts
+    sampled_control: int  # texts of the sample that the control took
+    control: int  # texts that the control takes, of all shards
+    shards: int  # stale shards
+
+
+def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
+    """Count the texts of the stale shards, whose `rows` (heuristic_subset) are given."""
+    control_texts = plan.settings.evaluation.swapped_texts  # of each shard
+    distinct = rows.unique("text_digest")
+    texts_of_shards = distinct.group_by("shard").len()["len"]
+    return _Counts(
+        sampled=sample.height,
+        distinct=distinct.height,
+        in_shards=rows.select("shard", "text_digest").n_unique(),
+        sampled_control=min(control_texts, sample.height),
+        control=sum(min(control_texts, count) for count in texts_of_shards),
+        shards=stale_shards,
     )
 
 
-class _Cost(NamedTuple):
-    """What annotating texts cost.
+def _scaled(lane: Lane, counts: _Counts, groups: "Sequence[_Cost]", control: "_Cost") -> LaneForecast:
+    """Scale what the sample cost to the texts that are not sampled.
 
-    stored: rows that were appended, by row store; fixed: bytes of the parts of all stages, without rows, and of their
-    pointers; rows: bytes of each stage's rows.
+    groups: what annotating the parts of the sample cost, without the control.
+    control: what the whole sample cost once these rows were stored: the control, and all tables.
     """
+    factor = _Factor(
+        texts=(counts.distinct - counts.sampled) / counts.sampled,
+        control=counts.control / counts.sampled_control,
+        spread=_spread([cost.tokens for cost in groups]),
+    )
+    *stage_bytes, control_bytes = control.row_bytes
+    table_bytes = (
+        control.fixed_bytes * counts.shards
+        + sum(stage_bytes) / counts.sampled * counts.in_shards
+        + control_bytes * factor.control
+    )
+    group_tokens = sum(cost.tokens for cost in groups)
+    return LaneForecast(
+        lane=lane.key,
+        texts=counts.distinct,
+        sampled=counts.sampled,
+        tokens=factor.scaled(group_tokens, control.tokens),
+        bytes=factor.scaled(_stored_bytes(groups), _stored_bytes([control]), fixed=table_bytes),
+        seconds=factor.scaled(sum(cost.seconds for cost in groups), control.seconds),
+        spent=group_tokens + control.tokens,
+        shards=counts.shards,
+    )
+
+
+def _spread(group_tokens: Sequence[int]) -> float:
+    """Return half of the 95 % interval of a sum of such groups, as a share of the sum."""
+    standard_error: float = stdev(group_tokens) / GROUPS**0.5
+    average = mean(group_tokens)
+    return STUDENT * standard_error / (average or 1.0)
+
+
+class _Factor(NamedTuple):
+    """By how much the sample's cost is multiplied."""
+
+    texts: float  # for the texts that are not sampled
+    control: float  # for the control
+    spread: float  # half of the 95 % interval, as a share
+
+    def scaled(self, of_groups: float, of_control: float, fixed: float = 0) -> Range:
+        """Return the forecast, from what the groups and the control cost; `fixed` is added as it is."""
+        value = of_groups * self.texts + of_control * self.control + fixed
+        return Range(value, low=value * max(0.0, 1 - self.spread), high=value * (1 + self.spread))
+
+
+class _Cost(NamedTuple):
+    """What annotating texts cost."""
 
     tokens: int
     seconds: float
-    stored: Mapping[str, list[pl.DataFrame]]
-    fixed: int
-    rows: Sequence[int]
+    stored: Mapping[str, list[pl.DataFrame]]  # rows that were appended, by row store
+    fixed_bytes: int  # of the parts of all stages, without rows, and of their pointers
+    row_bytes: Sequence[int]  # of each stage's rows
 
 
-def _bytes(costs: Sequence[_Cost]) -> int:
-    """The bytes of what was stored, a file per row store, as after merging."""
-    names = dict.fromkeys(name for cost in costs for name in cost.stored)
-    frames = [[frame for cost in costs for frame in cost.stored.get(name, ())] for name in names]
-    return sum(len(parquet.encode(pl.concat(of_store))) for of_store in frames)
+def _stored_bytes(costs: Sequence[_Cost]) -> int:
+    """Return the bytes of the rows that were stored, with a file per row store, as after merging."""
+    frames_of: dict[str, list[pl.DataFrame]] = {}
+    for cost in costs:
+        for store, frames in cost.stored.items():
+            frames_of.setdefault(store, []).extend(frames)
+    return sum(len(parquet.encode(pl.concat(frames))) for frames in frames_of.values())
 
 
-def _annotated(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
-    """Annotate texts up to the last of the stages, as the only shard of a lake of its own."""
-    with trial(worker, lane, texts, stages, progress, worker.plan.lake) as made:
-        pointers = [one.table.pointer(ALL) for one in made.outputs]
-        lines = [pointer.encode(one.name, ALL) for pointer, one in zip(pointers, made.outputs, strict=True)]
-    empty = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]
+def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
+    """Run stages over texts, as the only shard of a lake in a temporary folder; computed rows are stored for good."""
+    with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
+        pointers = [output.table.pointer(ALL) for output in annotated.outputs]
+        lines = [pointer.encode(output.name, ALL) for pointer, output in zip(pointers, annotated.outputs, strict=True)]
+    empty_bytes = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]
+    row_bytes = []
+    for pointer, empty in zip(pointers, empty_bytes, strict=True):
+        row_bytes.append(sum(file.bytes - empty for file in pointer.files))
     return _Cost(
-        sum(token_count(report.work.tokens) for report in made.reports),
-        sum(report.seconds for report in made.reports),
-        made.appended,
-        sum(empty) + sum(map(len, lines)),
-        [sum(file.bytes - none for file in one.files) for one, none in zip(pointers, empty, strict=True)],
+        tokens=sum(token_count(report.work.tokens) for report in annotated.reports),
+        seconds=sum(report.seconds for report in annotated.reports),
+        stored=annotated.appended,
+        fixed_bytes=sum(empty_bytes) + sum(len(line) for line in lines),
+        row_bytes=row_bytes,
     )

@@ -1,8 +1,9 @@
 """heldout_texts: texts of C on which nothing is trained; they choose the checkpoint and measure its perplexity."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -44,22 +45,57 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     Rejected: word_too_long (a piece that cannot be cut to fit).
     """
-    plan, rejected, schema = worker.plan, Rejected(), output.stage.schema
-    cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    cuts = DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
+    cutting_shard = _ShardCutting(shard, cuts)
+    documents = removed_documents.documents(worker.plan, shard)
+    return PartRows(cutting_shard.frames(documents), cutting_shard.rejected, [cuts.name])
 
-    def frames() -> Iterator[pl.DataFrame]:
-        for documents in removed_documents.documents(plan, shard):
-            splits = pl.Series(map(split_of, documents["text"]), dtype=pl.String)
-            held = documents.filter(splits == HELDOUT)
-            for batch in held.iter_slices(raw_shards.BATCH):
-                pieces = cuts.of(list(batch.select("place", "text").iter_rows()))
-                texts = []
-                for digest, (fit, unfit) in zip(batch["digest"], pieces, strict=True):
-                    rejected[shard, "word_too_long"] += unfit
-                    texts += [(shard, digest, one.index, one.offset, one.text, text_digest(one.text)) for one in fit]
-                yield pl.DataFrame(texts, schema=schema, orient="row")
 
-    return PartRows(frames(), rejected, [cuts.name])
+class _HeldoutRow(NamedTuple):
+    """A row of the table; STAGE describes the columns."""
+
+    shard: str
+    digest: str
+    segment: int
+    offset: int
+    text: str
+    text_digest: str
+
+
+class _ShardCutting:
+    """The cutting of a shard's held-out documents; `rejected` is complete when `frames` is used up."""
+
+    def __init__(self, shard: str, cuts: DocumentCuts) -> None:
+        self.rejected: Rejected = Counter()
+        self._shard = shard
+        self._cuts = cuts
+
+    def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        """Yield the rows, in the order of the documents."""
+        for frame in documents:
+            splits = pl.Series([split_of(text) for text in frame["text"]], dtype=pl.String)
+            heldout = frame.filter(splits == HELDOUT)
+            for batch in heldout.iter_slices(raw_shards.BATCH):
+                yield pl.DataFrame(self._rows(batch), schema=STAGE.schema, orient="row")
+
+    def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
+        """Cut a batch of documents."""
+        rows = []
+        cut_documents = self._cuts.of(list(documents.select("place", "text").iter_rows()))
+        for digest, document in zip(documents["digest"], cut_documents, strict=True):
+            self.rejected[self._shard, "word_too_long"] += document.unfit_words
+            for segment in document.texts:
+                rows.append(
+                    _HeldoutRow(
+                        shard=self._shard,
+                        digest=digest,
+                        segment=segment.index,
+                        offset=segment.offset,
+                        text=segment.text,
+                        text_digest=text_digest(segment.text),
+                    )
+                )
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,65 +114,89 @@ def heldout_texts(plan: Plan) -> HeldoutTexts:
 
     The first ones choose, the last ones measure, so that neither number changes the other texts; each takes at most
     half. Names, sizes and order of shards change nothing. Texts that also stand in C*'s training texts, in another
-    document, are left out. Memory: hashes, a file of C* at a time, and the texts that are drawn. Raises MissingPart,
-    DamagedPart.
+    document, are left out.
+
+    Memory: hashes, a file of C* at a time, and the texts that are drawn. Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
-    order, choosing = _drawn(plan, texts)
-    measuring = order[-min(plan.settings.evaluation.perplexity_texts, len(order) - len(order) // 2) :]
-    wanted = texts.filter(pl.col("text_digest").is_in([*choosing, *measuring])).select("text_digest", "text")
-    by_digest = dict(wanted.collect().iter_rows())
-    return HeldoutTexts([by_digest[one] for one in choosing], [by_digest[one] for one in measuring])
+    drawn = _drawn(plan, texts)
+    second_half = len(drawn.untrained) - len(drawn.untrained) // 2
+    measuring = drawn.untrained[-min(plan.settings.evaluation.perplexity_texts, second_half) :]
+    is_needed = pl.col("text_digest").is_in([*drawn.choosing, *measuring])
+    text_of = dict(texts.filter(is_needed).select("text_digest", "text").collect().iter_rows())
+    return HeldoutTexts(
+        choosing=[text_of[digest] for digest in drawn.choosing],
+        measuring=[text_of[digest] for digest in measuring],
+    )
 
 
 def _texts(plan: Plan) -> pl.LazyFrame:
+    """Scan the held-out texts of all shards. Raises MissingPart where there are none."""
     table = plan.lake.table(NAME)
     if not table.parts():
         raise MissingPart(NAME, WHOLE)
     return table.scan()
 
 
-def _drawn(plan: Plan, texts: pl.LazyFrame) -> tuple[list[str], list[str]]:
-    """Return the hashes of the texts that are not trained on, in order, and those of them that choose."""
-    corpus = corpus_batches(plan.lake)
-    trained = {text_digest(text) for batch in corpus for text in batch.filter(pl.col("split") == TRAIN)["text"]}
+class _Drawn(NamedTuple):
+    """Held-out texts by their hashes, in the order of these."""
+
+    untrained: list[str]  # all that stand in no training text
+    choosing: list[str]  # the first of them, on which the checkpoint is chosen
+
+
+def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
+    """Return which of the held-out `texts` may be used, and which choose the checkpoint: at most half, at least one."""
+    training_texts: set[str] = set()  # hashes
+    for batch in corpus_batches(plan.lake):
+        training_texts.update(text_digest(text) for text in batch.filter(pl.col("split") == TRAIN)["text"])
     digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
-    order = digests.filter(~digests.is_in(trained)).to_list()
-    return order, order[: min(plan.settings.training.heldout_texts, max(len(order) // 2, 1))]  # one alone does both
+    untrained = digests.filter(~digests.is_in(training_texts)).to_list()
+    most = max(len(untrained) // 2, 1)  # a single text chooses and measures
+    return _Drawn(untrained, choosing=untrained[: min(plan.settings.training.heldout_texts, most)])
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
     """Draw `evaluation.perplexity_texts` distinct held-out documents: (shard, digest, text_digests).
 
-    None of their texts stands in a training text of C*. None chooses the checkpoint either, unless every such document
+    `text_digests`: the hashes of a document's texts, in order, with a space between two.
+
+    None of the texts stands in a training text of C*. None chooses the checkpoint either, unless every such document
     has one that does. Memory: hashes. Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
-    order, choosing = _drawn(plan, texts)
+    drawn = _drawn(plan, texts)
     hashed = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
     grouped = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
+    # Equal documents have the same texts: the first of them stands for all.
     distinct = grouped.sort("text_digests", "shard", "digest").unique("text_digests", keep="first", maintain_order=True)
+    documents = _made_of(distinct, set(drawn.untrained) - set(drawn.choosing))
+    if documents.is_empty():
+        documents = _made_of(distinct, set(drawn.untrained))
+    return documents.tail(plan.settings.evaluation.perplexity_texts)
 
-    def of_texts(allowed: set[str]) -> pl.DataFrame:
-        whole = [allowed.issuperset(digests.split()) for digests in distinct["text_digests"]]
-        return distinct.filter(pl.Series(whole, dtype=pl.Boolean))
 
-    left = of_texts({*order} - {*choosing})
-    return (of_texts({*order}) if left.is_empty() else left).tail(plan.settings.evaluation.perplexity_texts)
+def _made_of(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
+    """Return those of `documents` (text_digests and other columns) of which every text is an allowed one, by hash."""
+    is_allowed = [allowed_texts.issuperset(digests.split()) for digests in documents["text_digests"]]
+    return documents.filter(pl.Series(is_allowed, dtype=pl.Boolean))
 
 
 def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
-    """Read the whole texts of `documents` (shard, digest). Raises MissingPart, DamagedPart."""
-    return [
-        text
-        for (shard,), named in documents.group_by("shard", maintain_order=True)
-        for batch in raw_shards.documents(plan, str(shard))
-        for text in batch.join(named, on="digest", how="semi", maintain_order="left")["text"]
-    ]
+    """Return the whole texts of `documents` (shard, digest), shard by shard. Raises MissingPart, DamagedPart."""
+    texts: list[str] = []
+    for (shard,), digests in documents.group_by("shard", maintain_order=True):
+        for batch in raw_shards.documents(plan, str(shard)):
+            drawn = batch.join(digests, on="digest", how="semi", maintain_order="left")
+            texts += drawn["text"].to_list()
+    return texts
 
 
 def too_few(texts: int, purpose: str) -> str | None:
-    """Return a warning where fewer than MINIMUM texts were drawn; None where there are enough."""
+    """Return a warning where fewer than MINIMUM texts were drawn; None where there are enough.
+
+    purpose: what they do, as a verb with its object: "choose the checkpoint".
+    """
     if texts >= MINIMUM:
         return None
     return (

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -37,7 +37,8 @@ from toolformer_dag.tools.tool import OverBudget, blamed
 
 SMALLEST = 16
 """Texts of fewer tokens hold no context worth a call."""
-Row = tuple[str, str, str, int, int, str, str, str, str]
+CALL_BRACKET_TOKENS = 4
+"""The most tokens that a tokenizer has for " [", which begins a call."""
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
@@ -57,18 +58,21 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def _routing(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines which texts are the tool's among those of others; nothing where it gets all."""
+    """Return what determines which texts are routed to the tool; nothing where it gets all (`_Selection`)."""
     if not lane.tool.routed or not plan.routed:
         return {}
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
-    """Return the most tokens n of a text: |P| + 2n and a call fit the context, and n is at most `segment_tokens`.
+    """Return the most tokens that a text may have: a sampling prompt, the text twice and a call fit the context.
 
-    `prompt_tokens`: everything of P(x) but the text itself. Raises UserError where fewer than 16 would be left.
+    segment_tokens: the most that is asked for, whatever fits.
+    prompt_tokens: everything of the prompt P(x) but the text x, which the model writes again after it.
+
+    Raises UserError where fewer than SMALLEST tokens would be left.
     """
-    call_tokens = max_call_tokens + 4  # the tokens of " [", of which there are up to four
+    call_tokens = max_call_tokens + CALL_BRACKET_TOKENS
     room = (context_length - prompt_tokens - call_tokens) // 2
     if room < SMALLEST:
         raise UserError(
@@ -81,114 +85,211 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Choose the texts of a shard that hold no call of this tool yet.
 
-    Of more than `texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts are treated
-    alike, a larger number adds texts and drops none; so it is with `documents_per_shard`, before anything is cut.
-    Rejected, with reasons: document_not_sampled, document_not_wanted, text_not_wanted, fits_other_tools, holds_call,
-    word_too_long (a piece that cannot be cut to fit), over_budget (a document or text that costs the tool's rule too
-    much work), not_sampled.
-    Calls of other tools are refused where lanes meet, in C*. Raises ToolDown where a rule fails,
-    UserError where too little room is left.
+    Of more than `corpus.texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts are
+    treated alike, and a larger number adds texts and drops none. So it is with `corpus.documents_per_shard`, before
+    anything is cut.
+
+    Rejected:
+    - document_not_sampled, not_sampled: a document or a text beyond these numbers
+    - document_not_wanted, text_not_wanted: by the tool's rule
+    - fits_other_tools: the text was routed to other tools
+    - holds_call: the text holds a call of this tool. Calls of other tools are refused where lanes meet, in C*
+    - word_too_long: a piece that cannot be cut to fit
+    - over_budget: a document or text that costs the tool's rule too much work
+
+    Raises ToolDown where a rule fails, UserError where too little room is left for a text.
     """
     from toolformer_dag.model.loading import context_length, load_config
 
-    plan, encoding = worker.plan, worker.encoding()
+    plan = worker.plan
     corpus = plan.settings.corpus
-    budget = text_budget(
+    encoding = worker.encoding()
+    max_tokens = text_budget(
         segment_tokens=corpus.segment_tokens,
         context_length=context_length(load_config(plan.settings.model)),
         prompt_tokens=len(encoding.head(output.lane.tool.prompt)) + len(encoding.output),
         max_call_tokens=plan.settings.sampling.max_call_tokens,
     )
-    cuts = DocumentCuts(worker, budget, encoding.lengths)
-    choice = _Choice(output, cuts, encoding.lengths)
+    cuts = DocumentCuts(worker, max_tokens, encoding.lengths)
+    selection = _Selection(output, cuts, encoding.lengths)
     documents = removed_documents.documents(plan, shard)
     if corpus.documents_per_shard is not None:
-        hashed = (
-            batch.with_columns(text_digest=pl.Series(map(text_digest, batch["text"]), dtype=pl.String))
-            for batch in documents
-        )
-        sampled = _smallest(hashed, corpus.documents_per_shard, "document_not_sampled", choice.rejected)
-        documents = (batch.drop("text_digest") for batch in sampled)
-    batches = (batch for rows in documents for batch in rows.iter_slices(raw_shards.BATCH))
-    frames: Iterator[pl.DataFrame] = (choice.texts(batch) for batch in batches)
+        documents = _sampled_documents(documents, corpus.documents_per_shard, selection.rejected)
+    texts = selection.frames(documents)
     if corpus.texts_per_shard is not None:
-        frames = _smallest(frames, corpus.texts_per_shard, "not_sampled", choice.rejected)
-    return PartRows(frames, choice.rejected, [cuts.name])
+        texts = _smallest_hashes(texts, limit=corpus.texts_per_shard, reason="not_sampled", rejected=selection.rejected)
+    return PartRows(texts, selection.rejected, [cuts.name])
 
 
-class _Choice:
-    """The texts one tool wants; counts those it does not."""
+class _PlacedDocument(NamedTuple):
+    """A document and its place, under which its cuts are stored (see `raw_shards.documents`)."""
 
-    def __init__(self, output: TableOutput, cuts: DocumentCuts, count: TokenCounter) -> None:
+    place: str
+    document: Document
+
+
+class _SelectedText(NamedTuple):
+    """A row of the table, but for its `tokens`; STAGE describes the columns."""
+
+    tool: str
+    shard: str
+    digest: str
+    segment: int
+    offset: int
+    text: str
+    text_digest: str
+    wanted: str
+    context: str
+
+
+class _Selection:
+    """Selects the texts that one tool wants; `rejected` counts what it does not, and grows with `frames`.
+
+    A tool that is routed shares the texts with the others that are: each text goes to the few whose descriptions it
+    fits best (BM25). Any other tool has a rule, its `wants`.
+    """
+
+    def __init__(self, output: TableOutput, cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
         self.rejected: Rejected = Counter()
-        self._schema, self._tool, self._cuts, self._count = output.stage.schema, output.lane.tool, cuts, count
+        self._schema = output.stage.schema
+        self._tool = output.lane.tool
+        self._cuts = cuts
+        self._count_tokens = count_tokens
         self._identifier = Identifier(None)
-        routed = output.plan.routed if output.lane.tool.routed else ()
-        self._router, self._most = Router(routed) if routed else None, output.plan.settings.corpus.tools_per_text
+        self._tools_per_text = output.plan.settings.corpus.tools_per_text
+        self._router: Router | None = None  # None for a tool that has a rule
+        if self._tool.routed and output.plan.routed:
+            self._router = Router(output.plan.routed)
 
-    def texts(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Return the wanted texts of a batch of documents."""
+    def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        """Yield the rows of the table, in the order of the documents."""
+        for frame in documents:
+            for batch in frame.iter_slices(raw_shards.BATCH):
+                yield self._texts(batch)
+
+    def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows of a batch of documents."""
         if self._tool.asks_language:
             documents = self._with_language(documents)
-        read = [(row.pop("place"), Document(**row)) for row in documents.iter_rows(named=True)]
-        wanted = [one for one in read if self._ruled("wants_document", one[1], "document_not_wanted", one[1])]
-        cut = self._cuts.of([(place, document.text) for place, document in wanted])
-        rows = [row for (_, document), texts in zip(wanted, cut, strict=True) for row in self._of(document, *texts)]
-        counts = self._count([text for *_, text, _, _, _ in rows])
-        table = [(*row, tokens) for row, tokens in zip(rows, counts, strict=True)]
-        return pl.DataFrame(table, schema=self._schema, orient="row")
+        wanted = self._wanted_documents(documents)
+        cut_documents = self._cuts.of([(place, document.text) for place, document in wanted])
+        rows: list[_SelectedText] = []
+        for (_, document), (texts, unfit_words) in zip(wanted, cut_documents, strict=True):
+            self.rejected[document.shard, "word_too_long"] += unfit_words
+            rows += self._selected(document, texts)
+        token_counts = self._count_tokens([row.text for row in rows])
+        row_schema = {name: self._schema[name] for name in _SelectedText._fields}
+        frame = pl.DataFrame(rows, schema=row_schema, orient="row")
+        return frame.with_columns(tokens=pl.Series(token_counts, dtype=self._schema["tokens"]))
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Identify the language of the documents for which the corpus names none."""
-        lacking = documents["language"].is_null()
-        languages = self._identifier.identify(documents["text"].filter(lacking).to_list())
-        labels = pl.Series([one.label for one in languages], dtype=pl.String)
-        return documents.with_columns(language=documents["language"].scatter(lacking.arg_true(), labels))
+        is_unnamed = documents["language"].is_null()
+        identified = self._identifier.identify(documents["text"].filter(is_unnamed).to_list())
+        labels = pl.Series([language.label for language in identified], dtype=pl.String)
+        return documents.with_columns(language=documents["language"].scatter(is_unnamed.arg_true(), labels))
 
-    def _of(self, document: Document, pieces: Sequence[Segment], unfit: int) -> Iterator[Row]:
-        self.rejected[document.shard, "word_too_long"] += unfit
-        context = self._asked("context", document) or ""
-        for piece in paragraphs(pieces) if self._tool.by_paragraph else pieces:
-            if holds_call(piece.text, [self._tool.name]):
-                self.rejected[document.shard, "holds_call"] += 1
-            elif wanted := self._wanted(document, piece.text):
-                place = (self._tool.key, document.shard, document.digest, piece.index, piece.offset)
-                yield (*place, piece.text, text_digest(piece.text), wanted, context)
-
-    def _wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool wants the text: its rule, or how well it fits (BM25); count those it does not want."""
-        if self._router is None:
-            return self._ruled("wants", document, "text_not_wanted", text, document)
-        score = self._router.top(text, self._most).get(self._tool.key)
-        if score is None:
-            self.rejected[document.shard, "fits_other_tools"] += 1
-        return None if score is None else f"fits {score:.1f}"
-
-    def _ruled(self, rule: str, document: Document, otherwise: str, *arguments: object) -> str | None:
-        """Ask a rule of the tool; count `otherwise` where it says nothing, over_budget where it gives up."""
-        try:
-            wanted = self._asked(rule, *arguments)
-        except OverBudget:
-            wanted, otherwise = None, "over_budget"
-        if not wanted:
-            self.rejected[document.shard, otherwise] += 1
+    def _wanted_documents(self, documents: pl.DataFrame) -> list[_PlacedDocument]:
+        """Return the documents that the tool's rule for documents wants; count the others."""
+        wanted = []
+        for row in documents.iter_rows(named=True):
+            place = row.pop("place")
+            document = Document(**row)
+            if self._by_rule("wants_document", document, document, otherwise="document_not_wanted"):
+                wanted.append(_PlacedDocument(place, document))
         return wanted
 
-    def _asked(self, member: str, *arguments: object) -> str | None:
-        """Call a member of the tool. Raises ToolDown where it fails or returns neither a text nor None, OverBudget."""
-        with blamed(self._tool, member):
-            answer = getattr(self._tool, member)(*arguments)
+    def _selected(self, document: Document, texts: Sequence[Segment]) -> Iterator[_SelectedText]:
+        """Yield the texts of a document that the tool gets, by paragraph where it asks for these; count the others."""
+        context = self._ask_tool("context", document) or ""
+        if self._tool.by_paragraph:
+            texts = paragraphs(texts)
+        for segment in texts:
+            if holds_call(segment.text, [self._tool.name]):
+                self.rejected[document.shard, "holds_call"] += 1
+                continue
+            why = self._why_wanted(document, segment.text)
+            if why:
+                yield _SelectedText(
+                    tool=self._tool.key,
+                    shard=document.shard,
+                    digest=document.digest,
+                    segment=segment.index,
+                    offset=segment.offset,
+                    text=segment.text,
+                    text_digest=text_digest(segment.text),
+                    wanted=why,
+                    context=context,
+                )
+
+    def _why_wanted(self, document: Document, text: str) -> str | None:
+        """Return why the tool gets the text: what its rule says, or how well the text fits it.
+
+        None, or an empty text, where it does not get the text, which is then counted.
+        """
+        if self._router is None:
+            return self._by_rule("wants", document, text, document, otherwise="text_not_wanted")
+        scores = self._router.top(text, self._tools_per_text)  # of the tools that get the text
+        if self._tool.key not in scores:
+            self.rejected[document.shard, "fits_other_tools"] += 1
+            return None
+        return f"fits {scores[self._tool.key]:.1f}"
+
+    def _by_rule(self, rule: str, document: Document, *arguments: object, otherwise: str) -> str | None:
+        """Return why a rule of the tool wants something in a document.
+
+        rule, arguments: the tool's method, and what it gets.
+
+        Where it wants nothing, that is counted as `otherwise`; where it gives up, as over_budget.
+        """
+        try:
+            why = self._ask_tool(rule, *arguments)
+        except OverBudget:
+            self.rejected[document.shard, "over_budget"] += 1
+            return None
+        if not why:
+            self.rejected[document.shard, otherwise] += 1
+        return why
+
+    def _ask_tool(self, method: str, *arguments: object) -> str | None:
+        """Call a method of the tool, which is another's code, and return its answer.
+
+        Raises ToolDown where it fails or returns neither a text nor None, and OverBudget.
+        """
+        with blamed(self._tool, method):
+            answer = getattr(self._tool, method)(*arguments)
             if answer is not None and not isinstance(answer, str):
                 raise TypeError(f"it returned a {type(answer).__name__}, neither a text nor None")
             return answer and str(answer.encode(), "utf-8")
 
 
-def _smallest(frames: Iterator[pl.DataFrame], limit: int, reason: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """The rows in their order; of more than `limit` distinct texts those with the smallest hashes, which it holds."""
-    kept: list[pl.DataFrame] = []
+def _sampled_documents(documents: Iterator[pl.DataFrame], limit: int, rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """Yield at most `limit` distinct documents, those with the smallest hashes; count the others in `rejected`."""
+    hashed = _with_digests(documents)
+    for sample in _smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
+        yield sample.drop("text_digest")
+
+
+def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Yield batches of documents with the hashes of their texts in the column `text_digest`."""
+    for batch in documents:
+        digests = [text_digest(text) for text in batch["text"]]
+        yield batch.with_columns(text_digest=pl.Series(digests, dtype=pl.String))
+
+
+def _smallest_hashes(
+    frames: Iterator[pl.DataFrame], *, limit: int, reason: str, rejected: Rejected
+) -> Iterator[pl.DataFrame]:
+    """Yield, in one frame, the rows with the `limit` smallest of all values of `text_digest`, in their order.
+
+    The other rows are counted in `rejected` under `reason` when the frames are read. Memory: the rows that stay.
+    """
+    kept: list[pl.DataFrame] = []  # of the frames so far; empty before the first, else a single frame
     for frame in frames:
-        ranked = pl.concat([*kept, frame]).with_columns(rank=pl.col("text_digest").rank("dense"))
-        rejected.update(counted(ranked.filter(pl.col("rank") > limit).with_columns(reason=pl.lit(reason))))
+        candidates = pl.concat([*kept, frame])
+        ranked = candidates.with_columns(rank=pl.col("text_digest").rank("dense"))  # equal hashes have the same rank
+        beyond_limit = ranked.filter(pl.col("rank") > limit)
+        rejected.update(counted(beyond_limit.with_columns(reason=pl.lit(reason))))
         kept = [ranked.filter(pl.col("rank") <= limit).drop("rank")]
     yield from kept
 

@@ -13,20 +13,24 @@ from toolformer_dag.pipeline import heuristic_subset
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: texts and kept calls of the project that this one starts from."""
     assert plan.start is not None
-    before = plan.start.lane_of(lane.tool).key
-    return (f"{before}/heuristic_subset", f"{before}/filtered_calls")
+    earlier_lane = plan.start.lane_of(lane.tool).key
+    return (f"{earlier_lane}/heuristic_subset", f"{earlier_lane}/filtered_calls")
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells the versions of a shard's texts and kept calls, by the tables' whole names."""
+    """Return a function from a shard to the versions of its texts and kept calls, by the tables' whole names."""
     return versions({name: output.plan.lake.table(name) for name in output.depends_on})
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Leave out the texts with kept calls. Rejected: kept_before."""
-    texts, kept = (output.plan.lake.table(name).read(shard) for name in output.depends_on)
-    left = texts.join(kept, on=TEXT_KEY, how="anti", maintain_order="left").with_columns(tool=pl.lit(output.lane.key))
-    return PartRows([left], Rejected({(shard, "kept_before"): texts.height - left.height}))
+    """Return the texts of a shard in which the earlier project kept no call. Rejected: kept_before."""
+    texts_name, kept_name = output.depends_on  # as `reads` returns them
+    lake = output.plan.lake
+    texts = lake.table(texts_name).read(shard)
+    kept_calls = lake.table(kept_name).read(shard)
+    left_over = texts.join(kept_calls, on=TEXT_KEY, how="anti", maintain_order="left")
+    rejected = Rejected({(shard, "kept_before"): texts.height - left_over.height})
+    return PartRows([left_over.with_columns(tool=pl.lit(output.lane.key))], rejected)
 
 
 STAGE = replace(

@@ -21,7 +21,7 @@ from toolformer_dag.computing.stage import (
     counted,
 )
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.pipeline.chained_candidates import ahead, finished
+from toolformer_dag.pipeline.chained_candidates import finished, units_ahead
 from toolformer_dag.pipeline.losses import (
     compute_losses,
     losses_finite,
@@ -43,91 +43,125 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 def tool_settings(lane: Lane) -> Mapping[str, Any]:
     """Return what determines the calls that a lane's tool keeps out."""
     settings = {"version": lane.tool.version, "identity": lane.identity()}
-    reasons = lane.tool.kept_out_version
-    return {**settings, "kept_out": reasons} if reasons else settings
+    reasons_version = lane.tool.kept_out_version
+    return {**settings, "kept_out": reasons_version} if reasons_version else settings
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the losses of every candidate call of a shard that is to be scored, and of its echo."""
-    texts, calls = _calls(output, shard)
-    scored = calls.filter(pl.col("unfit").is_null())
-    return planned_losses(worker, output, pl.concat([scored, _echoes(scored)]), texts, claimed)
+    texts = output.lane_table("heuristic_subset").read(shard)
+    calls = _calls_with_results(output, shard, texts)
+    to_score = calls.filter(pl.col("unfit").is_null())
+    with_echoes = pl.concat([to_score, _echoes(to_score)])
+    return planned_losses(worker, output, with_echoes, texts, claimed)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return one row per candidate call that has a result.
 
-    `reason` marks what may not stay whatever its delta. Not scored: looks_ahead; same_result, where a rule proposed a
-    call with this result at this place before; words_not_held and no_echo, where the call's result, or that of its
-    echo, does not hold what the rule saw after the call. Scored: does_not_fit and not_finite (the losses of both are
-    null), and those of `Tool.kept_out`, such as tool_keeps_out and no_operation.
+    `reason` marks what may not stay whatever its delta.
+
+    Not scored:
+    - looks_ahead: the input names what the text says only later
+    - same_result: a rule proposed a call with this result at this place before
+    - words_not_held, no_echo: the call's result, or that of its echo, does not hold what the rule saw after the call
+
+    Scored:
+    - does_not_fit, not_finite: the losses of the call are null
+    - those of `Tool.kept_out`, such as tool_keeps_out and no_operation
+
+    `echo` is by how much the call helps more than its echo: the same call with the result of another input that holds
+    the words that the rule saw. It is null where a rule saw none.
     """
-    texts, calls = _calls(output, shard)
-    fit = calls.filter(pl.col("unfit").is_null())
-    scored, stores = with_losses(worker, output, fit)
-    echoes, _ = with_losses(worker, output, _echoes(fit))
-    gained = pl.min_horizontal("loss_empty", "loss_call") - pl.col("loss_echo")
-    losses = echoes.select(*CALL_KEY, loss_echo="loss_result")
-    scored = scored.join(losses, on=CALL_KEY, how="left", maintain_order="left").with_columns(echo=gained)
-    return marked(output, texts, calls, scored, stores)
+    texts = output.lane_table("heuristic_subset").read(shard)
+    calls = _calls_with_results(output, shard, texts)
+    to_score = calls.filter(pl.col("unfit").is_null())
+    scored = with_losses(worker, output, to_score)
+    echoes = with_losses(worker, output, _echoes(to_score)).calls.select(*CALL_KEY, loss_echo="loss_result")
+    loss_minus = pl.min_horizontal("loss_empty", "loss_call")
+    with_echo = scored.calls.join(echoes, on=CALL_KEY, how="left", maintain_order="left")
+    with_echo = with_echo.with_columns(echo=loss_minus - pl.col("loss_echo"))
+    unscored = calls.filter(pl.col("unfit").is_not_null())
+    return scored_rows(output, texts, scored=with_echo, unscored=unscored, stores=scored.stores)
 
 
-def marked(
-    output: TableOutput, texts: pl.DataFrame, calls: pl.DataFrame, scored: pl.DataFrame, stores: Sequence[str]
+def scored_rows(
+    output: TableOutput, texts: pl.DataFrame, *, scored: pl.DataFrame, unscored: pl.DataFrame, stores: Sequence[str]
 ) -> PartRows:
-    """Return the rows: `scored`, with those that their tool keeps out, and of `calls` those that are `unfit`."""
-    by_digest = dict(texts.select("text_digest", "text").iter_rows())
-    tools = {one.key: one.tool for one in output.lane.chainable.values()}
-    reasons = list[str | None]()
-    for key, digest, place, offset, call in scored.select(
-        "called", "text_digest", "char_offset", "offset", "input"
-    ).iter_rows():
-        with blamed(tools[key], "keeps"):
-            reasons.append(tools[key].kept_out(by_digest[digest], place - offset, call))
-    kept_out = pl.Series("kept_out", reasons, dtype=pl.String)
-    reasoned = scored.with_columns(pl.coalesce("reason", kept_out).alias("reason"))
-    unscored = calls.filter(pl.col("unfit").is_not_null()).with_columns(reason="unfit")
-    table = output.stage.shaped(pl.concat([reasoned, unscored], how="diagonal")).sort(CALL_KEY)
+    """Return the rows of calls, of single ones and of chains.
+
+    texts: text_digest and text of at least the texts of the scored calls.
+    scored: FINISHED, the losses, and `reason`, to which what the tools keep out is added.
+    unscored: FINISHED, and `unfit`, why they were not scored.
+    stores: the names of the row stores that the losses come from.
+    """
+    scored = scored.with_columns(reason=pl.coalesce("reason", _kept_out(output.lane, texts, scored)))
+    unscored = unscored.with_columns(reason="unfit")
+    table = output.stage.shaped(pl.concat([scored, unscored], how="diagonal")).sort(CALL_KEY)
     return PartRows([table], counted(table), stores, facts={MADE_BY: STAGE.name})
 
 
-def _calls(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The texts, and the calls that have a result, with the result of their echo and why they are not scored."""
-    lane = output.lane
-    texts = output.lane_table("heuristic_subset").read(shard)
-    calls = finished(output, shard, 1)
-    answers = output.lane_table("tool_results").read(shard).select("context", words="input", echoed="result")
-    calls = calls.join(answers, on=("words", "context"), how="left", maintain_order="left")
-    calls = calls.with_columns(ahead=ahead(lane, texts, calls))
-    reasons = {
+def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
+    """Return for each of the calls why its tool keeps it out, whatever its delta; null for those that it does not.
+
+    Raises ToolDown where a tool fails.
+    """
+    text_of = dict(texts.select("text_digest", "text").iter_rows())
+    tool_of = {called.key: called.tool for called in lane.chainable.values()}
+    place_in_text = pl.col("char_offset") - pl.col("offset")
+    reasons: list[str | None] = []
+    for called, digest, place, input in calls.select("called", "text_digest", place_in_text, "input").iter_rows():
+        tool = tool_of[called]
+        with blamed(tool, "keeps"):
+            reasons.append(tool.kept_out(text_of[digest], place, input))
+    return pl.Series(reasons, dtype=pl.String)
+
+
+def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of a shard that have a result.
+
+    Columns: FINISHED; `echoed`, the result of the call's echo; `ahead`, see `units_ahead`; and `unfit`, why the call is
+    not scored, null for one that is.
+
+    texts: the shard's rows of heuristic_subset.
+    """
+    calls = finished(output, shard, level=1)
+    # The echo of a call is the call whose input are its `words`, in the same context.
+    echoes = output.lane_table("tool_results").read(shard).select("context", words="input", echoed="result")
+    calls = calls.join(echoes, on=("words", "context"), how="left", maintain_order="left")
+    calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
+    is_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
+    is_unfit = {
         "looks_ahead": pl.col("ahead").is_not_null(),
-        "words_not_held": ~_holds("result"),
-        "no_echo": ~(_holds("echoed") & (pl.col("echoed") != pl.col("result"))),
-        "same_result": _repeats(),
+        "words_not_held": ~_holds_words("result"),
+        "no_echo": ~is_echo,
+        "same_result": _repeats_result(),
     }
-    unfit = pl.coalesce(pl.when(which).then(pl.lit(reason)) for reason, which in reasons.items())
-    return texts, calls.with_columns(unfit=unfit)
+    # The first reason that holds counts.
+    unfit = pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in is_unfit.items())
+    return calls.with_columns(unfit=unfit)
 
 
-def _holds(result: str) -> pl.Expr:
-    """Whether a result holds the words that a rule saw; null without such words."""
-    return (
-        pl.col(result).fill_null("").str.to_lowercase().str.contains(pl.col("words").str.to_lowercase(), literal=True)
-    )
+def _holds_words(result: str) -> pl.Expr:
+    """Return whether the result in a column holds the `words` that a rule saw, in any case; null without words."""
+    lower_result = pl.col(result).fill_null("").str.to_lowercase()
+    return lower_result.str.contains(pl.col("words").str.to_lowercase(), literal=True)
 
 
-def _repeats() -> pl.Expr:
-    """Whether another call at the place has the result, and a rule proposed it, before this one if a rule did too.
+def _repeats_result() -> pl.Expr:
+    """Return whether a call has the result of another at its place that a rule proposed, and is not the first of those.
 
     The loss tells results apart, not inputs: among calls with equal results it would choose by noise.
     """
-    ruled, group = pl.col("source") == RULE, (*TEXT_KEY, "position", "result")
-    first = pl.when(ruled).then("sample").max().over(group)  # from -1 down
-    return pl.col("sample") != first
+    by_rule = pl.col("source") == RULE
+    calls_with_result = (*TEXT_KEY, "position", "result")
+    # Numbers of proposed calls count down from -1: the largest is the first. Null where no rule proposed the result.
+    first_by_rule = pl.when(by_rule).then("sample").max().over(calls_with_result)
+    return pl.col("sample") != first_by_rule
 
 
 def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
-    """The calls that have an echo, with its result."""
+    """Return the calls that have an echo, with the result of the echo in place of theirs."""
     return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 
 

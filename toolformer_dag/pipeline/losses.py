@@ -1,9 +1,12 @@
-"""Losses that are computed once: one row per distinct (text, position, input, result) of a lane under one model."""
+"""Losses of single calls, computed once: one row per distinct (text, position, input, result) of a lane and a model.
+
+The losses are those of the paper, section 2, "Filtering API Calls". Those of chains are in chained_losses.py.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -18,6 +21,7 @@ from toolformer_dag.settings.setting_types import determining
 METHOD = 3
 """Raised when the same model would give other losses; a golden test notices where it was not."""
 KEY = ("text_digest", "position", "input", "result")
+"""A call with its result at a position of a text: what its losses are stored under."""
 AROUND = 12
 """Tokens beside the text and what a call holds, for estimates: its name and marks, and those of the window."""
 LOSSES = pl.Schema(
@@ -32,12 +36,26 @@ LOSSES = pl.Schema(
         "reason": pl.String(),
     }
 )
+"""Columns of the stored losses, in nats: L_i(empty), L_i(e(c)) and L_i(e(c, r)); `reason` says why they are null."""
+
+
+class _Losses(NamedTuple):
+    """The losses of a call as they are stored: all null where there is a reason."""
+
+    loss_empty: float | None
+    loss_call: float | None
+    loss_result: float | None
+    reason: str | None
 
 
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines a loss beside text, position, input and result."""
-    weights, model = list(WINDOW_WEIGHTS), plan.identity_of("judge")
-    return {"method": METHOD, "window_weights": weights, "model": model, "tool": lane.tool.name}
+    return {
+        "method": METHOD,
+        "window_weights": list(WINDOW_WEIGHTS),
+        "model": plan.identity_of("judge"),
+        "tool": lane.tool.name,
+    }
 
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
@@ -45,31 +63,50 @@ def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
     return {**losses_identity(plan, lane), **determining(plan.settings.filtering, but=("score", "cost_weight"))}
 
 
-def loss_stores(worker: Worker, lane: Lane) -> tuple[RowStore, RowStore]:
-    """Open the losses of a lane under the plan's model, and those of calls without L(c).
+class CallsWithLosses(NamedTuple):
+    """Calls with their losses, and the names of the row stores that the losses come from."""
 
-    Under a lower floor, or none, the second ones are computed again with it.
+    calls: pl.DataFrame
+    stores: list[str]
+
+
+class LossStores(NamedTuple):
+    """The row stores of a lane's losses under the plan's model.
+
+    A call is in `bounds` where L(c) was not computed, because delta is below `filtering.loss_floor` without it. Under a
+    lower floor, or none, such losses are computed again, and are then in `whole` too.
     """
+
+    whole: RowStore
+    bounds: RowStore
+
+
+def loss_stores(worker: Worker, lane: Lane) -> LossStores:
+    """Open the losses of a lane."""
     identity = losses_identity(worker.plan, lane)
-    whole = worker.lane_rows(lane, "losses", identity, KEY, LOSSES)
-    bounds = worker.lane_rows(lane, "loss_bounds", identity, KEY, LOSSES)
-    return whole, bounds
+    return LossStores(
+        whole=worker.lane_rows(lane, "losses", identity, KEY, LOSSES),
+        bounds=worker.lane_rows(lane, "loss_bounds", identity, KEY, LOSSES),
+    )
 
 
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the losses stored under `keys`; under a floor, loss_call is null wherever it cannot matter.
+    """Return the losses (LOSSES) stored under `keys` (KEY).
 
-    They are the same whatever was stored before the floor was set.
+    Under a floor, loss_call is null wherever L_i(empty) - L_i(e(c, r)), the largest possible delta, is below it. So the
+    result is the same whatever was stored before the floor was set.
     """
-    losses, bounds = loss_stores(worker, lane)
-    whole = losses.stored(keys)
+    stores = loss_stores(worker, lane)
+    whole = stores.whole.stored(keys)
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
         return whole
-    bounded = bounds.stored(keys.join(whole, on=KEY, how="anti"))
-    matters = ~(pl.col("loss_empty") - pl.col("loss_result") < floor)
-    hidden = whole.with_columns(loss_call=pl.when(matters).then("loss_call"))
-    return pl.concat([hidden, bounded.filter(~matters)])
+    reaches_floor = pl.col("loss_empty") - pl.col("loss_result") >= floor
+    whole = whole.with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
+    # Losses without L(c) are enough below the floor; above it they count as missing and are computed again.
+    keys_without = keys.join(whole, on=KEY, how="anti")
+    bounds = stores.bounds.stored(keys_without).filter(~reaches_floor)
+    return pl.concat([whole, bounds])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +122,63 @@ def planned_losses(
 ) -> Planned:
     """Plan the losses of `calls` (KEY and other columns) that are not stored. Counts distinct losses.
 
-    Candidates of a text that share position, input and result share one computation.
+    texts: text_digest and text of at least the texts of the calls.
+    claimed: losses that earlier shards of this run compute already; the planned ones are added.
+
+    Calls of a text that share position, input and result share one computation.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
-    store, _ = loss_stores(worker, output.lane)
-    lacking = store.missing(keys)
-    if worker.plan.settings.filtering.loss_floor is not None:
-        lacking = lacking.join(stored_losses(worker, output.lane, lacking), on=KEY, how="anti", maintain_order="left")
-    missing = claim(claimed, store.name, lacking)
-    tokens = loss_tokens(pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes())
-    distinct = keys.group_by("text_digest", maintain_order=True).agg(tokens=tokens)
-    stored = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
-    whole = ~pl.col("text_digest").is_in(stored.implode())
-    lacking = missing.select("text_digest").unique().with_columns(whole=whole)
-    by_digest = texts.select("text_digest", "text").unique("text_digest")
-    chunks = [
-        Chunk(
-            batch.height,
-            LossChunk(
-                missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
-                by_digest.join(batch, on="text_digest", how="semi"),
-            ),
-            float(batch["tokens"].sum()),
-        )
-        for batch in text_chunks(distinct, lacking, *chunk_limits(worker.plan, "judge"))
-    ]
-    work = Work(computed=Counter(losses=missing.height), reused=Counter(losses=keys.height - missing.height))
-    return Planned(chunks, work)
+    store = loss_stores(worker, output.lane).whole
+    missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
+    work = Work(
+        computed=Counter(losses=missing.height),
+        reused=Counter(losses=keys.height - missing.height),
+    )
+    return Planned(_chunks(worker.plan, keys, missing, texts), work)
 
 
-def loss_tokens(call: pl.Expr) -> pl.Expr:
-    """Estimate what the losses of a text's calls run, of `position` and the bytes of each `call`.
+def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls (KEY) whose losses have to be computed; under a floor, losses without L(c) may be enough."""
+    missing = loss_stores(worker, lane).whole.missing(keys)
+    if worker.plan.settings.filtering.loss_floor is None:
+        return missing
+    bounds = stored_losses(worker, lane, missing)
+    return missing.join(bounds, on=KEY, how="anti", maintain_order="left")
 
-    That is the text up to the place, once alone, and for each call twice behind it.
+
+def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
+    """Cut the missing losses into chunks: those of a text stay together.
+
+    keys, missing: all calls of the shard (KEY), and those without losses.
+    texts: text_digest and text of at least the texts of the calls.
     """
-    after = pl.col("position") + call / TOKEN_BYTES + AROUND
-    return 2 * after.sum() + pl.col("position").max()
+    call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
+    estimated = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
+    # `whole`: whether a text has no losses at all, so that its chunk is that of an undisturbed run.
+    texts_with_losses = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
+    has_no_losses = ~pl.col("text_digest").is_in(texts_with_losses.implode())
+    to_compute = missing.select("text_digest").unique().with_columns(whole=has_no_losses)
+
+    distinct_texts = texts.select("text_digest", "text").unique("text_digest")
+    chunks = []
+    for batch in text_chunks(estimated, to_compute, *chunk_limits(plan, "judge")):
+        payload = LossChunk(
+            keys=missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
+            texts=distinct_texts.join(batch, on="text_digest", how="semi"),
+        )
+        chunks.append(Chunk(units=batch.height, payload=payload, tokens=float(batch["tokens"].sum())))
+    return chunks
+
+
+def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
+    """Return an estimate of the tokens that the losses of a text's calls run, from rows of calls, to be aggregated.
+
+    call_bytes: the bytes of each call's input and result. The column `position` is read too.
+
+    The model runs the text up to the furthest call once without calls, and for each call twice with it.
+    """
+    tokens_with_call = pl.col("position") + call_bytes / TOKEN_BYTES + AROUND
+    return 2 * tokens_with_call.sum() + pl.col("position").max()
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
@@ -129,29 +187,42 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     Losses are null, with a reason, where call and text do not fit the context together (does_not_fit), and where the
     model's numbers are not finite (not_finite: a dtype that overflows).
     """
-    engine, name = worker.engine("judge"), output.lane.tool.name
-    before, texts = Counter(engine.counts.as_dict()), dict(chunk.texts.iter_rows())
-    wanted = list(chunk.keys.select(KEY).iter_rows())
-    requests = [LossRequest(texts[digest], i, name, call, result) for digest, i, call, result in wanted]
-    answers = zip(wanted, engine.losses(requests, worker.plan.settings.filtering.loss_floor), strict=True)
-    rows = pl.DataFrame([(*key, *_values(losses)) for key, losses in answers], schema=LOSSES, orient="row")
-    bound = pl.col("loss_call").is_null() & pl.col("reason").is_null()
-    losses, bounds = loss_stores(worker, output.lane)
-    bounds.append(rows.filter(bound))
-    losses.append(rows.filter(~bound))
-    tokens = Counter(engine.counts.as_dict()) - before
+    engine = worker.engine("judge")
+    tokens_before = Counter(engine.counts.as_dict())
+    text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
+    requests = []
+    for key in chunk.keys.iter_rows(named=True):
+        requests.append(
+            LossRequest(
+                text=text_of[key["text_digest"]],
+                position=key["position"],
+                tool=output.lane.tool.name,
+                input=key["input"],
+                result=key["result"],
+            )
+        )
+    losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
+    schema = {name: LOSSES[name] for name in _Losses._fields}
+    values = pl.DataFrame([_values(call_losses) for call_losses in losses], schema=schema, orient="row")
+    rows = chunk.keys.select(KEY).hstack(values)
+    is_bound = pl.col("loss_call").is_null() & pl.col("reason").is_null()
+    stores = loss_stores(worker, output.lane)
+    stores.bounds.append(rows.filter(is_bound))
+    stores.whole.append(rows.filter(~is_bound))
+    tokens = Counter(engine.counts.as_dict()) - tokens_before
     return Work(tokens, backends=frozenset({engine.backend.identity}))
 
 
-def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Return `calls` with loss_empty, loss_call, loss_result and reason, and the names of the row stores.
+def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> CallsWithLosses:
+    """Return `calls` (KEY and other columns) with loss_empty, loss_call, loss_result and reason.
 
-    Raises StorageError where losses were damaged meanwhile.
+    Raises StorageError where losses were damaged since they were computed.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = stored_losses(worker, output.lane, keys)
     require_whole(output, "losses", keys.height - losses.height)
-    return calls.join(losses, on=KEY), [store.name for store in loss_stores(worker, output.lane)]
+    stores = loss_stores(worker, output.lane)
+    return CallsWithLosses(calls.join(losses, on=KEY), [stores.whole.name, stores.bounds.name])
 
 
 def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
@@ -160,8 +231,10 @@ def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
     return rows.filter(~pl.all_horizontal(pl.col(name).is_finite() for name in columns)).height
 
 
-def _values(losses: CallLosses) -> tuple[float | None, float | None, float | None, str | None]:
+def _values(losses: CallLosses) -> _Losses:
+    """Return what is stored of a call's losses. `loss_call` may be None without a reason: L(c) was not computed."""
     values = (losses.loss_empty, losses.loss_call, losses.loss_result)
-    if losses.reason is None and all(value is None or isfinite(value) for value in values):
-        return (*values, None)
-    return None, None, None, losses.reason or "not_finite"
+    is_finite = all(value is None or isfinite(value) for value in values)
+    if losses.reason is None and is_finite:
+        return _Losses(losses.loss_empty, losses.loss_call, losses.loss_result, reason=None)
+    return _Losses(None, None, None, reason=losses.reason or "not_finite")

@@ -10,37 +10,43 @@ from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call
 from toolformer_dag.texts.chains import Link
 from toolformer_dag.texts.segments import Segment
 
-TRAIN, HELDOUT = "train", "heldout"
-HELDOUT_SHARE = 0.05  # of the documents
-
-
-def text_order(text: str) -> bytes:
-    """Hash the text of a document: in this order C* is written and split, whatever ids the corpus has."""
-    return blake2b(f"split 2 {text}".encode(), digest_size=8).digest()
-
-
-def split_of(text: str) -> str:
-    """Return train or heldout, by a hash of the document's text: equal documents are in the same."""
-    return HELDOUT if int.from_bytes(text_order(text), "big") < HELDOUT_SHARE * 2**64 else TRAIN
-
-
+TRAIN = "train"
+"""The split that is trained on."""
+HELDOUT = "heldout"
+"""The split that chooses the checkpoint and measures perplexity."""
+HELDOUT_SHARE = 0.05
+"""The share of the documents that are held out."""
 MERGING = 3
 """Raised when the same calls and documents would give other texts; a golden test notices where it was not."""
 
 
+def text_order(text: str) -> bytes:
+    """Return a hash of a document's text, 8 bytes: in this order C* is written and split, whatever ids the corpus has.
+
+    The hashes are spread evenly, so that those below 5 % of their range are 5 % of the documents.
+    """
+    return blake2b(f"split 2 {text}".encode(), digest_size=8).digest()
+
+
+def split_of(text: str) -> str:
+    """Return TRAIN or HELDOUT for a document, by the hash of its text: equal documents are in the same split."""
+    is_heldout = int.from_bytes(text_order(text), "big") < HELDOUT_SHARE * 2**64
+    return HELDOUT if is_heldout else TRAIN
+
+
 @dataclass(frozen=True, slots=True)
 class KeptCall:
-    """A call that passed the filter, or a chain of calls; `char_offset` is a character of the document."""
+    """A call that passed the filter, or a chain of calls; it is inserted before a character of the document."""
 
-    tool: str
-    char_offset: int
+    tool: str  # the key of its lane
+    char_offset: int  # the character of the document
     delta: float
-    links: tuple[Link, ...]
+    links: tuple[Link, ...]  # the call, or the calls of the chain
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text x, x* with `calls` in it, and the lanes they come from."""
+    """A text x (`segment`), x* (`text_with_calls`) and the calls in it; a text without calls is both."""
 
     segment: Segment
     text_with_calls: str
@@ -49,71 +55,91 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Calls that could not be used, with the reason."""
+    """How many calls could not be used for one reason."""
 
     reason: str
     calls: int
 
 
 def examples(
-    pieces: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
+    texts: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[Example | Dropped]:
-    """The texts among `pieces` that get calls, in order. `names`: the tools' names in the text.
+    """Yield the texts of a document that get calls, in order, and what was dropped.
+
+    texts: what the document was cut into, in order; some of its words may be in none.
+    calls: the kept calls of all lanes in the document.
+    names: the tools' names as they stand in texts.
 
     A call belongs to the text that holds the character before which it stands. Where two tools call at the same
-    character, the larger delta stays. Reasons: not_best_at_position, outside_every_text (white space between texts, a
-    word that fits no text), holds_call (the text has such a call already), and those of `splice`.
+    character, the call with the larger delta stays.
+
+    Reasons: not_best_at_position, outside_every_text (white space between texts, a word that fits no text), holds_call
+    (the text has such a call already), cannot_be_spliced and cannot_be_taken_out (x* would not give x back).
     """
-    best = {call.char_offset: call for call in sorted(calls, key=lambda call: (call.delta, call.tool))}
-    if len(best) < len(calls):
-        yield Dropped("not_best_at_position", len(calls) - len(best))
-    placed = _by_piece(pieces, [call for _, call in sorted(best.items())])
-    outside = len(best) - sum(map(len, placed.values()))
-    if outside:
-        yield Dropped("outside_every_text", outside)
-    for number, inside in sorted(placed.items()):
-        yield _example(pieces[number], inside, names, markers)
+    best_calls = _best_at_each_character(calls)
+    if len(best_calls) < len(calls):
+        yield Dropped("not_best_at_position", len(calls) - len(best_calls))
+    calls_of_texts = _calls_by_text(texts, best_calls)
+    outside_count = len(best_calls) - sum(len(calls_of_text) for calls_of_text in calls_of_texts.values())
+    if outside_count:
+        yield Dropped("outside_every_text", outside_count)
+    for number, calls_of_text in sorted(calls_of_texts.items()):
+        yield _example(texts[number], calls_of_text, names, markers)
 
 
 def plain_examples(
-    pieces: Sequence[Segment],
+    texts: Sequence[Segment],
     offsets: Collection[int],
     calls: Sequence[KeptCall],
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[Example]:
-    """The texts among `pieces` that hold a character of `offsets`, no place of a call and nothing like a call."""
-    starts = [piece.offset for piece in pieces]
-    taken = {bisect_right(starts, call.char_offset) - 1 for call in calls}
-    for number in sorted({bisect_right(starts, offset) - 1 for offset in offsets} - taken - {-1}):
-        if not holds_call(pieces[number].text, names, markers):
-            yield Example(pieces[number], pieces[number].text, ())
+    """Yield texts of a document as they are: those that hold a character of `offsets`, no call and nothing like a call.
+
+    texts, calls, names: as for `examples`. White space after a text counts as part of it.
+    """
+    starts = [text.offset for text in texts]
+    # The number of the last text that begins at or before a character; -1 before the first text.
+    wanted = {bisect_right(starts, offset) - 1 for offset in offsets}
+    with_calls = {bisect_right(starts, call.char_offset) - 1 for call in calls}
+    for number in sorted(wanted - with_calls - {-1}):
+        text = texts[number]
+        if not holds_call(text.text, names, markers):
+            yield Example(text, text.text, ())
 
 
-def _by_piece(pieces: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
-    starts = [piece.offset for piece in pieces]
-    placed: dict[int, list[KeptCall]] = {}
+def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
+    """Return the call with the largest delta at each character, in the order of these."""
+    best: dict[int, KeptCall] = {}
+    for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
+        best[call.char_offset] = call  # a later one is better; of equal deltas the order of the lanes' keys decides
+    return [best[char_offset] for char_offset in sorted(best)]
+
+
+def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
+    """Return the calls of each text that has some, by the text's number; calls outside every text are left out."""
+    starts = [text.offset for text in texts]
+    calls_of_texts: dict[int, list[KeptCall]] = {}
     for call in calls:
-        number = bisect_right(starts, call.char_offset) - 1
-        if number >= 0 and call.char_offset < starts[number] + len(pieces[number].text):
-            placed.setdefault(number, []).append(call)
-    return placed
+        number = bisect_right(starts, call.char_offset) - 1  # the last text that begins at or before the call
+        if number >= 0 and call.char_offset < starts[number] + len(texts[number].text):
+            calls_of_texts.setdefault(number, []).append(call)
+    return calls_of_texts
 
 
-def _example(
-    piece: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
-) -> Example | Dropped:
-    if holds_call(piece.text, names, markers):
+def _example(text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers) -> Example | Dropped:
+    """Insert calls into their text. All of them are dropped where taking them out would not give the text back."""
+    if holds_call(text.text, names, markers):
         return Dropped("holds_call", len(calls))
-    placed = [
-        PlacedCall(kept.char_offset - piece.offset, Call(link.tool, link.input), link.result)
-        for kept in calls
-        for link in kept.links
-    ]
+    placed = []
+    for call in calls:
+        for link in call.links:
+            place = call.char_offset - text.offset
+            placed.append(PlacedCall(offset=place, call=Call(link.tool, link.input), result=link.result))
     try:
-        with_calls = splice(piece.text, placed, markers)
+        text_with_calls = splice(text.text, placed, markers)
     except SpliceError:
         return Dropped("cannot_be_spliced", len(calls))
-    if take_out(with_calls, names, markers) != piece.text:
+    if take_out(text_with_calls, names, markers) != text.text:
         return Dropped("cannot_be_taken_out", len(calls))
-    return Example(piece, with_calls, tuple(calls))
+    return Example(text, text_with_calls, tuple(calls))

@@ -1,6 +1,8 @@
-"""Calls of files, rules and servers at their places among the tokens of the model that judges."""
+"""Calls of files, rules and servers at their places among the tokens of the judge, the model that computes losses."""
 
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -9,7 +11,9 @@ from toolformer_dag.computing.stage import CALL_KEY, RESULT, TEXT_KEY, Column, R
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import scored_candidates
 from toolformer_dag.pipeline.document_cuts import tokenizing
+from toolformer_dag.pipeline.scored_candidates import ParsedCall
 from toolformer_dag.texts import call_places
+from toolformer_dag.texts.call_places import CallPlace
 from toolformer_dag.texts.calls import clean_result
 
 PLACING = 2
@@ -20,6 +24,25 @@ COLUMNS = {
     "result": RESULT,
 }
 """Columns of the tables of such calls."""
+
+
+class UnplacedCall(NamedTuple):
+    """A call that was proposed for a text, before its token is looked for."""
+
+    shard: str
+    digest: str
+    segment: int
+    offset: int  # the character of the document at which the text begins
+    text: str
+    context: str
+    source: str  # who proposed it
+    char_offset: int  # the character of the document before which it stands
+    input: str
+    result: str | None = None  # of a call that brings its result
+    p_api: float | None = None
+    words: str | None = None  # what a rule saw the text say after the call
+
+
 UNPLACED = pl.Schema(
     {
         "shard": pl.String(),
@@ -29,40 +52,101 @@ UNPLACED = pl.Schema(
         "text": pl.String(),
         "context": pl.String(),
         "source": pl.String(),
-        "at": pl.Int64(),
+        "char_offset": pl.Int64(),
         "input": pl.String(),
         "result": pl.String(),
         "p_api": pl.Float32(),
         "words": pl.String(),
     }
 )
-"""A call and its text; `at`: the character of the document before which it stands."""
+"""A frame of UnplacedCall."""
+
+
+class _PlacedRow(NamedTuple):
+    """A row of COLUMNS."""
+
+    tool: str
+    shard: str
+    digest: str
+    segment: int
+    position: int
+    sample: int
+    source: str
+    char_offset: int
+    p_api: float | None
+    body: str
+    input: str | None
+    words: str | None
+    reason: str | None
+    context: str
+    result: str | None
+
+
+class ProposedCalls(NamedTuple):
+    """Calls at their places (COLUMNS), by key, and how many were rejected."""
+
+    rows: pl.DataFrame
+    rejected: Rejected
 
 
 def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
     """Return what determines the places of calls and what is taken for a call."""
-    model = {"model": tokenizing(plan), "placing": PLACING, "places": call_places.VERSION}
-    return {**model, "tool": lane.tool.name, "parsing": scored_candidates.PARSING}
+    return {
+        "model": tokenizing(plan),
+        "placing": PLACING,
+        "places": call_places.VERSION,
+        "tool": lane.tool.name,
+        "parsing": scored_candidates.PARSING,
+    }
 
 
-def at_tokens(worker: Worker, output: TableOutput, shard: str, calls: pl.DataFrame, rejected: Rejected) -> pl.DataFrame:
-    """Return the rows of `calls` (UNPLACED) that stand before a token and are calls of the tool; count the others."""
+def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
+    """Return a frame (UNPLACED) of calls."""
+    return pl.DataFrame(calls, schema=UNPLACED, orient="row")
+
+
+def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
+    """Return those of `calls` (UNPLACED) that stand before a token of the judge and are calls of the tool.
+
+    The calls at a position are numbered (`sample`) in their order, from 0. A call before a word may stand before or
+    after the white space in front of it.
+
+    Rejected: inside_a_token, and those of `scored_candidates.parsed_call`.
+    """
     lane = output.lane
-    rows: list[tuple[object, ...]] = []
-    for of_text in calls.partition_by(TEXT_KEY, maintain_order=True):
-        text, offset = of_text["text"][0], of_text["offset"][0]
-        place_in_text = scored_candidates.judged_places(worker, text)
-        for digest, segment, context, source, place, asked, result, p_api, words in of_text.select(
-            "digest", "segment", "context", "source", "at", "input", "result", "p_api", "words"
-        ).iter_rows():
-            token_place = place_in_text(place - offset)
-            body, input, reason = scored_candidates.parsed_call(lane, f"{lane.tool.name}({asked})")
-            if token_place is None or reason:
-                rejected[shard, reason or "inside_a_token"] += 1
-                continue
-            key = (lane.key, shard, digest, segment, token_place.position, 0)
-            cleaned = result and clean_result(result, lane.limits.max_result_characters)
-            rows.append((*key, source, offset + token_place.offset, p_api, body, input, words, None, context, cleaned))
-    numbered = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
-    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row").with_columns(sample=numbered)
-    return table.sort(CALL_KEY)
+    rows: list[_PlacedRow] = []
+    rejected: Rejected = Counter()
+    for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
+        place_in_text = scored_candidates.places_of_judge(worker, calls_of_text["text"][0])
+        for values in calls_of_text.iter_rows():
+            call = UnplacedCall(*values)
+            parsed = scored_candidates.parsed_call(lane, f"{lane.tool.name}({call.input})")
+            place = place_in_text(call.char_offset - call.offset)
+            if place is None or parsed.reason is not None:
+                rejected[call.shard, parsed.reason or "inside_a_token"] += 1
+            else:
+                rows.append(_placed_row(lane, call, parsed, place))
+    table = pl.DataFrame(rows, schema=output.stage.schema, orient="row")
+    number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
+    return ProposedCalls(table.with_columns(sample=number_at_position).sort(CALL_KEY), rejected)
+
+
+def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, place: CallPlace) -> _PlacedRow:
+    """Return the row of a call at its place; its `sample` is not numbered yet."""
+    return _PlacedRow(
+        tool=lane.key,
+        shard=call.shard,
+        digest=call.digest,
+        segment=call.segment,
+        position=place.position,
+        sample=0,
+        source=call.source,
+        char_offset=call.offset + place.offset,
+        p_api=call.p_api,
+        body=parsed.body,
+        input=parsed.input,
+        words=call.words,
+        reason=None,
+        context=call.context,
+        result=call.result and clean_result(call.result, lane.limits.max_result_characters),
+    )

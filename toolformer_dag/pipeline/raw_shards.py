@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -40,11 +40,13 @@ LINES_KEPT = 1000
 CONTENT = "content"
 """The field of a part's record that holds the hash of its file."""
 NAME = "ccnet/raw_shards"
+"""The table of the documents."""
 BATCH = 500
-"""Documents that lie in one place: what is computed of them is looked up together."""
+"""How many documents in a row have the same `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
+"""The table, part for part beside that of the documents, that describes what holds none."""
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
-"""`line`: line or row from 1; 0 for the file as a whole. `detail`: what was found there."""
+"""Its columns. `line`: the line or row, from 1; 0 for the file as a whole. `detail`: what stands there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -59,65 +61,86 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells size and time of change of a shard's file, and the revision of a data set of the hub."""
+    """Return a function from a shard to the size and time of change of its file, or the revision of its hub data set.
+
+    A shard that the corpus no longer has gets an empty mapping.
+    """
     shards = output.plan.shards
-    return lambda part: shards[part].stamp() if part in shards else {}
+
+    def inputs_of_shard(shard: str) -> Mapping[str, Any]:
+        return shards[shard].stamp() if shard in shards else {}
+
+    return inputs_of_shard
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Read a shard in one pass. Memory: at most 600 MB, whatever the size of the shard.
 
-    A malformed line is counted and described, and the rest of its shard goes through. Of a shard that is damaged no
-    document is used, as its checksums tell at its end; it is one rejection and stops no other shard. So is a file that
-    cannot be read at all (`unreadable`), which the next run tries again. Warned of: a shard without a document, with
-    the first detail of each reason, and optional fields that hold no text.
+    A malformed line is counted and described in the table REJECTED_LINES; the rest of its shard is used. A damaged
+    shard, which its checksums may tell only at its end, has no documents and is one rejection; other shards go on. A
+    file that cannot be read at all is one rejection too (`unreadable`), and the next run tries it again.
+
+    Logged as warnings: a shard without a document, with the first detail of each reason, and optional fields that hold
+    something else than text. Raises RottenShard where a shard whose documents were used is damaged now.
     """
-    if not (worker.plan.settings.corpus.named or worker.has_small_web):
-        write_small_web(worker.plan.settings)
+    plan = worker.plan
+    if not plan.settings.corpus.named and not worker.has_small_web:
+        write_small_web(plan.settings)  # the corpus of settings that name none
         worker.has_small_web = True
-    reading = _Reading(worker.plan.shards[shard], format_choice(worker.plan))
+    reading = _Reading(plan.shards[shard], format_choice(plan))
     return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
 
 
 def format_choice(plan: Plan) -> FormatChoice:
-    """Return how the settings say that shards are read."""
+    """Return the format and the names of fields with which the settings say how shards are read."""
     corpus = plan.settings.corpus
-    return FormatChoice(corpus.format, tuple(corpus.fields.model_dump(exclude_none=True).items()))
+    fields = corpus.fields.model_dump(exclude_none=True)
+    return FormatChoice(corpus.format, tuple(fields.items()))
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the documents of a shard in order, with their `place`: the same for BATCH documents in a row.
+    """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
+
+    `place` is the shard's name and a number that BATCH documents in a row share. What is computed for documents is
+    stored and looked up by it, so that a lookup reads rows that lie together.
 
     Raises MissingPart, DamagedPart.
     """
-    begin = 0
-    for rows in plan.lake.table(NAME).batches(shard):
-        number = (pl.int_range(pl.len()) + begin) // BATCH
-        yield rows.with_columns(place=pl.format("{}/{}", pl.lit(shard), number))
-        begin += rows.height
+    documents_before = 0
+    for batch in plan.lake.table(NAME).batches(shard):
+        place_number = (pl.int_range(pl.len()) + documents_before) // BATCH
+        yield batch.with_columns(place=pl.format("{}/{}", pl.lit(shard), place_number))
+        documents_before += batch.height
 
 
 class UnreadCorpus(UserError):
-    """A corpus without a document. The message names a shard, and what was found in it."""
+    """A corpus without a document. The message names a shard, and why nothing was read from it."""
 
 
 def nothing_read(plan: Plan) -> str | None:
-    """Say of a corpus that was read and holds no document at all why, by its first shard; None for any other.
+    """Return why a corpus that was read has no document at all, with the rejections of its first shard as the example.
 
-    Raises DamagedPart.
+    None for a corpus that has a document, and for one that was not read yet. Raises DamagedPart.
     """
     parts = plan.lake.table(NAME).pointers()
     if not parts or any(part.rows for part in parts.values()):
         return None
-    shard, *others = sorted(parts)
-    lines = plan.lake.table(REJECTED_LINES)
-    rejections = lines.read(shard).rows(named=True) if lines.has(shard) else []
-    reasons = {one["reason"]: one["detail"] for one in reversed(rejections)}
-    summary = "; ".join(f"{reason}: {detail}" for reason, detail in reasons.items()) or "it is empty"
-    more = f" (and {len(others)} more shards)" if others else ""
-    return (
-        f"no document could be read from {plan.shards[shard].place if shard in plan.shards else shard}{more}: {summary}"
-    )
+    shard, *other_shards = sorted(parts)
+    place = plan.shards[shard].place if shard in plan.shards else shard
+    more = f" (and {len(other_shards)} more shards)" if other_shards else ""
+    return f"no document could be read from {place}{more}: {_first_rejections(plan, shard)}"
+
+
+def _first_rejections(plan: Plan, shard: str) -> str:
+    """Return the reasons why lines of a shard were rejected, each with the detail of the first such line."""
+    table = plan.lake.table(REJECTED_LINES)
+    first_details: dict[str, str] = {}
+    if table.has(shard):
+        for reason, detail in table.read(shard).select("reason", "detail").iter_rows():
+            first_details.setdefault(reason, detail)
+    if not first_details:
+        return "it is empty"
+    return "; ".join(f"{reason}: {detail}" for reason, detail in first_details.items())
 
 
 class RottenShard(UserError):
@@ -131,78 +154,110 @@ class RottenShard(UserError):
         )
 
 
+class RejectedLine(NamedTuple):
+    """A line or row that holds no document: a row of the table REJECTED_LINES (LINES)."""
+
+    shard: str
+    line: int
+    reason: str
+    detail: str
+
+
 class _Reading:
-    """One pass over a shard; `rejected` and `facts` are complete when `frames` is used up."""
+    """One pass over a shard. `rejected` and `facts` grow with `frames` and are complete when it is used up."""
 
     def __init__(self, shard: Shard, choice: FormatChoice) -> None:
         self.rejected: Rejected = Counter()
         self.facts: dict[str, Any] = {}
-        self._shard, self._choice = shard, choice
-        self._lines: list[tuple[str, int, str, str]] = []
-        self._ignored: Counter[str] = Counter()
+        self._shard = shard
+        self._choice = choice
+        self._lines: list[RejectedLine] = []  # the first LINES_KEPT of the rejections
+        self._ignored: Counter[str] = Counter()  # fields that hold no text: how often, by a message that says so
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
-        """Yield the documents. Raises UnusableRows where none may be used."""
-        columns, usable = output.stage.schema.names(), True
-        before = output.table.whole_pointer(self._shard.name)
+        """Yield the documents; at the end publish the rejected lines as a table beside theirs.
+
+        Raises UnusableRows after the last frame where none of the documents may be used, and RottenShard where those
+        that an earlier run used would be lost.
+        """
+        columns = output.stage.schema.names()
+        before = output.table.whole_pointer(self._shard.name)  # what an earlier run read
+        is_usable = True
         try:
             self.facts |= self._shard.facts()
             self._refuse_rot(before)
             for frame in self._documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:
-            if before and before.rows:
+            if before is not None and before.rows:
                 raise RottenShard(self._shard, before, str(error)) from error
-            usable = False
+            is_usable = False
             self._give_up(error)
-        table = output.plan.lake.table(REJECTED_LINES)
-        described = pl.DataFrame(self._lines, schema=LINES, orient="row")
-        name = self._shard.name
-        table.publish(name, [described], lambda: record(output.settings, output.inputs_of()(name)))
-        if not usable:
+        self._publish_lines(output)
+        if not is_usable:
             raise UnusableRows
 
+    def _publish_lines(self, output: TableOutput) -> None:
+        shard = self._shard.name
+        lines = pl.DataFrame(self._lines, schema=LINES, orient="row")
+        table = output.plan.lake.table(REJECTED_LINES)
+        table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
+
     def _documents(self) -> Iterator[pl.DataFrame]:
-        read = 0
+        """Yield the documents of the file, and count what it holds besides. Raises ShardFault, ShardError."""
+        document_count = 0
         for batch in self._shard.batches(self._choice):
             self.facts["format"] = batch.layout.format
             for rejection in batch.rejections:
                 self._reject(rejection)
             self._ignored.update(batch.ignored)
-            read += batch.frame.height
+            document_count += batch.frame.height
             yield batch.frame.with_columns(shard=pl.lit(self._shard.name))
-        if not read:
-            self._warn()
+        if document_count == 0:
+            self._warn_of_no_document()
         if self._ignored:
-            summary = "; ".join(f"{what} ({count:,} times)" for what, count in self._ignored.items())
+            summary = "; ".join(f"{message} ({count:,} times)" for message, count in self._ignored.items())
             _log.warning("%s: what counts as empty: %s", self._shard.place, summary)
 
     def _refuse_rot(self, before: Pointer | None) -> None:
-        """Raise RottenShard where the content differs under the same size and time."""
-        known = before and before.record["inputs"] == self._shard.stamp() and before.record.get(CONTENT)
-        if before and known and known != self.facts.get(CONTENT):
+        """Raise RottenShard where the file's content is not that of the last run, although its size and time are."""
+        if before is None or before.record["inputs"] != self._shard.stamp():
+            return
+        content_before = before.record.get(CONTENT)
+        if content_before and content_before != self.facts.get(CONTENT):
             raise RottenShard(self._shard, before, "its content changed, its size and time did not")
 
     def _give_up(self, error: ShardFault | ShardError) -> None:
-        """Count a shard of which nothing may be used, and nothing else of it."""
+        """Count the shard as one rejection, in place of the lines that were rejected before the error.
+
+        Where the file could not be read at all, the next run tries it again.
+        """
         self.rejected.clear()
         self._lines.clear()
-        if isinstance(error, ShardError):
+        if isinstance(error, ShardFault):
+            reason = error.reason
+        else:
+            reason = "unreadable"
             self.facts[RETRY] = f"{self._shard.name} could not be read: {error}"
-        reason = error.reason if isinstance(error, ShardFault) else "unreadable"
-        self._reject(Rejection(0, reason, str(error)))
-        self._warn()
+        self._reject(Rejection(line=0, reason=reason, detail=str(error)))
+        self._warn_of_no_document()
 
-    def _warn(self) -> None:
-        """Say that there is no document, with the first detail of each reason."""
-        details = {reason: f" ({detail})" for _, _, reason, detail in reversed(self._lines) if detail}
-        counts = [f"{reason} {count}{details.get(reason, '')}" for (_, reason), count in self.rejected.items()]
+    def _warn_of_no_document(self) -> None:
+        """Log that the shard holds no document: how many lines have each reason, and the first detail of each."""
+        first_details: dict[str, str] = {}
+        for line in self._lines:
+            if line.detail:
+                first_details.setdefault(line.reason, f" ({line.detail})")
+        counts = [f"{reason} {count}{first_details.get(reason, '')}" for (_, reason), count in self.rejected.items()]
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
-    def _reject(self, item: Rejection) -> None:
-        self.rejected[self._shard.name, item.reason] += 1
+    def _reject(self, rejection: Rejection) -> None:
+        """Count a rejection, and describe it unless LINES_KEPT are described."""
+        shard = self._shard.name
+        self.rejected[shard, rejection.reason] += 1
         if len(self._lines) < LINES_KEPT:
-            self._lines.append((self._shard.name, item.line, item.reason, item.detail))
+            line = RejectedLine(shard, rejection.line, rejection.reason, rejection.detail)
+            self._lines.append(line)
 
 
 STAGE = Stage(

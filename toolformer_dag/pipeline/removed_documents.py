@@ -8,12 +8,12 @@ made for near-duplicates run before (docs/howto/corpora.md).
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -44,10 +44,13 @@ from toolformer_dag.texts.compression import text_of
 from toolformer_dag.texts.segments import text_digest
 from toolformer_dag.texts.shared_passages import MATCHING, SharedPassages
 
-SCREENED_NAME, NAME = "ccnet/screened_documents", "ccnet/removed_documents"
+SCREENED_NAME = "ccnet/screened_documents"
+NAME = "ccnet/removed_documents"
 SQL = sql_text(__package__, "removed_documents.sql")
-SCREENED_AT_ONCE, REMOVED_AT_ONCE = 2_000, 100_000
-"""Documents."""
+SCREENED_AT_ONCE = 2_000
+"""Documents in which passages of benchmarks are looked for at once."""
+REMOVED_AT_ONCE = 100_000
+"""Removed documents that memory holds at once."""
 
 JSON = (".json", ".jsonl", ".ndjson")
 SUFFIXES = (*JSON, ".csv", ".tsv", ".xml", ".txt", ".tokens")
@@ -58,55 +61,96 @@ TAG = re.compile(r"<[^<>]+>")
 
 
 def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the documents: the benchmark files' names and content."""
-    return {"matching": MATCHING, "benchmarks": [[file.name, file_hash(file)] for file in benchmark_files(plan)]}
+    """Return what determines the rows of screened_documents beside the documents: the benchmark files' content."""
+    files = [[file.name, file_hash(file)] for file in benchmark_files(plan)]
+    return {"matching": MATCHING, "benchmarks": files}
 
 
 def benchmark_files(plan: Plan) -> list[Path]:
-    """Return the files of `corpus.decontaminate`; of a folder, those of SUFFIXES. Raises UserError."""
-    listed: list[Path] = []
+    """Return the files of `corpus.decontaminate`, sorted; of a folder, those of SUFFIXES in it.
+
+    Raises UserError for a path that is no regular file, and for a folder without such files.
+    """
+    benchmarks: set[Path] = set()
     for path in plan.settings.corpus.decontaminate:
-        inside = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        files = inside if path.is_dir() else [path]
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         if not files or not path.exists() or irregular(files[0]):
             raise UserError(
                 f"corpus.decontaminate: {path} is no file of a benchmark, and no folder with any; correct it"
             )
-        listed += files
-    return sorted(set(listed))
+        benchmarks.update(files)
+    return sorted(benchmarks)
 
 
 def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Hash the documents of a shard and look for passages of the benchmark files in them. Memory: those passages."""
-    passages, names = _passages(tuple((file, file_hash(file)) for file in benchmark_files(worker.plan)))
+    """Hash the documents of a shard and look for passages of the benchmark files in them. Memory: those passages.
 
-    def frames() -> Iterator[pl.DataFrame]:
-        for documents in raw_shards.documents(worker.plan, shard):
-            for batch in documents.iter_slices(SCREENED_AT_ONCE):
-                benchmarks = {
-                    place: names[text] for place, text in reversed(passages.found_in(batch["text"].to_list()).rows())
-                }
-                yield batch.select(
-                    "shard",
-                    "digest",
-                    text_digest=pl.Series(map(text_digest, batch["text"]), dtype=pl.String),
-                    benchmark=pl.Series([benchmarks.get(place) for place in range(batch.height)], dtype=pl.String),
-                )
-
-    return PartRows(frames())
+    Raises UserError where a benchmark file is damaged or cannot be read.
+    """
+    hashed_files = tuple(_HashedFile(file, file_hash(file)) for file in benchmark_files(worker.plan))
+    return PartRows(_screened(worker.plan, shard, _benchmark_texts(hashed_files)))
 
 
-@lru_cache(maxsize=1)
-def _passages(files: tuple[tuple[Path, str], ...]) -> tuple[SharedPassages, list[str]]:
-    """The passages of the benchmark files, and the name of each text's file."""
-    if damaged := changed_unseen(file for file, _ in files):
+def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
+    """Yield the rows of screened_documents for a shard."""
+    for documents in raw_shards.documents(plan, shard):
+        for batch in documents.iter_slices(SCREENED_AT_ONCE):
+            texts = batch["text"].to_list()
+            digests = [text_digest(text) for text in texts]
+            yield batch.select(
+                "shard",
+                "digest",
+                text_digest=pl.Series(digests, dtype=pl.String),
+                benchmark=pl.Series(benchmarks.files_of(texts), dtype=pl.String),
+            )
+
+
+class _HashedFile(NamedTuple):
+    """A benchmark file with the hash of its content, which may be remembered from an earlier look at it."""
+
+    path: Path
+    content_hash: str
+
+
+class _BenchmarkTexts:
+    """The texts of the benchmark files, by their passages. Memory: the passages."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Read the files. Raises UserError for a file that cannot be read."""
+        texts: list[str] = []
+        self._file_names: list[str] = []  # for each text, the name of its file
+        for file in files:
+            for text in question_texts(file):
+                texts.append(text)
+                self._file_names.append(file.name)
+        self._passages = SharedPassages(texts)
+
+    def files_of(self, documents: list[str]) -> list[str | None]:
+        """Return for each document the first benchmark file of which it has a passage; None for a document without."""
+        file_of_document: dict[int, str] = {}
+        matches = self._passages.found_in(documents)  # numbers of a document and of a benchmark text in each row
+        for document, benchmark_text in matches.iter_rows():
+            file_of_document.setdefault(document, self._file_names[benchmark_text])
+        return [file_of_document.get(document) for document in range(len(documents))]
+
+
+@lru_cache(maxsize=1)  # every shard is compared with the same files
+def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
+    """Read the benchmark files. Raises UserError for a file whose content is not that of its hash."""
+    paths = [file.path for file in files]
+    damaged = changed_unseen(paths)
+    if damaged is not None:
         raise UserError(f"corpus.decontaminate: {damaged} is damaged: it is not what it was when it was hashed")
-    texts = [(text, file.name) for file, _ in files for text in asked_texts(file)]
-    return SharedPassages([text for text, _ in texts]), [name for _, name in texts]
+    return _BenchmarkTexts(paths)
 
 
-def asked_texts(file: Path) -> list[str]:
-    """Return the texts of a benchmark file: strings of JSON or JSON lines but for answers, else lines without tags.
+def question_texts(file: Path) -> list[str]:
+    """Return the texts of a benchmark file that a document must not share a passage with.
+
+    Of JSON and of JSON lines these are all strings but those of answers (NOT_ASKED). Of any other text file they are
+    its lines, without tags.
 
     Raises UserError for a file that is no text in UTF-8, and for one of JSON that cannot be read as such.
     """
@@ -115,15 +159,24 @@ def asked_texts(file: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
     lines = [line for line in content.split("\n") if line.strip()]
-    for records in ([content], lines):
+    for records in ([content], lines):  # the file as one JSON value, then as one in each line
         with suppress(ValueError, RecursionError):
-            return [text for record in records for text in _strings(json.loads(record))]
+            return _question_strings(records)
     if file.suffix in JSON and content.lstrip().startswith(("{", "[")):
         raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
     return [TAG.sub(" ", line) for line in lines]
 
 
+def _question_strings(records: Sequence[str]) -> list[str]:
+    """Return the strings of JSON values but those of answers. Raises ValueError, RecursionError."""
+    strings: list[str] = []
+    for record in records:
+        strings += _strings(json.loads(record))
+    return strings
+
+
 def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value, however deep, but those of fields that hold no question (NOT_ASKED)."""
     if isinstance(value, str):
         yield value.encode("utf-8", "ignore").decode()  # half a character is in no document
     elif isinstance(value, list):
@@ -157,16 +210,22 @@ READS = (raw_shards.NAME, NAME)
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells the version of a shard's documents, and of what is removed of it, if anything is."""
-    table = output.plan.lake.table
-    return versions({"raw_shards": table(raw_shards.NAME)}, table(NAME))
+    """Return a function from a shard to the versions of its documents, and of its rows here, where it has some.
+
+    It is for the stages that read `documents`.
+    """
+    lake = output.plan.lake
+    return versions({"raw_shards": lake.table(raw_shards.NAME)}, over_all=lake.table(NAME))
 
 
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the documents of a shard that stay, as `raw_shards.documents` does. Raises MissingPart."""
-    gone = plan.lake.table(NAME).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
+    """Yield the documents of a shard that stay, in their order, with the columns of `raw_shards.documents`.
+
+    Raises MissingPart, DamagedPart.
+    """
+    removed = plan.lake.table(NAME).scan([WHOLE]).filter(pl.col("shard") == shard).select("digest").collect()
     for batch in raw_shards.documents(plan, shard):
-        yield batch.join(gone, on="digest", how="anti", maintain_order="left")
+        yield batch.join(removed, on="digest", how="anti", maintain_order="left")
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -175,12 +234,27 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose over all shards, out of core; each removal is a row and counts as a rejection of its shard."""
-    plan, schema = output.plan, output.stage.schema
-    rejected: Rejected = Counter()
-    by_shard: dict[str, str] = {}
+    """Compare the documents of all shards, out of core; each removal is a row and a rejection of its shard."""
+    removal = _Removal(output)
+    return PartRows(removal.frames(), removal.rejected, facts={BY_SHARD: removal.by_shard})
 
-    def frames() -> Iterator[pl.DataFrame]:
+
+class _Removal:
+    """The choice of the documents that are removed.
+
+    `rejected` and `by_shard` (a fingerprint of the removed digests of each shard) grow with `frames` and are complete
+    when it is used up.
+    """
+
+    def __init__(self, output: TableOutput) -> None:
+        self.rejected: Rejected = Counter()
+        self.by_shard: dict[str, str] = {}
+        self._output = output
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        """Yield the rows of removed_documents, by shard and digest."""
+        plan = self._output.plan
+        schema = self._output.stage.schema
         files = plan.lake.table(SCREENED_NAME).all_files()
         if not files:
             return
@@ -188,13 +262,18 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
             connection.execute(f"SET temp_directory = {quoted(spilled)}")
             run_sql(connection, SQL, {"files": files, "deduplicate": plan.settings.corpus.deduplicate})
             batches = connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE)
-            for frame in map(pl.DataFrame, batches):
-                rejected.update(counted(frame))
-                for (shard,), of_shard in frame.group_by("shard", maintain_order=True):
-                    by_shard[str(shard)] = fingerprint([by_shard.get(str(shard)), of_shard["digest"].to_list()])
+            for batch in batches:
+                frame = pl.DataFrame(batch)
+                self._count(frame)
                 yield frame.select(schema.names()).cast(schema)
 
-    return PartRows(frames(), rejected, facts={BY_SHARD: by_shard})
+    def _count(self, removed: pl.DataFrame) -> None:
+        """Count a batch of removed documents, and let the fingerprints of their shards go on with their digests."""
+        self.rejected.update(counted(removed))
+        for (shard,), rows_of_shard in removed.group_by("shard", maintain_order=True):
+            name = str(shard)
+            digests = rows_of_shard["digest"].to_list()
+            self.by_shard[name] = fingerprint([self.by_shard.get(name), digests])
 
 
 STAGE = Stage(

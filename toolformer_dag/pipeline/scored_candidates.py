@@ -1,14 +1,15 @@
 """scored_candidates: where the model would call the tool, and what it would ask (paper, section 2, "Sampling").
 
-p_i is stored for every position of a text, samples under (text, position, sample). So a larger k or m, or a lower
-tau_s, asks for exactly the samples that are missing, and a smaller one for none.
+p_i is stored for every position of a text, samples under (text, position, sample); see sample_store.py. So a larger k
+or m, or a lower tau_s, computes exactly the samples that are missing, and a smaller one none. What stands in the row
+stores is planned (`chunks`), computed (`compute`) and then read into the table (`rows`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -34,71 +35,39 @@ from toolformer_dag.computing.stage import (
     Work,
     counted,
 )
-from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
+from toolformer_dag.computing.stored_rows import chunk_limits, claim, require_whole, text_chunks
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
-from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.model.requests import ProposalRequest
+from toolformer_dag.pipeline.sample_store import (
+    SAMPLE_KEY,
+    RequestedSamples,
+    SampleStore,
+    samples_identity,
+)
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
-from toolformer_dag.texts.call_places import CallPlace, place_of_token, without_other_tokens
+from toolformer_dag.texts.call_places import CallPlace
 from toolformer_dag.texts.calls import Call, MalformedCall, fault, parse_call
 from toolformer_dag.texts.chains import chain_text, read_chain
 
-METHOD = 3
-"""Raised when the same model would give other positions or samples; a golden test notices where it was not."""
 PARSING = 4
 """Raised when `parsed_call` takes the same bodies otherwise; no sample is computed again."""
-POSITIONS = pl.Schema(
-    [("text_digest", pl.String()), ("probabilities", pl.List(pl.Float32())), ("offsets", pl.List(pl.Int32()))]
-)
-SAMPLES = pl.Schema(
-    {
-        "text_digest": pl.String(),
-        "position": pl.Int32(),
-        "sample": pl.Int32(),
-        "body": pl.String(),
-        "reason": pl.String(),
-    }
-)
-SAMPLE_KEY = ("text_digest", "position", "sample")
-CHOSEN = pl.Schema(
-    {
-        "text_digest": pl.String(),
-        "position": pl.Int32(),
-        "p_api": pl.Float32(),
-        "char": pl.Int64(),
-        "judged_position": pl.Int32(),
-    }
-)
-"""Positions before which calls are sampled. `char`: the character of the text before which they are written;
-`judged_position`: the position with which the window of their losses begins (see `texts/call_places.py`)."""
-BODIES = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
-REFUSED = -1
-"""Position of the row that says why a text has no samples at all."""
-
-
-def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
-    """Return what determines p_i."""
-    return {"method": METHOD, "model": plan.identity_of("proposer"), "prompt": prompt}
-
-
-def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
-    """Return what determines a sample; k, m and tau_s only say which samples are asked for."""
-    ends = {"ends": "before results"} if plan.start else {}
-    return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
+PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.String()})
+"""A body that was sampled, as `ParsedCall` describes it."""
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what determines the rows beside the texts."""
-    thresholds = {"tau_s": lane.tau_s, "k": lane.k, "m": lane.m}
     schema = lane.tool.schema
-    named = {} if schema is None else {"arguments": fingerprint(schema)}
+    named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
     return {
         **samples_identity(plan, lane.tool.prompt),
-        **thresholds,
-        **named,
+        "tau_s": lane.tau_s,
+        "k": lane.k,
+        "m": lane.m,
+        **named_arguments,
         "tool": lane.tool.name,
         "parsing": PARSING,
         "places": call_places.VERSION,
@@ -106,113 +75,62 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """`chosen`: positions of the texts whose p_i are known. `keys`: their samples. `unknown`: texts without p_i."""
-
-    chosen: pl.DataFrame
-    keys: pl.DataFrame
-    unknown: pl.DataFrame
-
-
-@dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Texts (text_digest, text) that lack p_i or samples. `known`: POSITIONS rows; `stored`: SAMPLE_KEY rows.
+    """Texts that lack p_i or samples, and what is stored of them.
 
-    A place after calls is a text too, with `position` and the calls `before`.
+    - `texts`: text_digest and text; or places after calls (PLACES)
+    - `measured` (POSITIONS): the p_i of those that have some
+    - `stored_samples` (SAMPLE_KEY): the requested samples that need not be drawn again
     """
 
     texts: pl.DataFrame
-    known: pl.DataFrame
-    stored: pl.DataFrame
-
-
-class SampleStore:
-    """The stored positions and samples of one lane under one model, prompt and sampling.
-
-    `prefix` begins the names of the stores of places after calls, whose `prompt` may be another.
-    """
-
-    def __init__(self, worker: Worker, lane: Lane, prefix: str = "", prompt: str | None = None) -> None:
-        plan, self._lane, self.prompt = worker.plan, lane, lane.tool.prompt if prompt is None else prompt
-        self._longest = plan.settings.sampling.max_call_tokens
-        of_positions, of_samples = positions_identity(plan, self.prompt), samples_identity(plan, self.prompt)
-        self.positions = worker.rows(f"{lane.tool.key}/{prefix}positions", of_positions, ("text_digest",), POSITIONS)
-        self.samples = worker.rows(f"{lane.tool.key}/{prefix}samples", of_samples, SAMPLE_KEY, SAMPLES)
-
-    def asked(self, texts: pl.DataFrame) -> Asked:
-        """Return what the thresholds ask for, of `texts` (text_digest, text)."""
-        known = self.positions.stored(texts)
-        chosen = self._chosen_after_calls(known) if "before" in texts.columns else self._chosen(known, texts)
-        unknown = texts.join(known, on="text_digest", how="anti", maintain_order="left")
-        unknown = unknown.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
-        samples = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
-        return Asked(chosen, chosen.select("text_digest", "position").join(samples, how="cross"), unknown)
-
-    def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of texts that the engine could not take."""
-        place = (pl.lit(REFUSED, pl.Int32()).alias("position"), pl.lit(0, pl.Int32()).alias("sample"))
-        return self.samples.stored(texts.select("text_digest", *place)).select("text_digest", "reason")
-
-    def estimated_tokens(self, one_place: bool) -> pl.Expr:
-        """Return what a text runs at most, or `one_place` of it: x, "Output:" and x again, and samples to their end."""
-        places = 1 if one_place else self._lane.k
-        return 2 * pl.col("text").str.len_bytes() / TOKEN_BYTES + places * self._lane.m * self._longest
-
-    def _chosen(self, known: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return the k most probable positions of each text (CHOSEN). `known`: POSITIONS rows of the texts."""
-        text_of = dict(texts.select("text_digest", "text").iter_rows())
-        chosen = []
-        for digest, stored_probabilities, stored_offsets in zip(*known.select(POSITIONS.names()), strict=True):
-            text = text_of[digest]
-            offsets = stored_offsets.to_numpy()
-            probabilities = without_other_tokens(text, offsets, stored_probabilities.to_numpy(), self._lane.tau_s)
-            for i in select_positions(probabilities, self._lane.tau_s, self._lane.k):
-                place = place_of_token(text, offsets, i)
-                assert place is not None  # without_other_tokens leaves out the other tokens
-                chosen.append((digest, i, float(probabilities[i]), place.offset, place.position))
-        return pl.DataFrame(chosen, schema=CHOSEN, orient="row")
-
-    def _chosen_after_calls(self, known: pl.DataFrame) -> pl.DataFrame:
-        """Return the places after calls whose p is above tau_s (CHOSEN); each has one position, number 0."""
-        chosen = [
-            (digest, 0, probabilities[0], offsets[0], 0)
-            for digest, probabilities, offsets in zip(*known.select(POSITIONS.names()), strict=True)
-            if select_positions(probabilities.to_numpy(), self._lane.tau_s, self._lane.k)
-        ]
-        return pl.DataFrame(chosen, schema=CHOSEN, orient="row")
+    measured: pl.DataFrame
+    stored_samples: pl.DataFrame
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the texts of a shard that lack p_i or samples. Counts texts (p_i) and samples."""
-    _, texts = _texts(output, shard)
+    texts = _distinct_texts(output.lane_table("heuristic_subset").read(shard))
     return planned(worker, SampleStore(worker, output.lane), texts, claimed)
 
 
 def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan what texts, or places after calls, lack in a store."""
-    asked = store.asked(texts)
-    missing = store.samples.missing(asked.keys)
-    present = asked.keys.join(missing, on=SAMPLE_KEY, how="anti")
-    lacking = pl.concat([asked.unknown.select("text_digest"), missing.select("text_digest")])
-    free = claim(claimed, store.samples.name, lacking.unique(maintain_order=True))
-    free = free.with_columns(whole=pl.col("text_digest").is_in(asked.unknown["text_digest"].implode()))
-    unknown = free.filter("whole").height
-    estimated = texts.with_columns(tokens=store.estimated_tokens("position" in texts.columns))
-    chunks = [
-        Chunk(
-            batch.height,
-            TextChunk(
-                batch.drop("tokens"),
-                store.positions.stored(batch.select("text_digest")),
-                present.join(batch, on="text_digest", how="semi").select(SAMPLE_KEY),
-            ),
-            float(batch["tokens"].sum()),
-        )
-        for batch in text_chunks(estimated, free, *chunk_limits(worker.plan, "proposer"))
-    ]
-    reused = Counter(texts=texts.height - unknown, samples=present.height)
-    work = Work(computed=Counter(texts=unknown), reused=reused)
-    return Planned(chunks, work)
+    """Plan the texts that lack p_i or samples in a store.
+
+    texts: text_digest and text of distinct texts, or PLACES for a ChainedSampleStore.
+    claimed: texts that earlier shards of this run plan already; the planned ones are added.
+    """
+    requested = store.requested(texts)
+    missing_samples = store.samples.missing(requested.keys)
+    stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
+
+    # Of a text without p_i nothing is stored; of the others some samples may be.
+    unmeasured = requested.unmeasured_texts.select("text_digest")
+    incomplete = pl.concat([unmeasured, missing_samples.select("text_digest")]).unique(maintain_order=True)
+    free = claim(claimed, store.samples.name, incomplete)
+    is_unmeasured = pl.col("text_digest").is_in(unmeasured["text_digest"].implode())
+    free = free.with_columns(whole=is_unmeasured)
+
+    estimated = texts.with_columns(tokens=store.estimated_tokens())
+    text_chunks_of_shard = text_chunks(estimated, free, *chunk_limits(worker.plan, "proposer"))
+    planned_chunks = [_chunk(store, batch, stored_samples) for batch in text_chunks_of_shard]
+
+    unmeasured_count = free.filter("whole").height
+    work = Work(
+        computed=Counter(texts=unmeasured_count),
+        reused=Counter(texts=texts.height - unmeasured_count, samples=stored_samples.height),
+    )
+    return Planned(planned_chunks, work)
+
+
+def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
+    """Return a chunk of `texts` (with their estimated `tokens`) and what is stored of them."""
+    payload = TextChunk(
+        texts=texts.drop("tokens"),
+        measured=store.positions.stored(texts.select("text_digest")),
+        stored_samples=stored_samples.join(texts, on="text_digest", how="semi").select(SAMPLE_KEY),
+    )
+    return Chunk(units=texts.height, payload=payload, tokens=float(texts["tokens"].sum()))
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
@@ -222,142 +140,158 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
     """Compute what the texts of a chunk lack, or its places after calls, and commit it to a store."""
+    plan = worker.plan
     engine = worker.engine("proposer")
-    known = dict(zip(chunk.known["text_digest"], chunk.known["probabilities"], strict=True))
-    stored = chunk.stored.rows_by_key("text_digest")
-    requests = [
-        ProposalRequest(
-            row["text"],
-            row["text_digest"],
-            known[row["text_digest"]].to_numpy() if row["text_digest"] in known else None,
-            frozenset(stored.get(row["text_digest"], ())),
-            chain_text(read_chain(row.get("before"))),
-            row.get("position", 0),
-        )
-        for row in chunk.texts.iter_rows(named=True)
-    ]
-    before = Counter(engine.counts.as_dict())
-    sampling, later = worker.plan.settings.sampling, worker.plan.start is not None
+    requests = _requests(chunk)
+    tokens_before = Counter(engine.counts.as_dict())
     proposals = engine.propose(
-        store.prompt, requests, tau_s=lane.tau_s, k=lane.k, m=lane.m, sampling=sampling, finetuned=later
+        store.prompt,
+        requests,
+        tau_s=lane.tau_s,
+        k=lane.k,
+        m=lane.m,
+        sampling=plan.settings.sampling,
+        finetuned=plan.start is not None,
     )
-    answers = list(zip(requests, proposals, strict=True))
-    samples = _sample_rows(answers)
-    store.samples.append(samples)
-    store.positions.append(_position_rows(answers))  # last: a text whose p_i are stored has its samples stored
-    tokens = Counter(engine.counts.as_dict()) - before
-    drawn = Counter(samples=samples.filter(pl.col("position") != REFUSED).height)
-    return Work(tokens, drawn, backends=frozenset({engine.backend.identity}))
+    sample_count = store.append(requests, proposals)
+    return Work(
+        tokens=Counter(engine.counts.as_dict()) - tokens_before,
+        computed=Counter(samples=sample_count),
+        backends=frozenset({engine.backend.identity}),
+    )
+
+
+def _requests(chunk: TextChunk) -> list[ProposalRequest]:
+    """Return what the engine is asked for a chunk, text by text."""
+    probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
+    stored_of = chunk.stored_samples.rows_by_key("text_digest")  # digest -> (position, sample)
+    requests = []
+    for row in chunk.texts.iter_rows(named=True):
+        digest = row["text_digest"]
+        probabilities = probabilities_of.get(digest)
+        requests.append(
+            ProposalRequest(
+                text=row["text"],
+                digest=digest,
+                probabilities=None if probabilities is None else probabilities.to_numpy(),
+                stored=frozenset(stored_of.get(digest, ())),
+                calls=chain_text(read_chain(row.get("before"))),  # "" for a text, which has no such column
+                behind=row.get("position", 0),
+            )
+        )
+    return requests
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read the samples of a shard's texts. Raises StorageError where some were damaged meanwhile.
+    """Read the samples of a shard's texts. Raises StorageError where some were damaged since they were computed.
 
     A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call` and `read_arguments`,
-    other_tool. Texts without a row are counted as no_position, does_not_fit, not_finite or empty.
+    other_tool. Texts without a row are counted as no_position, does_not_fit, not_finite or empty; samples of another
+    model, before whose character no token of the judge begins, as inside_a_token.
     """
-    placed, texts = _texts(output, shard)
+    subset = output.lane_table("heuristic_subset").read(shard)
+    texts = _distinct_texts(subset)
     store = SampleStore(worker, output.lane)
-    asked = store.asked(texts)
-    samples = stored_samples(output, store, asked)
-    parsed = pl.DataFrame(
-        [parsed_call(output.lane, body) for body in samples["body"].drop_nulls().unique()], schema=BODIES, orient="row"
+    requested = store.requested(texts)
+    samples = _with_calls(output.lane, stored_samples(output, store, requested))
+
+    # A text may stand in several documents of the shard: each gets the positions and samples of the text.
+    table = subset.join(requested.positions, on="text_digest")
+    table = table.join(samples, on=("text_digest", "position"))
+    table = table.with_columns(
+        char_offset=pl.col("offset") + pl.col("char"),
+        reason=pl.coalesce("reason", "malformed"),
+        position="judged_position",
+        source=pl.lit(MODEL),
+        words=pl.lit(None, pl.String),
     )
-    samples = samples.join(parsed, on="body", how="left")
-    table = (
-        placed.join(asked.chosen, on="text_digest")
-        .join(samples, on=("text_digest", "position"))
-        .with_columns(
-            (pl.col("offset") + pl.col("char")).alias("char_offset"),
-            pl.coalesce("reason", "malformed").alias("reason"),
-            position="judged_position",
-            source=pl.lit(MODEL),
-            words=pl.lit(None, pl.String),
-        )
-    )
-    moved: Rejected = Counter()
+    rejected = _without_positions(subset, requested, store.refused(texts))
     if output.plan.has_own_proposer:
-        table, moved = _at_tokens(worker, table)
+        table, between_tokens = _at_tokens_of_judge(worker, table)
+        rejected += between_tokens
     table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    rejected = counted(table) + _without_rows(placed, asked, store.refused(texts)) + moved
-    return PartRows([table], rejected, [store.positions.name, store.samples.name])
+    return PartRows([table], counted(table) + rejected, [store.positions.name, store.samples.name])
 
 
-def judged_places(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
-    """Return a function from a character of the text to the place there among the judge's tokens; None without one."""
+def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
+    """Return (text_digest, text) of the distinct texts among rows of heuristic_subset."""
+    return subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
+
+
+def stored_samples(output: TableOutput, store: SampleStore, requested: RequestedSamples) -> pl.DataFrame:
+    """Return the requested samples (SAMPLES). Raises StorageError where some were damaged since they were computed."""
+    samples = store.samples.stored(requested.keys)
+    missing_samples = requested.keys.height - samples.height
+    require_whole(output, "samples", missing_samples + requested.unmeasured_texts.height)
+    return samples
+
+
+def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
+    """Return samples (SAMPLES) with `input`, and `malformed`, why the body is no call; one is null, or both."""
+    bodies = samples["body"].drop_nulls().unique()
+    parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED, orient="row")
+    return samples.join(parsed, on="body", how="left")
+
+
+class ParsedCall(NamedTuple):
+    """What was written between the brackets of a call, read as a call of a lane's tool."""
+
+    body: str
+    input: str | None  # named arguments in the one way in which tables write them
+    reason: str | None  # why it is no call of the tool; None where there is an input
+
+
+def parsed_call(lane: Lane, body: str) -> ParsedCall:
+    """Read a body, such as `Calculator(1 + 2)`, as a call of the lane's tool.
+
+    Reasons: other_tool, those of `parse_call`, and where the tool has named arguments those of `read_arguments`.
+    """
+    try:
+        call = parse_call(body)
+        if call.tool != lane.tool.name:
+            return ParsedCall(body, None, "other_tool")
+        schema = lane.tool.schema
+        if schema is None:
+            return ParsedCall(body, call.input, None)
+        written = write_arguments(read_arguments(call.input, schema), schema)
+        return ParsedCall(body, written, fault(Call(call.tool, written)))
+    except (MalformedCall, BadArguments) as error:
+        return ParsedCall(body, None, error.reason)
+
+
+def _without_positions(subset: pl.DataFrame, requested: RequestedSamples, refused: pl.DataFrame) -> Rejected:
+    """Count the texts without a position: by why the engine refused them (text_digest, reason), else no_position."""
+    without = subset.join(requested.positions, on="text_digest", how="anti")
+    without = without.join(refused, on="text_digest", how="left")
+    return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
+
+
+def places_of_judge(worker: Worker, text: str) -> Callable[[int], CallPlace | None]:
+    """Return a function from a character of a text to the place of a call before it, among the judge's tokens.
+
+    The judge is the model that computes the losses. The function returns None where none of its tokens begins there.
+    """
     [tokens] = worker.encoding().texts([text])
     return partial(tokens.place_at, text)
 
 
-def _at_tokens(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
-    """Move the samples of another model to the judge's tokens; those where none begins are counted."""
-    place_in = {text: judged_places(worker, text) for text in table["text"].unique()}
+def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
+    """Move samples of another model from its positions to those of the judge; count those that have none there.
+
+    table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE. Of
+    several samples that come to the same key the first stays; the others are counted too.
+    """
+    place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
     places = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
-    written = [None if place is None else place.offset for place in places]
+    chars = [None if place is None else place.offset for place in places]
     positions = [None if place is None else place.position for place in places]
     table = table.with_columns(
         position=pl.Series(positions, dtype=pl.Int32),
-        char_offset=pl.col("offset") + pl.Series(written, dtype=pl.Int64),
+        char_offset=pl.col("offset") + pl.Series(chars, dtype=pl.Int64),
     )
-    fit = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
-    outside = table.filter(~fit).with_columns(reason=pl.lit("inside_a_token"))
-    return table.filter(fit), counted(outside)
-
-
-def stored_samples(output: TableOutput, store: SampleStore, asked: Asked) -> pl.DataFrame:
-    """Return the samples that are asked for. Raises StorageError where some were damaged meanwhile."""
-    samples = store.samples.stored(asked.keys)
-    require_whole(output, "samples", asked.keys.height - samples.height + asked.unknown.height)
-    return samples
-
-
-def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of heuristic_subset, and its distinct texts (text_digest, text)."""
-    subset = output.lane_table("heuristic_subset").read(shard)
-    return subset, subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
-
-
-Answers = Sequence[tuple[ProposalRequest, Proposal]]
-
-
-def _position_rows(answers: Answers) -> pl.DataFrame:
-    rows = [
-        (request.digest, proposal.probabilities, proposal.offsets)
-        for request, proposal in answers
-        if request.probabilities is None and proposal.reason is None
-    ]
-    return pl.DataFrame(rows, schema=POSITIONS, orient="row")
-
-
-def _sample_rows(answers: Answers) -> pl.DataFrame:
-    sampled = [
-        (request.digest, sample.position, sample.sample, sample.body, sample.reason)
-        for request, proposal in answers
-        for sample in proposal.samples
-    ]
-    refused = [(request.digest, REFUSED, 0, None, p.reason) for request, p in answers if p.reason is not None]
-    return pl.DataFrame([*sampled, *refused], schema=SAMPLES, orient="row")
-
-
-def parsed_call(lane: Lane, body: str) -> tuple[str, str | None, str | None]:
-    """Return the body, its input or None, and why it is no call of this tool; named arguments written in one way."""
-    try:
-        call = parse_call(body)
-        if call.tool != lane.tool.name:
-            return body, None, "other_tool"
-        schema = lane.tool.schema
-        if schema is None:
-            return body, call.input, None
-        written = write_arguments(read_arguments(call.input, schema), schema)
-        return body, written, fault(Call(call.tool, written))
-    except (MalformedCall, BadArguments) as error:
-        return body, None, error.reason
-
-
-def _without_rows(placed: pl.DataFrame, asked: Asked, refused: pl.DataFrame) -> Rejected:
-    """Texts that gave no row, by shard and reason."""
-    without = placed.join(asked.chosen, on="text_digest", how="anti").join(refused, on="text_digest", how="left")
-    return counted(without.with_columns(pl.col("reason").fill_null("no_position")))
+    has_place = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
+    outside = table.filter(~has_place).with_columns(reason=pl.lit("inside_a_token"))
+    return table.filter(has_place), counted(outside)
 
 
 STAGE = Stage(

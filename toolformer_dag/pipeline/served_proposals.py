@@ -1,6 +1,7 @@
-"""Calls of a model behind an OpenAI-compatible server, which writes each text again with calls in it."""
+"""served_proposals: calls of a model behind an OpenAI-compatible server, which writes a text again with calls in it."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
@@ -14,6 +15,7 @@ from toolformer_dag.computing.stage import (
     Claimed,
     PartRows,
     Planned,
+    Rejected,
     Stage,
     TableOutput,
     Work,
@@ -22,14 +24,14 @@ from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
-from toolformer_dag.pipeline.placing import COLUMNS, UNPLACED, at_tokens, placing
+from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.calls import take_out, written_calls
 
-NAME = "served_proposals"
 KEY = ("text_digest", "sample")
 WRITTEN = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
+"""Columns of the row store: what the server wrote when it was asked for a text the `sample`-th time, from 0."""
 
 
 def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
@@ -38,35 +40,43 @@ def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
     return {"model": model.name, "prompt": lane.tool.prompt, "sampling": determining(plan.settings.sampling)}
 
 
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rows beside the texts."""
+    return {**placing(plan, lane), **identity(plan, lane), "m": lane.m}
+
+
 def _store(worker: Worker, lane: Lane) -> RowStore:
     return worker.lane_rows(lane, "written", identity(worker.plan, lane), KEY, WRITTEN)
 
 
-def _texts(output: TableOutput, shard: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The rows of heuristic_subset, and (text_digest, text, sample) of m samples of each distinct text."""
-    texts = output.lane_table("heuristic_subset").read(shard)
-    samples = pl.DataFrame({"sample": range(output.lane.m)}, schema={"sample": pl.Int32()})
-    distinct = texts.select("text_digest", "text").unique("text_digest", maintain_order=True)
-    return texts, distinct.join(samples, how="cross")
+def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFrame:
+    """Return (text_digest, text, sample): m samples of each distinct text of `subset` (heuristic_subset)."""
+    numbers = pl.DataFrame({"sample": range(output.lane.m)}, schema={"sample": pl.Int32()})
+    distinct = subset.select("text_digest", "text").unique("text_digest", maintain_order=True)
+    return distinct.join(numbers, how="cross")
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the samples that are not stored. Counts samples."""
-    _, asked = _texts(output, shard)
+    requested = _requested_samples(output, output.lane_table("heuristic_subset").read(shard))
     store = _store(worker, output.lane)
-    missing = claim(claimed, store.name, store.missing(asked.select(KEY)))
-    lacking = missing.join(asked, on=KEY, how="left", maintain_order="left")
-    size = worker.plan.settings.execution.chunk_calls
-    payloads = [lacking[at : at + size] for at in range(0, lacking.height, size)]
-    work = Work(computed=Counter(samples=missing.height), reused=Counter(samples=asked.height - missing.height))
-    return Planned([Chunk(payload.height, payload) for payload in payloads], work)
+    missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
+    with_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
+    chunk_calls = worker.plan.settings.execution.chunk_calls
+    planned_chunks = [Chunk(units=batch.height, payload=batch) for batch in with_texts.iter_slices(chunk_calls)]
+    work = Work(
+        computed=Counter(samples=missing.height),
+        reused=Counter(samples=requested.height - missing.height),
+    )
+    return Planned(planned_chunks, work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
-    """Ask for a chunk of samples and commit them. Raises ModelError."""
-    plan, lane = worker.plan, output.lane
-    asked = list(chunk.select("text", "sample").iter_rows())
-    completions = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, asked)
+    """Request a chunk of samples (text_digest, text, sample) of the server and commit them. Raises ModelError."""
+    plan = worker.plan
+    lane = output.lane
+    samples = list(chunk.select("text", "sample").iter_rows())
+    completions = written_again(plan.model_of("proposer"), plan.settings.sampling, lane.tool.prompt, samples)
     _store(worker, lane).append(chunk.select(KEY).with_columns(written=pl.Series(completions, dtype=pl.String)))
     return Work()
 
@@ -74,39 +84,51 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls at their places in the texts.
 
-    Rejected: text_changed (what stands before the call is not the text's beginning), inside_a_token, and those of
-    `parse_call`. Raises StorageError where samples were damaged meanwhile.
+    Rejected: text_changed (what the server wrote before the call is not the text's beginning), inside_a_token, and
+    those of `parse_call`. Raises StorageError where samples were damaged since they were computed.
     """
-    texts, asked = _texts(output, shard)
-    store, rejected = _store(worker, output.lane), Counter[tuple[str, str]]()
-    known = store.stored(asked.select(KEY))
-    require_whole(output, "samples", asked.height - known.height)
-    joined = texts.select(*TEXT_KEY, "offset", "text", "context", "text_digest").join(known, on="text_digest")
-    tools, calls = [output.lane.tool.name], []
-    for *key, offset, text, context, _, _, written in joined.sort(*TEXT_KEY, "sample").iter_rows():
-        plain = take_out(written, tools)
-        for at, asked_for in written_calls(written, tools):
-            place = _place(text, plain, at)
+    subset = output.lane_table("heuristic_subset").read(shard)
+    requested = _requested_samples(output, subset)
+    store = _store(worker, output.lane)
+    stored = store.stored(requested.select(KEY))
+    require_whole(output, "samples", requested.height - stored.height)
+
+    tool_names = [output.lane.tool.name]
+    rejected: Rejected = Counter()
+    calls: list[UnplacedCall] = []
+    text_columns = (*TEXT_KEY, "offset", "text", "context")
+    samples = subset.select(*text_columns, "text_digest").join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
+    for row in samples.select(*text_columns, "written").iter_rows(named=True):
+        written = row.pop("written")
+        without_calls = take_out(written, tool_names)
+        for written_offset, input in written_calls(written, tool_names):
+            place = _place(row["text"], without_calls, written_offset)
             if place is None:
                 rejected[shard, "text_changed"] += 1
-            else:
-                calls.append((*key, offset, text, context, MODEL, offset + place, asked_for, None, None, None))
-    frame = pl.DataFrame(calls, UNPLACED, orient="row")
-    return PartRows([at_tokens(worker, output, shard, frame, rejected)], rejected, [store.name])
+                continue
+            calls.append(UnplacedCall(**row, source=MODEL, char_offset=row["offset"] + place, input=input))
+    placed = placed_at_tokens(worker, output, unplaced(calls))
+    return PartRows([placed.rows], rejected + placed.rejected, [store.name])
 
 
-def _place(text: str, plain: str, at: int) -> int | None:
-    """Return the character of the text at character `at` of what was written; white space may differ at the start."""
-    before, begun = plain[:at].lstrip(), len(text) - len(text.lstrip())
-    return begun + len(before) if text[begun:].startswith(before) else None
+def _place(text: str, written: str, offset: int) -> int | None:
+    """Return the character of a text that is character `offset` of what the server wrote for it, without its calls.
+
+    None where what was written before it is not the beginning of the text. White space at the start may differ.
+    """
+    written_before = written[:offset].lstrip()
+    start = len(text) - len(text.lstrip())
+    if not text[start:].startswith(written_before):
+        return None
+    return start + len(written_before)
 
 
 STAGE = Stage(
-    name=NAME,
+    name="served_proposals",
     description="Calls of a model behind a server, at their places in the texts.",
     columns=COLUMNS,
     key=CALL_KEY,
-    settings=lambda plan, lane: {**placing(plan, lane), **identity(plan, lane), "m": lane.m},
+    settings=settings,
     reads=("heuristic_subset",),
     pool="tools",
     make=ByChunk(chunks, compute, rows),

@@ -60,45 +60,61 @@ def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
 
 def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> None:
     """Raise ValueError where a stage reads a table of its lane that no stage before it makes."""
-    made: set[str] = set()
+    earlier_tables: set[str] = set()
     for stage in stages:
-        made |= {inner.name for inner in stage.inner}
+        earlier_tables.update(inner.name for inner in stage.inner)
         reads = stage.reads(plan, lane) if callable(stage.reads) else stage.reads
-        of_lane = {read for read in reads if "/" not in read}
-        if of_lane - made:
-            unknown = min(of_lane - made)
-            raise ValueError(f"stage {stage.name} of {lane.key} reads {unknown}, which no stage before it makes")
-        made.add(stage.name)
+        tables_of_lane = {name for name in reads if "/" not in name}
+        unknown = tables_of_lane - earlier_tables
+        if unknown:
+            raise ValueError(f"stage {stage.name} of {lane.key} reads {min(unknown)}, which no stage before it makes")
+        earlier_tables.add(stage.name)
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
     """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
-    corpus = [TableOutput(stage, plan) for stage in CORPUS]
-    return [*corpus, *_lane_outputs(plan), TableOutput(augmented_corpus.STAGE, plan)]
+    return [
+        *(TableOutput(stage, plan) for stage in CORPUS),
+        *_lane_outputs(plan),
+        TableOutput(augmented_corpus.STAGE, plan),
+    ]
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:
     """Return the tables that a plan's warehouse shows: its own, after those of lanes that its C* holds calls of too."""
-    return [*(output for one in plan.projects[:-1] for output in _lane_outputs(one)), *table_outputs(plan)]
+    *earlier_projects, _ = plan.projects
+    outputs: list[TableOutput] = []
+    for project in earlier_projects:
+        outputs += _lane_outputs(project)
+    return [*outputs, *table_outputs(plan)]
 
 
 def _lane_outputs(plan: Plan) -> list[TableOutput]:
-    return [TableOutput(stage, plan, lane) for lane in plan.lanes for stage in lane_stages(plan, lane)]
+    """Return the tables of all lanes, lane by lane."""
+    outputs = []
+    for lane in plan.lanes:
+        for stage in lane_stages(plan, lane):
+            outputs.append(TableOutput(stage, plan, lane))
+    return outputs
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return the warehouse's tables: one per stage, over the tables of all lanes, and the reasons of the filter."""
-    by_table: dict[str, list[TableOutput]] = {}
+    """Return the warehouse's tables: one per stage, over the tables of all lanes, and the reasons of the filter.
+
+    Stages that have the same table there, such as those of single calls and of chains, share it.
+    """
+    outputs_of: dict[str, list[TableOutput]] = {}
     scores: dict[str, str] = {}
     decided: list[str] = []
     for output in outputs:
-        by_table.setdefault(output.stage.in_warehouse.name or output.stage.name, []).append(output)
-        if output.lane_or_none:
-            scores |= output.lane.scores
+        name = output.stage.in_warehouse.name or output.stage.name
+        outputs_of.setdefault(name, []).append(output)
+        if output.lane_or_none is not None:
+            scores.update(output.lane.scores)
         if DECIDED in output.stage.beside:
             decided.append(output.lane_table(DECIDED).name)
     tables = []
-    for of_table in by_table.values():
-        sources = [output.name for output in of_table]
-        tables.append(of_table[0].warehouse_table(sources, scores))
+    for outputs_of_table in outputs_of.values():
+        names = [output.name for output in outputs_of_table]
+        tables.append(outputs_of_table[0].warehouse_table(names, scores))
     return [*tables, decided_table(decided)]

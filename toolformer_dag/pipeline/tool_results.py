@@ -1,8 +1,9 @@
 """tool_results: every distinct input in its context, answered once (paper, section 2, "Executing API Calls")."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -27,11 +28,12 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.stored_rows import claim, require_whole
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.pipeline import proposals
+from toolformer_dag.pipeline import file_proposals
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
 KEY = ("input", "context")
+"""A call to a lane's tool; `context` is what the result depends on beside the input (`Tool.context`)."""
 RESULTS = pl.Schema(
     {
         "input": pl.String(),
@@ -42,8 +44,20 @@ RESULTS = pl.Schema(
         "cost": pl.Float64(),
     }
 )
+"""Columns of the stored results; `_ResultRow` describes them."""
 MEASURED = ("seconds", "cost")
 """Columns that differ from run to run and make no other version of the data."""
+
+
+class _ResultRow(NamedTuple):
+    """What a tool answered to a call; see `ToolResult`."""
+
+    input: str
+    context: str
+    result: str | None
+    reason: str | None  # why there is no result
+    seconds: float
+    cost: float | None
 
 
 def result_settings(lane: Lane) -> dict[str, Any]:
@@ -59,88 +73,145 @@ def result_settings(lane: Lane) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallChunk:
-    """Calls (KEY) to the tool of a lane, the output's own or one that it calls after its own."""
+    """Calls (KEY) to the tool of a lane.
+
+    The lane is the output's, or in a chain one whose tool may be called after the output's own.
+    """
 
     lane: str
     calls: pl.DataFrame
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the calls that no run and no shard has made under the same tool. Counts distinct calls."""
-    return planned(worker, output, _calls(output, shard), claimed)
+    """Plan the calls of a shard whose results no run has stored. Counts distinct calls."""
+    return planned(worker, output, _candidate_calls(output, shard), claimed)
 
 
 def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan the calls of `candidates` (KEY and other columns) to the tool of the output's lane."""
-    calls, store = candidates.select(KEY).unique().sort(KEY), _store(worker, output.lane)
-    # whole rows are read: damage beside the key columns has to show before the tool runs
-    given = proposals.given_results(output).select(KEY)
-    # lost calls wait for the next run
-    known = pl.concat([one.select(KEY) for one in (store.stored(calls), *worker.lost_calls[output.lane.key], given)])
-    missing = claim(claimed, store.name, calls.join(known, on=KEY, how="anti", maintain_order="left"))
-    size = worker.plan.settings.execution.chunk_calls
-    cut = [missing[at : at + size] for at in range(0, missing.height, size)]
-    work = Work(computed=Counter(calls=missing.height), reused=Counter(calls=calls.height - missing.height))
-    return Planned([Chunk(calls.height, CallChunk(output.lane.key, calls)) for calls in cut], work)
+    """Plan the distinct calls of `candidates` whose results are not known yet, in chunks of `execution.chunk_calls`.
+
+    candidates: a row per candidate call; the columns of KEY (input, context) are read.
+    claimed: calls that earlier shards of this run make already; the planned ones are added to it.
+
+    The tool is that of the output's lane. A call is not planned where its result is stored or came with a file, where
+    an earlier shard makes it, or where the tool lost it in this update: the next run tries it again.
+    """
+    lane = output.lane
+    calls = candidates.select(KEY).unique().sort(KEY)
+    store = _store(worker, lane)
+
+    from_files = file_proposals.given_results(output)
+    # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
+    stored = store.stored(calls)
+    lost = worker.lost_calls[lane.key]
+    done = pl.concat([frame.select(KEY) for frame in (stored, *lost, from_files)])
+    not_done = calls.join(done, on=KEY, how="anti", maintain_order="left")
+    missing = claim(claimed, store.name, not_done)
+
+    chunk_calls = worker.plan.settings.execution.chunk_calls
+    call_chunks = []
+    for calls_of_chunk in missing.iter_slices(chunk_calls):
+        call_chunks.append(Chunk(units=calls_of_chunk.height, payload=CallChunk(lane.key, calls_of_chunk)))
+    work = Work(
+        computed=Counter(calls=missing.height),
+        reused=Counter(calls=calls.height - missing.height),
+    )
+    return Planned(call_chunks, work)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     """Run the tool on a chunk of calls and commit the answers.
 
-    A call that was lost (time limit, connection) is remembered until the end of the update and not stored, so the next
-    run tries it again. Raises ToolDown when the tool stops working; the answers before it are stored.
+    A call that the tool lost (time limit, connection) is not stored, so that the next run tries it again. It is kept in
+    `worker.lost_calls` until the end of the update. Raises ToolDown where the tool stops working; the answers before
+    that are stored.
     """
-    lane = next(one for one in output.lane.chainable.values() if one.key == chunk.lane)
-    answers: dict[ToolCall, ToolResult] = {}
+    lane = next(called for called in output.lane.chainable.values() if called.key == chunk.lane)
+    calls = [ToolCall(input, context) for input, context in chunk.calls.select(KEY).iter_rows()]
+    answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
     try:
-        worker.runner(lane).run([ToolCall(*call) for call in chunk.calls.select(KEY).iter_rows()], answers)
-    finally:  # what was answered was paid for
-        rows = [(c.input, c.context, a.result, a.reason, a.seconds, a.cost, a.lost) for c, a in answers.items()]
-        frame = pl.DataFrame(rows, schema={**RESULTS, "lost": pl.Boolean()}, orient="row")
-        _store(worker, lane).append(frame.filter(~pl.col("lost")).drop("lost"))
-        worker.lost_calls[lane.key].append(frame.filter("lost").drop("lost"))
+        worker.runner(lane).run(calls, answers)
+    finally:  # what was answered may have cost money, and is kept whatever happened then
+        _commit(worker, lane, answers)
     return Work()
 
 
+def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
+    """Store answers; put those of lost calls into `worker.lost_calls`."""
+    stored: list[_ResultRow] = []
+    lost: list[_ResultRow] = []
+    for call, answer in answers.items():
+        row = _ResultRow(
+            input=call.input,
+            context=call.context,
+            result=answer.result,
+            reason=answer.reason,
+            seconds=answer.seconds,
+            cost=answer.cost,
+        )
+        if answer.lost:
+            lost.append(row)
+        else:
+            stored.append(row)
+    _store(worker, lane).append(pl.DataFrame(stored, schema=RESULTS, orient="row"))
+    worker.lost_calls[lane.key].append(pl.DataFrame(lost, schema=RESULTS, orient="row"))
+
+
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return a row per distinct call of a shard; `rejected` counts candidates without a result."""
-    return answered(worker, output, _calls(output, shard))
+    """Return a row per distinct call of a shard; `rejected` counts the candidate calls without a result by reason.
+
+    Where the tool lost calls the next run computes the part again.
+    """
+    return answered(worker, output, _candidate_calls(output, shard))
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
     """Return a row per distinct call of `candidates` (shard, KEY) to the tool of the output's lane; see `rows`.
 
-    Those whose shard is null are no candidates and count nowhere.
+    A row of `candidates` whose shard is null is no candidate call (`_candidate_calls`) and is not counted.
+
+    Raises StorageError where results were damaged since they were computed.
     """
-    calls, store = candidates.select(KEY).unique(), _store(worker, output.lane)
-    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[output.lane.key]]).unique(KEY)
+    lane = output.lane
+    calls = candidates.select(KEY).unique()
+    store = _store(worker, lane)
+    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(KEY)
     if not lost.is_empty():
-        store.refresh()
-    given = proposals.given_results(output).join(calls, on=KEY, how="semi").with_columns(seconds=pl.lit(0.0))
-    others = store.stored(calls).join(given, on=KEY, how="anti")
-    stored = pl.concat([RESULTS.to_frame(), others, given], how="diagonal")
-    # what is stored wins: another process may have had an answer to a call that was lost here
-    results = pl.concat([stored, lost.join(calls, on=KEY, how="semi").join(stored, on=KEY, how="anti")])
+        store.refresh()  # another process may have stored an answer to a call that was lost here
+
+    # What a file brings wins over what the tool answered, and any answer over a lost call.
+    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
+    from_files = from_files.with_columns(seconds=pl.lit(0.0))
+    from_tool = store.stored(calls).join(from_files, on=KEY, how="anti")
+    answers = pl.concat([RESULTS.to_frame(), from_tool, from_files], how="diagonal")
+    lost = lost.join(calls, on=KEY, how="semi").join(answers, on=KEY, how="anti")
+    results = pl.concat([answers, lost])
     require_whole(output, "results", calls.height - results.height)
-    table = results.with_columns(tool=pl.lit(output.lane.key), tool_version=pl.lit(output.lane.tool.version))
-    reasons = sorted(set(results.join(stored, on=KEY, how="anti")["reason"]))
-    facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"} if reasons else {}
+
+    facts = {}
+    if not lost.is_empty():
+        reasons = sorted(set(lost["reason"]))
+        facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"}
     rejected = counted(candidates.drop_nulls("shard").join(results, on=KEY))
-    ordered = table.select(output.stage.schema.names()).sort(KEY)
-    return PartRows([ordered], rejected, [store.name], facts)
+    table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
+    return PartRows([table.select(output.stage.schema.names()).sort(KEY)], rejected, [store.name], facts)
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
     return worker.lane_rows(lane, "results", result_settings(lane), KEY, RESULTS)
 
 
-def _calls(output: TableOutput, shard: str) -> pl.DataFrame:
-    """(shard, input, context) of every candidate call, and of echoes, without their shard."""
+def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return (shard, input, context) of every candidate call of a shard, and of the calls for their echoes.
+
+    A rule that looks ahead saw `words` in the text after the call. The echo is the call whose input are these words
+    (see `loss_deltas`); it is no candidate itself, and its shard is null.
+    """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
-    calls = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())
-    placed = calls.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
-    echoes = placed.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
-    return pl.concat([placed, echoes]).drop("words")
+    candidates = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())
+    calls = candidates.join(texts, on=TEXT_KEY, how="left").select("shard", *KEY, "words")
+    echoes = calls.drop_nulls("words").with_columns(shard=pl.lit(None, pl.String), input="words")
+    return pl.concat([calls, echoes]).drop("words")
 
 
 STAGE = Stage(
@@ -157,7 +228,7 @@ STAGE = Stage(
         "tool_version": Column(pl.String(), "version of the tool that answered"),
     },
     key=("tool", *KEY),
-    settings=lambda plan, lane: {**result_settings(lane), **proposals.identity(lane)},
+    settings=lambda plan, lane: {**result_settings(lane), **file_proposals.identity(lane)},
     reads=("scored_candidates", "heuristic_subset"),
     pool="tools",
     volatile=MEASURED,

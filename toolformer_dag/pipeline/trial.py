@@ -29,9 +29,11 @@ ALL = "sample"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial made: `outputs`, each with its report. `appended`: computed rows that were new, by row store.
+    """What a trial made.
 
-    `worker`: with the model and the tools of the one that tries, over the trial's lake.
+    - `worker`: has the model and the tools of the worker that tries, and works on the trial's lake
+    - `outputs`, `reports`: the tables, and what making each of them cost
+    - `appended`: computed rows that were new, by row store
     """
 
     worker: Worker
@@ -42,57 +44,82 @@ class Trial:
 
 @contextmanager
 def trial(
-    worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress, known: Lake | None
+    worker: Worker,
+    lane: Lane,
+    texts: pl.DataFrame,
+    stages: Sequence[Stage],
+    progress: Progress,
+    row_lake: Lake | None,
 ) -> Iterator[Trial]:
-    """Run stages over `texts` (columns of heuristic_subset) for as long as the block lasts.
+    """Run stages over texts; the tables are there for as long as the block lasts.
 
-    `known`: the lake whose computed rows are used, and which gets those that are new; None keeps nothing. Raises what
-    the stages raise.
+    texts: rows of heuristic_subset, of any shards; they become the rows of the shard ALL.
+    row_lake: the lake whose computed rows are used, and which gets those that are new; None keeps nothing.
+
+    Raises what the stages raise.
     """
     with TemporaryDirectory() as folder:
-        given = worker.plan
-        lake = _TrialLake(Path(folder), known, given.suffix)
-        plan = _TrialPlan(given.settings, (lane,), given.model, lake, given.proposer, given.start)
+        plan = worker.plan
+        lake = _TrialLake(Path(folder), row_lake, plan.suffix)
+        trial_plan = _TrialPlan(
+            settings=plan.settings,
+            lanes=(lane,),
+            model=plan.model,
+            lake=lake,
+            proposer=plan.proposer,
+            start=plan.start,
+        )
         rows = texts.with_columns(shard=pl.lit(ALL)).unique(TEXT_KEY).sort(TEXT_KEY)
-        TableOutput(heuristic_subset.STAGE, plan, lane).publish(ALL, PartRows([rows]))
-        own = copy(worker)
-        own.plan = plan
-        outputs = [TableOutput(stage, plan, lane) for stage in stages]
-        reports = [update(own, Workers(own, {one.name: one}, in_process), one, progress) for one in outputs]
-        yield Trial(own, outputs, reports, lake.appended)
+        TableOutput(heuristic_subset.STAGE, trial_plan, lane).publish(ALL, PartRows([rows]))
+        trial_worker = copy(worker)  # shares the loaded model and the tools
+        trial_worker.plan = trial_plan
+        outputs = [TableOutput(stage, trial_plan, lane) for stage in stages]
+        reports = []
+        for output in outputs:
+            workers = Workers(trial_worker, {output.name: output}, in_process)
+            reports.append(update(trial_worker, workers, output, progress))
+        yield Trial(trial_worker, outputs, reports, lake.appended)
 
 
 class _TrialLake(Lake):
-    """Tables of its own, over the computed rows of another lake where there is one."""
+    """A lake in a folder whose row stores are those of another lake, where there is one.
 
-    def __init__(self, root: Path, known: Lake | None, suffix: str) -> None:
+    `appended` collects the rows that are appended to them, by row store.
+    """
+
+    def __init__(self, root: Path, row_lake: Lake | None, suffix: str) -> None:
         super().__init__(root, suffix=suffix)
-        self._known = known
+        self._row_lake = row_lake
         self.appended: dict[str, list[pl.DataFrame]] = {}
 
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        keeping = super().rows if self._known is None else self._known.rows
-        store = keeping(name, identity, key, schema)
-        noted = _Noting(store.storage, store.name, store.key, store.schema)
-        noted.appended = self.appended
-        return noted
+        """Open a row store that notes what is appended; see `Lake.rows`."""
+        if self._row_lake is None:
+            store = super().rows(name, identity, key, schema)
+        else:
+            store = self._row_lake.rows(name, identity, key, schema)
+        noting_store = _NotingStore(store.storage, store.name, store.key, store.schema)
+        noting_store.appended = self.appended
+        return noting_store
 
 
-class _Noting(RowStore):
-    """Notes what is appended."""
+class _NotingStore(RowStore):
+    """A row store that puts what is appended into `appended` too, which the lake sets right after making it."""
 
     appended: dict[str, list[pl.DataFrame]]
 
     def append(self, rows: pl.DataFrame) -> None:
+        """Store rows, and note them."""
         self.appended.setdefault(self.name, []).append(rows)
         super().append(rows)
 
 
 class _TrialPlan(Plan):
-    """A plan over the sample as its only shard."""
+    """A plan whose only shard is ALL."""
 
     @cached_property
     def shards(self) -> Mapping[str, Shard]:
+        """The shard of the texts; no stage of a lane reads its file, which does not exist."""
         return {ALL: ShardFile(ALL, self.lake.root / ALL)}

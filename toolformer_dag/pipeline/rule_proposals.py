@@ -1,0 +1,65 @@
+"""rule_proposals: calls that a lane's rule proposes: a pattern of the settings, or the tool's own `propose`."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stage import CALL_KEY, TEXT_KEY, ByShard, PartRows, Rejected, Stage, TableOutput
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.settings.tool_settings import RULE
+from toolformer_dag.tools.tool import OverBudget
+
+
+def identity(lane: Lane) -> dict[str, object]:
+    """Return what determines the rule's calls. Empty for a lane without a rule. Raises ToolDown."""
+    if RULE not in lane.sources.names:
+        return {}
+    return {"rule": lane.sources.rule_identity(lane.tool)}
+
+
+def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
+    """Return what determines the rows beside the texts."""
+    return {**placing(plan, lane), **identity(lane)}
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return what the lane's rule proposes for each text of a shard.
+
+    Rejected: inside_a_token, those of `parse_call`, and over_budget: texts that cost the rule too much work. Raises
+    ToolDown where the rule fails.
+    """
+    lane = output.lane
+    rejected: Rejected = Counter()
+    calls: list[UnplacedCall] = []
+    texts = output.lane_table("heuristic_subset").read(shard)
+    for row in texts.select(*TEXT_KEY, "offset", "text", "context").iter_rows(named=True):
+        try:
+            proposals = lane.sources.propose(lane.tool, row["text"], row["context"])
+        except OverBudget:
+            rejected[shard, "over_budget"] += 1
+            continue
+        for proposal in dict.fromkeys(proposals):  # each once
+            calls.append(
+                UnplacedCall(
+                    **row,
+                    source=RULE,
+                    char_offset=row["offset"] + proposal.offset,
+                    input=proposal.input,
+                    words=proposal.words or None,
+                )
+            )
+    placed = placed_at_tokens(worker, output, unplaced(calls))
+    return PartRows([placed.rows], rejected + placed.rejected)
+
+
+STAGE = Stage(
+    name="rule_proposals",
+    description="Calls that the lane's rule proposes for its texts.",
+    columns=COLUMNS,
+    key=CALL_KEY,
+    settings=settings,
+    reads=("heuristic_subset",),
+    make=ByShard(rows),
+)

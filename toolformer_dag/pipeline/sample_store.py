@@ -1,0 +1,233 @@
+"""What the model computed when it was asked for calls, stored once: p_i at every position of a text, and samples.
+
+p_i is the probability that a call begins before token x_i (paper, section 2, "Sampling"). A sample is what the model
+writes after ` [` there, up to the closing bracket. tau_s, k and m (lane settings) only choose among positions and say
+how many samples there are, so that other values compute nothing that is stored.
+
+A place after calls, where a chain may go on, is stored like a text that has one position, number 0.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.stored_rows import TOKEN_BYTES
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.model.requests import Proposal, ProposalRequest, select_positions
+from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.texts.call_places import place_of_token, without_other_tokens
+
+METHOD = 3
+"""Raised when the same model would give other positions or samples; a golden test notices where it was not."""
+POSITIONS = pl.Schema(
+    {
+        "text_digest": pl.String(),
+        "probabilities": pl.List(pl.Float32()),
+        "offsets": pl.List(pl.Int32()),
+    }
+)
+"""Columns of the stored positions; `MeasuredText` describes them."""
+SAMPLES = pl.Schema(
+    {
+        "text_digest": pl.String(),
+        "position": pl.Int32(),
+        "sample": pl.Int32(),
+        "body": pl.String(),
+        "reason": pl.String(),
+    }
+)
+"""Columns of the stored samples; `StoredSample` describes them."""
+SAMPLE_KEY = ("text_digest", "position", "sample")
+REFUSED = -1
+"""The `position` of a stored row that holds no sample, but the reason why a text has none at all."""
+CHOSEN = pl.Schema(
+    {
+        "text_digest": pl.String(),
+        "position": pl.Int32(),
+        "p_api": pl.Float32(),
+        "char": pl.Int64(),
+        "judged_position": pl.Int32(),
+    }
+)
+"""Columns of the positions before which calls are sampled; `ChosenPosition` describes them."""
+PLACES = pl.Schema(
+    {
+        "text_digest": pl.String(),
+        "text": pl.String(),
+        "position": pl.Int32(),
+        "before": pl.String(),
+    }
+)
+"""Columns of places after calls: the chain `before` (JSON) stands in `text` before token x_i, i = `position`.
+
+`text_digest` is the hash of all three, which names the place (`texts.chains.place_of`).
+"""
+
+
+class MeasuredText(NamedTuple):
+    """A text whose p_i were computed. The arrays have an entry for each of its n tokens."""
+
+    text_digest: str
+    probabilities: NDArray[np.float32]  # p_i
+    offsets: NDArray[np.int32]  # the character of the text at which token x_i begins
+
+
+class StoredSample(NamedTuple):
+    """A sample, or the reason why a text has none (`position` is REFUSED)."""
+
+    text_digest: str
+    position: int  # i: it stands before token x_i
+    sample: int  # its number at the position, from 0
+    body: str | None  # what was written between the brackets; None where they were not closed
+    reason: str | None  # why there is no body
+
+
+class ChosenPosition(NamedTuple):
+    """A position of a text before which calls are sampled: one of the k most probable with p_i > tau_s."""
+
+    text_digest: str
+    position: int
+    p_api: float  # p_i
+    char: int  # the character of the text before which the calls are written
+    judged_position: int  # the position at which the window of their losses begins (texts/call_places.py)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSamples:
+    """The samples that a lane's tau_s, k and m request of some texts.
+
+    - `positions` (CHOSEN): where calls are sampled, of the texts whose p_i are stored
+    - `keys` (SAMPLE_KEY): m samples at each of these positions
+    - `unmeasured_texts`: the texts whose p_i are not stored, so that their positions are not known yet
+    """
+
+    positions: pl.DataFrame
+    keys: pl.DataFrame
+    unmeasured_texts: pl.DataFrame
+
+
+def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
+    """Return what determines p_i beside the text."""
+    return {"method": METHOD, "model": plan.identity_of("proposer"), "prompt": prompt}
+
+
+def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
+    """Return what determines a sample beside its text, position and number."""
+    ends = {"ends": "before results"} if plan.start else {}  # a finetuned model would write results too
+    return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
+
+
+class SampleStore:
+    """The row stores of positions and samples of one lane, under one model, prompt and sampling."""
+
+    def __init__(self, worker: Worker, lane: Lane, *, prompt: str | None = None, prefix: str = "") -> None:
+        """Open the row stores.
+
+        prompt: what the model is asked with, if not with the prompt of the lane's tool.
+        prefix: what the names of the row stores begin with.
+        """
+        self.prompt = lane.tool.prompt if prompt is None else prompt
+        self._lane = lane
+        self._max_call_tokens = worker.plan.settings.sampling.max_call_tokens
+        self._positions_per_text = lane.k
+        folder = f"{lane.tool.key}/{prefix}"
+        position_settings = positions_identity(worker.plan, self.prompt)
+        self.positions = worker.rows(f"{folder}positions", position_settings, ("text_digest",), POSITIONS)
+        sample_settings = samples_identity(worker.plan, self.prompt)
+        self.samples = worker.rows(f"{folder}samples", sample_settings, SAMPLE_KEY, SAMPLES)
+
+    def requested(self, texts: pl.DataFrame) -> RequestedSamples:
+        """Return the samples that the lane requests of `texts` (text_digest, text, other columns)."""
+        measured = self.positions.stored(texts)
+        positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN, orient="row")
+        unmeasured = texts.join(measured, on="text_digest", how="anti", maintain_order="left")
+        # Texts that the engine refused have no p_i either, and need none.
+        unmeasured = unmeasured.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
+        numbers = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
+        keys = positions.select("text_digest", "position").join(numbers, how="cross")
+        return RequestedSamples(positions, keys, unmeasured)
+
+    def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
+        """Return (text_digest, reason) of those of `texts` that the engine could not take."""
+        keys = texts.select(
+            "text_digest",
+            position=pl.lit(REFUSED, pl.Int32()),
+            sample=pl.lit(0, pl.Int32()),
+        )
+        return self.samples.stored(keys).select("text_digest", "reason")
+
+    def estimated_tokens(self) -> pl.Expr:
+        """Return how many tokens a text (column `text`) runs at most: x, "Output:" and x again, and all its samples."""
+        text_tokens = pl.col("text").str.len_bytes() / TOKEN_BYTES
+        return 2 * text_tokens + self._positions_per_text * self._lane.m * self._max_call_tokens
+
+    def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
+        """Store what the engine answered to each request. Return the number of new samples."""
+        samples: list[StoredSample] = []
+        refused: list[StoredSample] = []
+        measured: list[MeasuredText] = []
+        for request, proposal in zip(requests, proposals, strict=True):
+            digest = request.digest
+            for sample in proposal.samples:
+                samples.append(StoredSample(digest, sample.position, sample.sample, sample.body, sample.reason))
+            if proposal.reason is not None:
+                refused.append(StoredSample(digest, REFUSED, 0, None, proposal.reason))
+            elif request.probabilities is None:
+                measured.append(MeasuredText(digest, proposal.probabilities, proposal.offsets))
+        self.samples.append(pl.DataFrame([*samples, *refused], schema=SAMPLES, orient="row"))
+        # Positions come last: where they are stored, the samples of an interrupted run are stored as well.
+        self.positions.append(pl.DataFrame(measured, schema=POSITIONS, orient="row"))
+        return len(samples)
+
+    def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
+        """Yield the k most probable positions with p_i > tau_s of each text.
+
+        measured: rows of POSITIONS. texts: text_digest and text of at least these.
+        """
+        tau_s = self._lane.tau_s
+        text_of = dict(texts.select("text_digest", "text").iter_rows())
+        for digest, stored_probabilities, offsets in _measured_texts(measured):
+            text = text_of[digest]
+            probabilities = without_other_tokens(text, offsets, stored_probabilities, tau_s)
+            for token in select_positions(probabilities, tau_s, self._lane.k):
+                place = place_of_token(text, offsets, token)
+                assert place is not None  # without_other_tokens leaves out the tokens without a place
+                yield ChosenPosition(
+                    text_digest=digest,
+                    position=token,
+                    p_api=float(probabilities[token]),
+                    char=place.offset,
+                    judged_position=place.position,
+                )
+
+
+class ChainedSampleStore(SampleStore):
+    """The same for the calls after others, whatever their level. `requested` gets places (PLACES) in place of texts."""
+
+    def __init__(self, worker: Worker, lane: Lane) -> None:
+        super().__init__(worker, lane, prompt=lane.chain_prompt, prefix="chained_")
+        self._positions_per_text = 1
+
+    def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
+        """Yield the places whose p is above tau_s."""
+        for digest, probabilities, offsets in _measured_texts(measured):
+            if select_positions(probabilities, self._lane.tau_s, self._lane.k):
+                yield ChosenPosition(
+                    text_digest=digest,
+                    position=0,
+                    p_api=float(probabilities[0]),
+                    char=int(offsets[0]),
+                    judged_position=0,
+                )
+
+
+def _measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:
+    """Yield the rows of a frame of POSITIONS."""
+    columns = (frame[name] for name in POSITIONS.names())
+    for digest, probabilities, offsets in zip(*columns, strict=True):
+        yield MeasuredText(digest, probabilities.to_numpy(), offsets.to_numpy())
