@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from toolformer_dag.computing.shown import ChanceCurves, CostFrontier, DeltaHistogram, Plot
 from toolformer_dag.evaluation.paper_tables import FIGURES_OF_PAPER
 
 BINS = 80  # tenths of a nat
@@ -28,6 +29,17 @@ ESCAPED = {"%": "%25", "#": "%23", "&": "%26", "<": r"\<", ">": r"\>"}
 """What an address in Markdown may not hold as it is; a third shorter than base64."""
 LEVEL = 0.05
 """The false discovery rate that a threshold by chance usually has."""
+
+
+def drawn(plot: Plot) -> str:
+    """Draw what a stage shows; returns Markdown."""
+    match plot:
+        case DeltaHistogram():
+            return delta_histogram(plot.deltas, plot.tau_f)
+        case ChanceCurves():
+            return chance_curves(plot.rates)
+        case CostFrontier():
+            return frontier_curve(plot.points)
 
 
 def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:

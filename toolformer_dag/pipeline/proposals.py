@@ -29,6 +29,7 @@ from toolformer_dag.computing.stage import (
     PartRows,
     Rejected,
     Stage,
+    StageAsset,
     TableOutput,
     versions,
 )
@@ -301,10 +302,19 @@ RULED = Stage(
 )
 
 
+def _warnings(output: TableOutput) -> list[str]:
+    """Warn before a token is spent where the model hardly writes calls of the lane's tool."""
+    return rarely_written(output.plan, [output.lane])
+
+
+SAMPLED = replace(scored_candidates.STAGE, asset=StageAsset(warns=_warnings))
+"""scored_candidates of a lane whose calls are all sampled."""
+
+
 def stage(lane: Lane) -> Stage:
     """Return scored_candidates of a lane, whose calls come from its sources; discarded samples have a reason."""
     if lane.sources.names == (MODEL,) and lane.sources.sampled:
-        return scored_candidates.STAGE
+        return SAMPLED
     return _stage(bool(lane.sources.files), RULE in lane.sources.names, lane.sources.served, lane.sources.sampled)
 
 
@@ -312,7 +322,7 @@ def stage(lane: Lane) -> Stage:
 def _stage(files: bool, rule: bool, served: bool, sampled: bool) -> Stage:
     there = ((PLACED, files), (RULED, rule), (served_proposals.STAGE, served))
     inner = tuple(one for one, used in there if used)
-    found = replace(scored_candidates.STAGE, settings=settings, inputs=inputs, inner=inner)
+    found = replace(SAMPLED, settings=settings, inputs=inputs, inner=inner)
     if sampled:
         return replace(found, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
     return replace(found, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))

@@ -20,6 +20,7 @@ from toolformer_dag.computing.stage import (
     PartRows,
     Rejected,
     Stage,
+    StageAsset,
     TableOutput,
     UnusableRows,
 )
@@ -118,6 +119,12 @@ def nothing_read(plan: Plan) -> str | None:
     return (
         f"no document could be read from {plan.shards[shard].place if shard in plan.shards else shard}{more}: {summary}"
     )
+
+
+def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
+    """Return the error of a corpus that was read and holds no document: no stage after it would find anything."""
+    reason = nothing_read(output.plan)
+    return UnreadCorpus(reason) if reason else None
 
 
 class RottenShard(UserError):
@@ -228,4 +235,5 @@ STAGE = Stage(
     beside=(REJECTED_LINES,),
     make=ByShard(rows),
     in_warehouse=InWarehouse("documents"),
+    asset=StageAsset(refuses=unread_corpus),
 )
