@@ -67,7 +67,7 @@ def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[s
     - `unit`: what follows the measure in the name, such as ", %"
     """
     measured = rows.select(of, "condition", measure).drop_nulls()
-    shown = {}
+    shown: dict[str, dg.MetadataValue] = {}
     for subject, condition, value in measured.iter_rows():
         shown[f"{measure}{unit}: {subject}, {condition}"] = dg.MetadataValue.float(value)
     return shown
