@@ -9,7 +9,8 @@ import typer
 from toolformer_dag.cli.terminal import Config, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
 
-CENTURY = 876_600.0  # hours; much more has no date
+CENTURY = 876_600.0
+"""Hours of a century; much more has no date."""
 
 
 def verify(
