@@ -151,7 +151,7 @@ def bound(port: int, command: str, host: str = HOST) -> socket.socket:
 
 
 def answer(app: App, listening: socket.socket) -> None:
-    """Answer requests by an application until Ctrl-C, or a signal to end; those that came before it still get answers."""
+    """Answer requests by an application until Ctrl-C, or a signal to end. Those that came before it are answered."""
     import uvicorn
 
     from toolformer_dag.cli.connections import BoundedConnection
