@@ -33,7 +33,7 @@ UNCHANGED = "unchanged"
 
 
 def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
-    """Return what a run cost."""
+    """Return what a run cost a table, under the names that the page shows."""
     return {
         "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "computed": dg.MetadataValue.int(report.computed),

@@ -144,17 +144,18 @@ def loss_curve(curve: pl.DataFrame) -> str:
     """
     finite = curve.filter(pl.col("value").is_finite())
     steps = Ends(0, max(finite["step"].to_list(), default=0))
-    looks = [(BLUE, -LEFT), (ORANGE, WIDTH + 3)]  # the color, and where the numbers of the scale stand
+    colors = (BLUE, ORANGE)
+    scales_x = (-LEFT, WIDTH + 3)  # where the numbers of each scale stand: left and right of the plot
     parts: list[str] = []
     legend: dict[str, str] = {}
     by_measure = finite.group_by("measure", maintain_order=True)
-    for ((measure,), points), (color, numbers_x) in zip(by_measure, looks, strict=False):
+    for ((measure,), points), color, scale_x in zip(by_measure, colors, scales_x, strict=False):
         sampled = _sampled(points.sort("step"))
         values = sampled["value"].to_list()
         scale = Ends.of(values)
         parts.append(_curve(sampled["step"].to_list(), values, color, steps, scale))
-        parts.append(_text(numbers_x, _number(scale.high), 9, color))
-        parts.append(_text(numbers_x, _number(scale.low), HEIGHT, color))
+        parts.append(_text(scale_x, _number(scale.high), 9, color))
+        parts.append(_text(scale_x, _number(scale.low), HEIGHT, color))
         legend[str(measure).removeprefix("training ")] = color
     return _picture("curves", legend, _axes("steps", steps), *parts)
 

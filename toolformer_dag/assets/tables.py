@@ -95,7 +95,8 @@ def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Co
 def table_reasons(output: TableOutput) -> Reasons:
     """Return why a table is out of date.
 
-    A table with which its stage ends the run is so too, with the reason of that: each run says it again.
+    Where nothing differs, but the stage ends every run at this table (`StageAsset.refuses`), it counts as out of date
+    for that reason, so that the next run meets it and says so again.
     """
     reasons = differences(output)
     if reasons:

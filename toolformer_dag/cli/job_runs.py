@@ -88,9 +88,9 @@ def _in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
 
 
 def _prepare_processes() -> None:
-    """Start the process from which those of the steps are forked, without the terminal: Dagster writes there.
+    """Start the process from which the processes of steps are forked, with a standard error that goes nowhere.
 
-    What a step writes is in the run's log, as it is for steps of this process.
+    Dagster would write on the terminal there. What a step writes is in the run's log all the same.
     """
     terminal = os.dup(2)
     try:
