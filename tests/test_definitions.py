@@ -1,5 +1,6 @@
 """The asset graph: what Dagster loads, how light, how it hangs together, and what each change makes stale."""
 
+import ast
 import inspect
 import json
 import os
@@ -9,15 +10,18 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
-from toolformer_dag.assets import outputs
+from toolformer_dag.assets import outputs, tables
 from toolformer_dag.cli.explore_command import explore
+from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import ToolformerLine, definitions_of, definitions_to_merge
+from toolformer_dag.pipeline.stages import STAGES
 from toolformer_dag.settings.settings_file import load_settings
 
 REPOSITORY = Path(__file__).parents[1]
@@ -104,6 +108,16 @@ def test_every_check_says_what_it_promises(definitions):
     assert all(spec.description for spec in checks)
     assert told["kept_at_tau_f"] == "Every kept call gains at least tau_f."
     assert {len(told)} == {3} and told["unique_keys"].startswith("No two rows have the same ")
+
+
+def test_whoever_adds_a_stage_edits_no_asset():
+    """What the asset of a stage shows, warns of and refuses is in the stage's declaration."""
+    stages = {stage.name for stage in STAGES} | set(get_args(LaneTable))
+    module = ast.parse(Path(tables.__file__).read_text())
+    words = {node.value for node in ast.walk(module) if isinstance(node, ast.Constant)}
+    assert not stages & words
+    imported = {node.module for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in imported if name.startswith("toolformer_dag.pipeline")]
 
 
 def test_the_two_jobs_make_every_asset_between_them_and_both_show_what_came_out(definitions):

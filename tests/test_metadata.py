@@ -8,6 +8,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from toolformer_dag.assets.metadata import PREVIEW_CHARACTERS, as_text, counts_table, frame_table
+from toolformer_dag.assets.tables import metadata_value
+from toolformer_dag.computing.shown import ChanceCurves, CostFrontier, DeltaHistogram
 
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")
 PIECES = [
@@ -75,3 +77,18 @@ def test_a_long_text_is_cut_and_nested_values_are_text() -> None:
     assert len(as_text("x" * 1000)) <= PREVIEW_CHARACTERS + 4
     (nested,) = cells(frame_table(pl.DataFrame({"list": [["<b>", "![](x)"]]})))
     assert [token.type for token in nested] == ["code_inline"]
+
+
+def test_what_a_stage_shows_is_a_number_a_text_a_table_or_a_plot() -> None:
+    frame = pl.DataFrame({"tau_f": [0.5, 1.0], "fdr": [0.1, 0.2], "fdr_high": [0.2, 0.3], "nats": [1.0, 2.0]})
+    values = (3, 0.5, "tau_f = 0.500 keeps 3", frame)
+    shown = [metadata_value(value).value for value in values]
+    assert shown[:3] == [3, 0.5, "tau_f = 0.500 keeps 3"]
+    assert len(cells(str(shown[3]))) == frame.height * frame.width
+    plots = (
+        DeltaHistogram(pl.DataFrame({"delta": [0.5, 1.5]}), tau_f=None),
+        ChanceCurves(frame),
+        CostFrontier(frame.with_columns(today=pl.col("tau_f") == 1, cost="tau_f")),
+    )
+    titles = [str(metadata_value(plot).value).partition("]")[0] for plot in plots]
+    assert titles == ["![calls by delta", "![share by chance", "![nats over cost"]

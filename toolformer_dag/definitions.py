@@ -18,28 +18,38 @@ from toolformer_dag.settings.settings_file import load_settings
 def definitions_of(plan: Plan, within_another: bool = False) -> dg.Definitions:
     """Build the asset graph of a plan and of those that it starts from. Loads no weights and imports no torch.
 
-    `within_another`: the project around it sets the executor of whatever is no job of ours, so that a step may be a
-    process of its own.
+    `within_another`: they are merged into those of another project, which sets the executor of all but our jobs. A
+    step may then be a process of its own.
     """
     steps_at_once = plan.settings.execution.steps_at_once
-    apart, projects = within_another or steps_at_once > 1, plan.projects
+    steps_apart = within_another or steps_at_once > 1
+    assets: list[dg.AssetsDefinition] = []
+    all_jobs: list[Any] = []
+    resources: dict[str, Any] = {}
+    for project in plan.projects:
+        assets += graph(project)
+        all_jobs += jobs(project)
+        resources |= _resources(project, steps_apart)
     return dg.Definitions(
-        assets=[asset for one in projects for asset in graph(one)],
-        jobs=[job for one in projects for job in jobs(one)],
-        sensors=[shard_sensor(projects[0])],
-        resources={name: made for one in projects for name, made in _resources(one, apart).items()},
+        assets=assets,
+        jobs=all_jobs,
+        sensors=[shard_sensor(plan.projects[0])],
+        resources=resources,
         executor=None if within_another else executor_of(steps_at_once),
     )
 
 
 def _resources(plan: Plan, steps_apart: bool) -> dict[str, Any]:
-    """Return what the assets of a plan take, by the names by which Dagster knows it."""
-    lake, copies = str(plan.settings.paths.lake), str(plan.settings.paths.local)
-    made = {
-        "lake": LakeResource(root=lake, copies=copies, steps_apart=steps_apart, suffix=plan.suffix),
-        "compute": compute_resource(plan),
+    """Return the resources that the assets of a plan take, by the names by which Dagster knows them.
+
+    `steps_apart`: whether a step may be a process of its own.
+    """
+    paths = plan.settings.paths
+    lake = LakeResource(root=str(paths.lake), copies=str(paths.local), steps_apart=steps_apart, suffix=plan.suffix)
+    return {
+        f"{RESOURCES['lake']}{plan.suffix}": lake,
+        f"{RESOURCES['compute']}{plan.suffix}": compute_resource(plan),
     }
-    return {f"{RESOURCES[name]}{plan.suffix}": resource for name, resource in made.items()}
 
 
 def definitions_to_merge(settings_file: str | Path) -> dg.Definitions:
@@ -81,7 +91,10 @@ class ToolformerLine(dg.Component, dg.Model, dg.Resolvable):
 
 
 def job_of(file: str, name: str) -> dg.JobDefinition:
-    """Build a job of the settings in a JSON file, as the process of each step of a run of the command line does."""
+    """Build the job of this name from the settings in a JSON file.
+
+    Each step of a run of the command line that is a process of its own builds it so.
+    """
     settings = Settings.model_validate(json.loads(Path(file).read_bytes()))
     return definitions_of(Plan.of(settings)).resolve_job_def(name)
 

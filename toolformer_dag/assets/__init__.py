@@ -36,14 +36,14 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 
 def outputs(plan: Plan) -> list[Output]:
     """Return every asset of a plan but ccnet/shard_list, each after those that it depends on."""
-    tables = [table(one) for one in table_outputs(plan)]
-    above = (*(one.name for one in shown_outputs(plan)), *(plan.named(name) for name in BY_HAND))
+    by_hand = [plan.named(name) for name in BY_HAND]
+    above_warehouse = [*(output.name for output in shown_outputs(plan)), *by_hand]
     return [
         *(prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)),
-        *tables,
+        *map(table, table_outputs(plan)),
         *(checkpoint(plan, name) for name in CHECKPOINTS),
         *(measurement(plan, name) for name in TABLES),
-        warehouse(plan, above),
+        warehouse(plan, above_warehouse),
         dataset(plan),
         *(paper_table(plan, name) for name in SHOWN),
         *trace_outputs(plan),
@@ -51,18 +51,24 @@ def outputs(plan: Plan) -> list[Output]:
 
 
 def outputs_so_far(plan: Plan) -> list[Output]:
-    """Return every asset of a plan and of those that it starts from, once each, in the order in which they are made."""
-    return list({output.name: output for one in plan.projects for output in outputs(one)}.values())
+    """Return every asset of a plan and of those that it starts from, once each, in the order in which they are made.
+
+    A plan of a later round starts from that of the round before: it reads its lanes and its checkpoint.
+    """
+    by_name: dict[str, Output] = {}
+    for project in plan.projects:
+        by_name |= {output.name: output for output in outputs(project)}
+    return list(by_name.values())
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
     """Return every asset that a plan has beside those of the plans that it starts from."""
-    before = {one.name for one in outputs_so_far(plan.start)} if plan.start else set()
-    shown = set(map(plan.named, SHOWN))
-    own = [one for one in outputs(plan) if one.name not in before]
-    assets = [asset_of(output, plan.suffix) for output in own if output.name not in shown]
-    tables = paper_assets([one for one in own if one.name in shown], plan)
-    return [*([] if plan.start else [shard_list(plan)]), *assets, tables]
+    before = {output.name for output in outputs_so_far(plan.start)} if plan.start else set()
+    added = [output for output in outputs(plan) if output.name not in before]
+    paper_names = set(map(plan.named, SHOWN))
+    assets = [asset_of(output, plan.suffix) for output in added if output.name not in paper_names]
+    assets.append(paper_assets([output for output in added if output.name in paper_names], plan))
+    return assets if plan.start else [shard_list(plan), *assets]
 
 
 def tell_of_lake(plan: Plan, instance: dg.DagsterInstance) -> None:
@@ -76,25 +82,27 @@ def tell_of_lake(plan: Plan, instance: dg.DagsterInstance) -> None:
 JOB = "bring_up_to_date"
 """Computes what is out of date and skips the rest: the UI's button, `run` and `stale --run`."""
 TRAINING_JOB = "finetune_and_evaluate"
+"""Finetunes and evaluates: `run`, and a person's button in the UI."""
 QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
+"""States of a run that has not ended, one that waits for its turn included."""
 
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
     """Return both jobs, of this plan's assets alone: those of a project around it have jobs of their own."""
     executor = executor_of(plan.settings.execution.steps_at_once)
     by_hand = list(map(plan.named, BY_HAND))
-    first = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in by_hand)]
-    second = [*by_hand, *map(plan.named, IN_BOTH_JOBS)]
+    in_first = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in by_hand)]
+    in_second = [*by_hand, *map(plan.named, IN_BOTH_JOBS)]
     return [
         dg.define_asset_job(
             f"{JOB}{plan.suffix}",
-            list(map(asset_key, first)),
+            list(map(asset_key, in_first)),
             description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
             executor_def=executor,
         ),
         dg.define_asset_job(
             f"{TRAINING_JOB}{plan.suffix}",
-            list(map(asset_key, second)),
+            list(map(asset_key, in_second)),
             description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
             executor_def=executor,
         ),
@@ -135,19 +143,25 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
 
 
 def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
-    if context.instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
+    """Request a run of the first job, or say why not: it runs already, failed on the same state, or has nothing to do.
+
+    The state is what settings, tools and shard files are; the sensor's cursor holds that of the last request.
+    """
+    instance = context.instance
+    if instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
         return dg.SkipReason("the job is running already")
-    graph = outputs(plan)
-    state = fingerprint([{one.name: one.code_version for one in graph}, plan.stamps])
-    last = next(iter(context.instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
-    if last and last.status is not dg.DagsterRunStatus.SUCCESS and context.cursor == state:
+    all_outputs = outputs(plan)
+    state = fingerprint([{output.name: output.code_version for output in all_outputs}, plan.stamps])
+    last_run = next(iter(instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
+    did_not_succeed = last_run is not None and last_run.status is not dg.DagsterRunStatus.SUCCESS
+    if did_not_succeed and context.cursor == state:
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
     with session():
-        wanted = wanted_runs(stale_assets(graph))
+        wanted = wanted_runs(stale_assets(all_outputs))
     if not wanted:
         return dg.SkipReason("nothing is out of date")
-    again = last.run_id if last else ""  # the same rows may be lost twice
-    return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, again]))], cursor=state)
+    last_run_id = last_run.run_id if last_run else ""  # in the key, since the same rows may be lost twice
+    return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, last_run_id]))], cursor=state)
 
 
 def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:

@@ -1,7 +1,12 @@
-"""The assets of the second job, a person's decision: M finetuned on C* and on C, and what that gains and costs."""
+"""The assets of the second job, a person's decision: M finetuned on C* and on C, and what that gains and costs.
+
+C* are the texts with their calls in them, C the same texts without calls.
+"""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import dagster as dg
 import polars as pl
@@ -50,47 +55,18 @@ from toolformer_dag.training.training_report import (
 )
 
 TRAINED = tuple(f"training/{name}" for name in CHECKPOINTS)
+"""The assets of the checkpoints."""
 BY_HAND = (*TRAINED, *TABLES)
+"""The assets that the first job does not make."""
 DESCRIPTIONS = {
     ACCURACY: "Questions answered right: base, base + C, Toolformer disabled and with tools, further models.",
     PERPLEXITY: "Perplexity and bits per byte of held-out texts of C and, where named, WikiText; calls disabled.",
 }
+"""What the measurements measure."""
 
 
 def checkpoint(plan: Plan, name: str) -> Output:
     """Return the asset of one of CHECKPOINTS."""
-    settings, out, files = plan.settings, checkpoint_folder(plan.settings, name), checkpoint_files(plan.settings, name)
-
-    def version() -> str | None:
-        report = read_report(out)
-        return report.fingerprint if report else None
-
-    def trained(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
-        from toolformer_dag.training.launch import train
-
-        def measured(step: int, values: Mapping[str, float]) -> None:
-            context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
-
-        compute.workers.close()  # finetuning and evaluation load models of their own
-        data, recipe = CHECKPOINTS[name].trained_on(plan)
-        choosing = len(data.heldout)
-        if warning := too_few(choosing, "choose the checkpoint"):
-            context.log.warning(warning)
-        with locked(out.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
-            files.receive()  # that of another machine too
-            if checkpoint_reasons(plan, name) and (few := too_few_to_train(plan)):
-                raise TrainingError(few)
-            report = train(settings.model, data, recipe, out, progress(context, "steps"), measured)
-            if not report.reused or card_is_lost(out):
-                write_model_card(plan, name, report, choosing)
-                add_evaluation(out, *measured_on(plan, name))
-            curve = publish_curve(plan, name, report)
-            files.send()
-        if not report.reused:
-            epochs = report.steps * settings.training.batch_size / max(1, report.examples)
-            note_cost(context, lake, StepCost(report.seconds, round(report.tokens * epochs)))
-        return _checkpoint_result(str(out), report, curve, choosing)
-
     return Output(
         name=plan.named(f"training/{name}"),
         settings=CHECKPOINTS[name].settings(plan),
@@ -98,101 +74,181 @@ def checkpoint(plan: Plan, name: str) -> Output:
         description=CHECKPOINTS[name].description,
         kinds={"pytorch", "huggingface"},
         pool="gpu",
-        reasons=lambda: shared_reasons(files, lambda: checkpoint_reasons(plan, name)),
-        version=version,
-        make=trained,
+        reasons=partial(_untrained_reasons, plan, name),
+        version=partial(_trained_version, plan, name),
+        make=partial(_trained, plan, name),
     )
+
+
+def _untrained_reasons(plan: Plan, name: str) -> Reasons:
+    """Return why a checkpoint is missing or out of date. Another machine may have trained it."""
+    return shared_reasons(checkpoint_files(plan.settings, name), partial(checkpoint_reasons, plan, name))
+
+
+def _trained_version(plan: Plan, name: str) -> str | None:
+    """Return the version of a finished checkpoint; None where there is none."""
+    report = read_report(checkpoint_folder(plan.settings, name))
+    return report.fingerprint if report else None
+
+
+def _trained(
+    plan: Plan, name: str, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
+) -> dg.MaterializeResult:
+    """Finetune a checkpoint where it is missing or out of date, and return what its page shows.
+
+    Raises TrainingError where there are too few texts, and what training raises.
+    """
+    from toolformer_dag.training.launch import train
+
+    compute.workers.close()  # finetuning and evaluation load models of their own
+    folder = checkpoint_folder(plan.settings, name)
+    files = checkpoint_files(plan.settings, name)
+    data, recipe = CHECKPOINTS[name].trained_on(plan)
+    choosing = len(data.heldout)  # texts whose loss chooses the best of the checkpoints along the way
+    warning = too_few(choosing, "choose the checkpoint")
+    if warning:
+        context.log.warning(warning)
+    with locked(folder.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
+        files.receive()  # that of another machine too
+        _refuse_too_few_texts(plan, name)
+        report = train(plan.settings.model, data, recipe, folder, progress(context, "steps"), _observing(context))
+        if not report.reused or card_is_lost(folder):
+            write_model_card(plan, name, report, choosing)
+            add_evaluation(folder, *measured_on(plan, name))
+        curve = publish_curve(plan, name, report)
+        files.send()
+    if not report.reused:
+        epochs = report.steps * plan.settings.training.batch_size / max(1, report.examples)
+        note_cost(context, lake, StepCost(report.seconds, round(report.tokens * epochs)))
+    return _checkpoint_result(str(folder), report, curve, choosing)
+
+
+def _refuse_too_few_texts(plan: Plan, name: str) -> None:
+    """Raise TrainingError where a checkpoint has to be trained and there are too few texts."""
+    if not checkpoint_reasons(plan, name):
+        return
+    refusal = too_few_to_train(plan)
+    if refusal:
+        raise TrainingError(refusal)
+
+
+def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str, float]], None]:
+    """Return what training calls with what it measured at a step: the page draws it while training goes on."""
+
+    def observe(step: int, values: Mapping[str, float]) -> None:
+        context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
+
+    return observe
 
 
 def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame, choosing: int) -> dg.MaterializeResult:
-    return dg.MaterializeResult(
-        data_version=dg.DataVersion(report.fingerprint),
-        metadata={
-            "checkpoint": dg.MetadataValue.path(folder),
-            "examples": report.examples,
-            "seconds": round(report.seconds, 1),
-            "tokens": report.tokens,
-            "steps": report.steps,
-            "best step": report.best_step,
-            "processes": report.processes,
-            f"held-out {report.best.measure}": report.best.value,
-            "texts that choose the checkpoint": choosing,
-            **({"warning": warning} if (warning := too_few(choosing, "choose the checkpoint")) else {}),
-            "texts longer than a sequence": report.split_texts,
-            "already finished before": report.reused,
-            UNCHANGED: report.reused,
-            "curves": dg.MetadataValue.md(loss_curve(curve)),
-        },
-    )
+    """Return what the page of a checkpoint shows. `choosing`: how many held-out texts chose it."""
+    shown: dict[str, Any] = {
+        "checkpoint": dg.MetadataValue.path(folder),
+        "examples": report.examples,
+        "seconds": round(report.seconds, 1),
+        "tokens": report.tokens,
+        "steps": report.steps,
+        "best step": report.best_step,
+        "processes": report.processes,
+        f"held-out {report.best.measure}": report.best.value,
+        "texts that choose the checkpoint": choosing,
+    }
+    warning = too_few(choosing, "choose the checkpoint")
+    if warning:
+        shown["warning"] = warning
+    shown |= {
+        "texts longer than a sequence": report.split_texts,
+        "already finished before": report.reused,
+        UNCHANGED: report.reused,
+        "curves": dg.MetadataValue.md(loss_curve(curve)),
+    }
+    return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
 
 def measurement(plan: Plan, name: str) -> Output:
     """Return the asset of one of MEASURES."""
-
-    def measured(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
-        compute.workers.close()  # finetuning and evaluation load models of their own
-        stored, shown = plan.lake.table(name).part_version(WHOLE), last_metadata(context)
-        if stored is not None and not measurement_reasons(plan, name):
-            known = shown or _shown(context, lake, name, stored_measurement(lake, name))  # another home has measured it
-            return dg.MaterializeResult(data_version=dg.DataVersion(stored), metadata={**known, UNCHANGED: True})
-        for checkpoint in CHECKPOINTS:  # those of another machine too
-            checkpoint_files(plan.settings, checkpoint).receive()
-        began = time.monotonic()
-        result = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
-        note_cost(context, lake, StepCost(time.monotonic() - began, result.tokens, result.calls))
-        for checkpoint in CHECKPOINTS:
-            files = checkpoint_files(plan.settings, checkpoint)
-            files.receive()  # one that was trained elsewhere meanwhile stays
-            add_evaluation(checkpoint_folder(plan.settings, checkpoint), *measured_on(plan, checkpoint))
-            files.send()
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(result.version), metadata=_shown(context, lake, name, result)
-        )
-
-    read = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
+    reads = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
     return Output(
         name=plan.named(name),
         settings=SETTINGS[name](plan),
-        depends_on=tuple(map(plan.named, read)),
+        depends_on=tuple(map(plan.named, reads)),
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",
-        reasons=lambda: Reasons({WHOLE: measurement_reasons(plan, name)}),
-        version=lambda: plan.lake.table(name).part_version(WHOLE),
-        make=measured,
+        reasons=partial(_unmeasured_reasons, plan, name),
+        version=partial(_measured_version, plan, name),
+        make=partial(_measured, plan, name),
+    )
+
+
+def _unmeasured_reasons(plan: Plan, name: str) -> Reasons:
+    """Return why a measurement is missing or out of date."""
+    return Reasons({WHOLE: measurement_reasons(plan, name)})
+
+
+def _measured_version(plan: Plan, name: str) -> str | None:
+    """Return the version of a stored measurement; None where there is none."""
+    return plan.lake.table(name).part_version(WHOLE)
+
+
+def _measured(
+    plan: Plan, name: str, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
+) -> dg.MaterializeResult:
+    """Measure the models where that is missing or out of date; add it to their cards. Return what the page shows."""
+    compute.workers.close()  # finetuning and evaluation load models of their own
+    stored_version = _measured_version(plan, name)
+    if stored_version is not None and not measurement_reasons(plan, name):
+        # another home may have measured it, so that this one has not shown it yet
+        shown = last_metadata(context) or _shown(context, lake, name, stored_measurement(lake, name))
+        return dg.MaterializeResult(data_version=dg.DataVersion(stored_version), metadata={**shown, UNCHANGED: True})
+    for checkpoint_name in CHECKPOINTS:  # those of another machine too
+        checkpoint_files(plan.settings, checkpoint_name).receive()
+    began = time.monotonic()
+    result = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
+    note_cost(context, lake, StepCost(time.monotonic() - began, result.tokens, result.calls))
+    for checkpoint_name in CHECKPOINTS:
+        files = checkpoint_files(plan.settings, checkpoint_name)
+        files.receive()  # one that was trained elsewhere meanwhile stays
+        add_evaluation(checkpoint_folder(plan.settings, checkpoint_name), *measured_on(plan, checkpoint_name))
+        files.send()
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(result.version), metadata=_shown(context, lake, name, result)
     )
 
 
 def _shown(
     context: dg.AssetExecutionContext, lake: Lake, name: str, result: Measurement
 ) -> Mapping[str, dg.MetadataValue]:
+    """Return what the page of a measurement shows: its rows, and what is particular to accuracy or perplexity."""
     more = _of_accuracy(lake, result) if name == ACCURACY else _of_perplexity(context, result)
-    return {**_metadata(name, result), **more}
-
-
-def _metadata(name: str, result: Measurement) -> Mapping[str, dg.MetadataValue]:
     return {
         ROWS: dg.MetadataValue.int(result.rows.height),
         name.rpartition("/")[2]: dg.MetadataValue.md(frame_table(result.shown, result.shown.height)),
         UNCHANGED: dg.MetadataValue.bool(False),
+        **more,
     }
 
 
 def _of_accuracy(lake: Lake, result: Measurement) -> Mapping[str, dg.MetadataValue]:
-    left_out = {benchmark: dict(reasons) for benchmark, reasons in result.left_out.items()}
+    """Return accuracies in per cent, questions that stand in the corpus, those left out by reason, and a plot."""
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
-    return {
-        **numbers(percent.with_columns(pl.col("accuracy").round(1)), "accuracy", "benchmark", ", %"),
-        "in_corpus": dg.MetadataValue.md(frame_table(overlap_counts(lake.table(OVERLAP).read(WHOLE)), 30)),
-        **({"left_out": dg.MetadataValue.json(left_out)} if left_out else {}),
-        "plot": dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy")),
-    }
+    shown = numbers(percent.with_columns(pl.col("accuracy").round(1)), "accuracy", "benchmark", ", %")
+    overlap = overlap_counts(lake.table(OVERLAP).read(WHOLE))
+    shown["in_corpus"] = dg.MetadataValue.md(frame_table(overlap, 30))
+    left_out = {benchmark: dict(reasons) for benchmark, reasons in result.left_out.items()}
+    if left_out:
+        shown["left_out"] = dg.MetadataValue.json(left_out)
+    shown["plot"] = dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy"))
+    return shown
 
 
 def _of_perplexity(context: dg.AssetExecutionContext, result: Measurement) -> Mapping[str, dg.MetadataValue]:
+    """Return perplexities, and a warning, which the log has too, where there are few held-out texts."""
+    shown = numbers(result.rows, "perplexity", "source")
     texts = result.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
     warning = too_few(max(texts), "measure perplexity")
     if warning:
         context.log.warning(warning)
-    few = {"warning": dg.MetadataValue.text(warning)} if warning else {}
-    return {**numbers(result.rows, "perplexity", "source"), **few}
+        shown["warning"] = dg.MetadataValue.text(warning)
+    return shown

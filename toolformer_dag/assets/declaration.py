@@ -1,4 +1,7 @@
-"""What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that."""
+"""What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that.
+
+An `Output` is that declaration. It is an asset of the graph and knows no run; `asset_of` makes Dagster's asset of it.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,13 +32,18 @@ MEASURED_GROUPS = ("training", "evaluation", "tables")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """An asset. `settings`: what determines it beside the assets that it depends on.
+    """An asset.
 
-    - `reasons`: why what is stored is missing, damaged or out of date; `version`: the data version of what is stored,
-      None where nothing is.
-    - `make`: takes the context and, by name, the resources that it needs: `lake`, `compute`.
-    - `checks`: its blocking checks, and what each promises.
-    - `group`: what it stands under in the graph, collapsed; by default its lane.
+    - `name`: such as "calculator/loss_deltas"
+    - `settings`: what determines it beside the assets that it depends on
+    - `depends_on`: the names of these
+    - `description`, `kinds`: what the page shows of it
+    - `pool`: steps with the same pool wait for each other
+    - `reasons`: why what is stored is missing, damaged or out of date
+    - `version`: the data version of what is stored; None where nothing is
+    - `make`: makes it. It takes the context and, by name, the resources that it needs: `lake`, `compute`
+    - `checks`: what each of its checks promises, by name. Where one fails, nothing that depends on the asset runs
+    - `group`: what it stands under in the graph, collapsed; empty for the first part of its name
     """
 
     name: str
@@ -52,17 +60,25 @@ class Output:
 
     @property
     def code_version(self) -> str:
+        """The fingerprint of the settings, which Dagster compares."""
         return fingerprint(self.settings)
 
     @property
     def group_name(self) -> str:
+        """The group of the asset in the graph."""
         return self.group or self.name.partition("/")[0]
 
 
 def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
-    """Ask about what another machine may have made; what is only on this one has yet to be sent."""
+    """Return why files are out of date of which another machine may have made newer ones.
+
+    These are received before `reasons` looks at them. Files that no object store has yet are out of date too.
+    """
     files.receive()
-    return Reasons({WHOLE: reasons() or (["it is not in the object store yet"] if files.unsent() else [])})
+    outdated = reasons()
+    if not outdated and files.unsent():
+        outdated = ["it is not in the object store yet"]
+    return Reasons({WHOLE: outdated})
 
 
 def asset_key(name: str) -> dg.AssetKey:
@@ -71,26 +87,12 @@ def asset_key(name: str) -> dg.AssetKey:
 
 
 def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
-    """Return the Dagster asset. Whoever watches its run learns how the step ended, also from a process of its own."""
-
-    needs = _needed(output, suffix)
+    """Return the Dagster asset of an output. `suffix`: what ends the names of the plan's resources; empty for most."""
+    resource_keys = _resource_keys(output, suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        resources = {name: getattr(context.resources, key) for name, key in needs.items()}
-        if runs_alone(context):
-            end_with_parent()
-        with step(context, output.name) as made, _claimed(made, output.pool, resources.get("lake")), session():
-            try:
-                result: dg.MaterializeResult = output.make(context, **resources)
-            except BaseException as error:
-                if "lake" in resources:
-                    note_failure(context, resources["lake"], made)
-                if not isinstance(error, UserError) and (limit := limit_met(error)):
-                    raise UserError(f"{error}: {limit}; what was committed is kept") from error
-                raise
-            made.end(result.metadata or {})
-            tag_outcome(context, output.name, result.metadata or {})
-            return result
+        resources = {name: getattr(context.resources, key) for name, key in resource_keys.items()}
+        return _materialized(output, context, resources)
 
     key = asset_key(output.name)
     return dg.asset(
@@ -102,7 +104,7 @@ def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
         owners=OWNERS,
         pool=output.pool,
         op_tags=step_tags(output.pool),
-        required_resource_keys=set(needs.values()),
+        required_resource_keys=set(resource_keys.values()),
         check_specs=[
             dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise)
             for name, promise in output.checks.items()
@@ -112,23 +114,53 @@ def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
     )(make)
 
 
-def _needed(output: Output, suffix: str) -> dict[str, str]:
-    """Return the resources that an asset takes by name, and the names by which Dagster knows them."""
-    taken = signature(output.make).parameters
-    return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in taken}
+def _materialized(
+    output: Output, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
+) -> dg.MaterializeResult:
+    """Make an output, as a step of a run. Whoever watches the run learns how the step ended, an error included.
+
+    `resources`: those that `output.make` takes, by name.
+    """
+    if runs_alone(context):  # this process has no other step, and nobody else ends it
+        end_with_parent()
+    lake: Lake | None = resources.get("lake")
+    with step(context, output.name) as running, _turn(running, output.pool, lake), session():
+        try:
+            result: dg.MaterializeResult = output.make(context, **resources)
+        except BaseException as error:
+            if lake is not None:
+                note_failure(context, lake, running)
+            limit = None if isinstance(error, UserError) else limit_met(error)
+            if limit:
+                raise UserError(f"{error}: {limit}; what was committed is kept") from error
+            raise
+        metadata = result.metadata or {}
+        running.end(metadata)
+        tag_outcome(context, output.name, metadata)
+        return result
 
 
-def _claimed(made: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
-    """Let runs over one lake take turns, of other instances too: Dagster's pools know those of its own."""
-    return nullcontext() if lake is None else lake.storage.claimed(pool, made.wait)
+def _resource_keys(output: Output, suffix: str) -> dict[str, str]:
+    """Return the names by which Dagster knows the resources that an output takes, by the parameter that takes them."""
+    parameters = signature(output.make).parameters
+    return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in parameters}
+
+
+def _turn(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
+    """Hold a pool of the lake inside the block, so that runs of other Dagster instances take turns too.
+
+    Dagster's own pools know the runs of one instance. Without a lake nothing is held.
+    """
+    return nullcontext() if lake is None else lake.storage.claimed(pool, running.wait)
 
 
 def explored(name: str, suffix: str) -> str:
-    """Return where the page of `toolformer-dag explore` shows what an asset made, while it is served."""
+    """Return the address at which `toolformer-dag explore`, while it is served, shows what an asset made."""
     group, _, stage = name.partition("/")
     group = group.removesuffix(suffix)
     if group in MEASURED_GROUPS and stage != "table_2":
         return f"{EXPLORER}#view=runs"
     if group in ASSET_GROUPS:
         return f"{EXPLORER}#view=thresholds"
-    return f"{EXPLORER}#tool={group}{'&verdict=kept' * (stage == 'filtered_calls')}&view=calls"
+    verdict = "&verdict=kept" if stage == "filtered_calls" else ""
+    return f"{EXPLORER}#tool={group}{verdict}&view=calls"

@@ -15,19 +15,25 @@ from toolformer_dag.computing.update import TableReport
 from toolformer_dag.markdown import table
 
 ROWS = "dagster/row_count"
-TOKENS, CALLS = "tokens through the model", "tool calls"
-"""Names of what a run cost, in an asset's metadata."""
+"""The name of the number of rows in an asset's metadata, which Dagster draws on its page."""
+TOKENS = "tokens through the model"
+"""The name of the tokens that a run cost."""
+CALLS = "tool calls"
+"""The name of the calls of tools that a run cost."""
 PREVIEW_ROWS = 5
+"""Rows of a table that are shown."""
 PREVIEW_CHARACTERS = 60
+"""Characters of a cell that are shown."""
 COUNTS_SHOWN = 200
+"""Rows of a table of counts that are shown, such as shards."""
 BAR = "\\|"
 """A bar that does not end a cell, in code too (GitHub Flavored Markdown, section 4.10)."""
 UNCHANGED = "unchanged"
-"""Whether a step found nothing to do."""
+"""The name of whether a step found nothing to do."""
 
 
 def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
-    """Return what a run cost."""
+    """Return what a run cost a table, under the names that the page shows."""
     return {
         "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "computed": dg.MetadataValue.int(report.computed),
@@ -43,8 +49,8 @@ def last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = N
 
     `key`: the asset, where the step makes several.
     """
-    made = last_materialization(context.instance, key or context.asset_key)
-    return dict(made.metadata) if made else {}
+    last = last_materialization(context.instance, key or context.asset_key)
+    return dict(last.metadata) if last else {}
 
 
 def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetMaterialization | None:
@@ -56,16 +62,23 @@ def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.A
 def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[str, dg.MetadataValue]:
     """Return a measure per row as numbers, of which the UI draws trends: `accuracy, %: calendar, toolformer`.
 
-    `of`: the column that names what was measured, beside the column `condition`.
+    - `measure`: the column that holds it; rows without it are left out
+    - `of`: the column that names what was measured, beside the column `condition`
+    - `unit`: what follows the measure in the name, such as ", %"
     """
-    entries, measured = rows.select(of, "condition", measure).drop_nulls().rows(), f"{measure}{unit}"
-    return {f"{measured}: {name}, {condition}": dg.MetadataValue.float(value) for name, condition, value in entries}
+    measured = rows.select(of, "condition", measure).drop_nulls()
+    shown: dict[str, dg.MetadataValue] = {}
+    for subject, condition, value in measured.iter_rows():
+        shown[f"{measure}{unit}: {subject}, {condition}"] = dg.MetadataValue.float(value)
+    return shown
 
 
 def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:
     """Return a markdown table of counts, the largest first; of equal ones the first stays first."""
+    if not counts:
+        return "none"
     rows = pl.DataFrame(Counter(counts).most_common(), [heading, figure], orient="row")
-    return frame_table(rows, COUNTS_SHOWN) if counts else "none"
+    return frame_table(rows, COUNTS_SHOWN)
 
 
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
@@ -74,9 +87,12 @@ def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int =
 
 
 def _cell(value: object, characters: int) -> str:
+    """Return a value for a cell: a number or a date as it is, anything else as text of at most so many characters."""
     if isinstance(value, float):
         return f"{value:.3f}"
-    return str(value) if value is None or isinstance(value, int | date) else as_text(str(value), characters)
+    if value is None or isinstance(value, int | date):
+        return str(value)
+    return as_text(str(value), characters)
 
 
 def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
@@ -85,10 +101,14 @@ def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
     A span of code is the only markdown in which nothing has a meaning: no HTML, no image, no link, no address. Control
     characters and marks that reverse the direction become spaces; a long text is cut.
     """
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    short = line if len(line) <= characters else line[: characters - 1] + "…"
-    if not short:
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    line = " ".join(printable.split())
+    if not line:
         return ""
-    fence = "`" * (1 + max((len(run) for run in re.findall("`+", short)), default=0))
-    apart = re.sub(r"\\(?=\|)", r"\\ ", short)  # a table reads a backslash before its bar as part of the bar
+    if len(line) > characters:
+        line = line[: characters - 1] + "…"
+    # A span of code ends at a run of backticks as long as the one that began it: this one is longer than any inside.
+    longest_run = max(map(len, re.findall("`+", line)), default=0)
+    fence = "`" * (longest_run + 1)
+    apart = re.sub(r"\\(?=\|)", r"\\ ", line)  # a table reads a backslash before its bar as part of the bar
     return f"{fence} {apart.replace('|', BAR)} {fence}"

@@ -4,30 +4,67 @@ Above each stands its legend, in the colors of what it names, and at the ends of
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from toolformer_dag.computing.shown import ChanceCurves, CostFrontier, DeltaHistogram, Plot
 from toolformer_dag.evaluation.paper_tables import FIGURES_OF_PAPER
 
-BINS = 80  # tenths of a nat
+BINS = 80
+"""Bars of a histogram: tenths of a nat between the ends of CLIPPED."""
 CLIPPED = (-3, 5)
+"""The deltas, in nats, at the ends of a histogram; those beyond count in its outermost bars."""
 POINTS = 20
-"""Of a curve: more would not fit."""
-WIDTH, HEIGHT = 400, 99  # two digits: every character counts
-LEFT, ABOVE, BELOW = 45, 16, 17
-"""Room for the numbers of the axes and for the legend."""
+"""Points of a curve: more would not fit."""
+WIDTH = 400
+"""Width of the plot between its axes, in pixels."""
+HEIGHT = 99
+"""Its height: two digits, since every character counts."""
+LEFT = 45
+"""Room for the numbers of the vertical axis, and the same on the right."""
+ABOVE = 16
+"""Room for the legend."""
+BELOW = 17
+"""Room for the numbers of the horizontal axis."""
 BAR = 18
 """Height of a bar with the space around it."""
-BLUE, ORANGE, RED, GREY = "#48f", "#e80", "#d44", "#aaa"
+BLUE = "#48f"
+ORANGE = "#e80"
+RED = "#d44"
+GREY = "#aaa"
 ESCAPED = {"%": "%25", "#": "%23", "&": "%26", "<": r"\<", ">": r"\>"}
 """What an address in Markdown may not hold as it is; a third shorter than base64."""
 LEVEL = 0.05
 """The false discovery rate that a threshold by chance usually has."""
+
+
+class Ends(NamedTuple):
+    """The values at the two ends of an axis."""
+
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> "Ends":
+        """Return the smallest and the largest of some values."""
+        kept = list(values)
+        return Ends(min(kept), max(kept))
+
+
+def drawn(plot: Plot) -> str:
+    """Draw what a stage shows; returns Markdown."""
+    match plot:
+        case DeltaHistogram():
+            return delta_histogram(plot.deltas, plot.tau_f)
+        case ChanceCurves():
+            return chance_curves(plot.rates)
+        case CostFrontier():
+            return frontier_curve(plot.points)
 
 
 def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
@@ -35,18 +72,22 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
 
     Needs a column `delta`; returns Markdown. No call is kept where tau_f is None.
     """
-    low, high = CLIPPED
-    bars = histogram(deltas["delta"]).tolist()
-    most, wide = max(*bars, 1), WIDTH // BINS
-    heights = [HEIGHT - round(math.log1p(count) / math.log1p(most) * HEIGHT) for count in bars]
-    shape = "".join(f"V{height}h{wide * len(list(same))}" for height, same in groupby(heights))
+    counts = histogram(deltas["delta"]).tolist()
+    most = max(*counts, 1)
+    bar_width = WIDTH // BINS
+    shape = ""
+    for count, equal_counts in groupby(counts):  # neighbours of one height are one step of the path
+        top = HEIGHT - round(math.log1p(count) / math.log1p(most) * HEIGHT)
+        shape += f"V{top}h{bar_width * len(list(equal_counts))}"
     parts = [f"<path d='M0 {HEIGHT}{shape}V{HEIGHT}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
-        at = round((min(max(tau_f, low), high) - low) / (high - low) * WIDTH)
-        parts.append(_line(f"M{at} 0V{HEIGHT}"))
+        low, high = CLIPPED
+        shown_tau_f = min(max(tau_f, low), high)
+        x = round((shown_tau_f - low) / (high - low) * WIDTH)
+        parts.append(_line(f"M{x} 0V{HEIGHT}"))
         legend[f"tau_f {tau_f:.4g}"] = RED
-    return _picture("calls by delta", legend, _axes("delta, nats", CLIPPED, (0, most)), *parts)
+    return _picture("calls by delta", legend, _axes("delta, nats", Ends(*CLIPPED), Ends(0, most)), *parts)
 
 
 def histogram(deltas: pl.Series) -> np.ndarray:
@@ -60,14 +101,15 @@ def chance_curves(rates: pl.DataFrame) -> str:
     Needs tau_f, fdr, fdr_high; returns Markdown.
     """
     sampled = _sampled(rates.sort("tau_f"))
+    tau_f = sampled["tau_f"].to_list()
+    across = Ends(tau_f[0], tau_f[-1])
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
-    curves = [
-        _curve(sampled["tau_f"].to_list(), sampled[name].to_list(), color, y_from=0, y_to=1)
-        for name, color in (("fdr", BLUE), ("fdr_high", ORANGE))
+    parts = [
+        _curve(tau_f, sampled["fdr"].to_list(), BLUE, across, Ends(0, 1)),
+        _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, across, Ends(0, 1)),
+        _line(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}"),
     ]
-    level = _line(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}")
-    axes = _axes("tau_f", (sampled["tau_f"][0], sampled["tau_f"][-1]), (0, 1))
-    return _picture("share by chance", legend, axes, *curves, level)
+    return _picture("share by chance", legend, _axes("tau_f", across, Ends(0, 1)), *parts)
 
 
 def frontier_curve(frontier: pl.DataFrame) -> str:
@@ -76,16 +118,22 @@ def frontier_curve(frontier: pl.DataFrame) -> str:
     Needs tau_f, today, nats, cost. Returns Markdown.
     """
     falling = frontier.sort("tau_f", descending=True)
+    # Thresholds that keep the same calls are one point. Of many points some are left out, but today's stays.
     distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
-    few = pl.concat([_sampled(distinct), falling.filter("today")]).sort("tau_f", descending=True)
-    x, y = few["cost"].to_list(), few["nats"].to_list()
-    places = zip(_placed(x, min(x), max(x), WIDTH), _placed(y, min(y), max(y), HEIGHT), few["today"], strict=True)
-    ring = {
-        f"<circle cx='{at}' cy='{HEIGHT - up}' r='5' fill='none' stroke='{RED}'/>" for at, up, today in places if today
-    }
-    legend = {"nats that calls gain": BLUE, **({"at today's tau_f": RED} if ring else {})}
-    axes = _axes("cost", (min(x), max(x)), (min(y), max(y)))
-    return _picture("nats over cost", legend, axes, _curve(x, y, BLUE), *ring)
+    points = pl.concat([_sampled(distinct), falling.filter("today")]).sort("tau_f", descending=True)
+    costs = points["cost"].to_list()
+    nats = points["nats"].to_list()
+    across = Ends.of(costs)
+    up = Ends.of(nats)
+    legend = {"nats that calls gain": BLUE}
+    parts = [_curve(costs, nats, BLUE, across, up)]
+    # today's point is there twice where it was sampled: it gets a ring once
+    for point in points.filter("today").unique(("cost", "nats")).iter_rows(named=True):
+        x = _placed([point["cost"]], across, WIDTH)[0]
+        y = HEIGHT - _placed([point["nats"]], up, HEIGHT)[0]
+        parts.append(f"<circle cx='{x}' cy='{y}' r='5' fill='none' stroke='{RED}'/>")
+        legend["at today's tau_f"] = RED
+    return _picture("nats over cost", legend, _axes("cost", across, up), *parts)
 
 
 def loss_curve(curve: pl.DataFrame) -> str:
@@ -95,15 +143,21 @@ def loss_curve(curve: pl.DataFrame) -> str:
     Returns Markdown.
     """
     finite = curve.filter(pl.col("value").is_finite())
-    last, parts, legend = max(finite["step"].to_list(), default=0), list[str](), dict[str, str]()
+    steps = Ends(0, max(finite["step"].to_list(), default=0))
+    colors = (BLUE, ORANGE)
+    scales_x = (-LEFT, WIDTH + 3)  # where the numbers of each scale stand: left and right of the plot
+    parts: list[str] = []
+    legend: dict[str, str] = {}
     by_measure = finite.group_by("measure", maintain_order=True)
-    for ((measure,), points), color, at in zip(by_measure, (BLUE, ORANGE), (-LEFT, WIDTH + 3), strict=False):
-        few = _sampled(points.sort("step"))
-        values = few["value"].to_list()
-        parts.append(_curve(few["step"].to_list(), values, color, x_from=0, x_to=last))
-        parts += [_text(at, _number(max(values)), 9, color), _text(at, _number(min(values)), HEIGHT, color)]
+    for ((measure,), points), color, scale_x in zip(by_measure, colors, scales_x, strict=False):
+        sampled = _sampled(points.sort("step"))
+        values = sampled["value"].to_list()
+        scale = Ends.of(values)
+        parts.append(_curve(sampled["step"].to_list(), values, color, steps, scale))
+        parts.append(_text(scale_x, _number(scale.high), 9, color))
+        parts.append(_text(scale_x, _number(scale.low), HEIGHT, color))
         legend[str(measure).removeprefix("training ")] = color
-    return _picture("curves", legend, _axes("steps", (0, last)), *parts)
+    return _picture("curves", legend, _axes("steps", steps), *parts)
 
 
 def start_curves(rows: pl.DataFrame) -> str:
@@ -111,100 +165,142 @@ def start_curves(rows: pl.DataFrame) -> str:
 
     Needs min_probability, accuracy, calls. Returns Markdown.
     """
-    x, legend = rows["min_probability"].to_list(), {"right, %": BLUE, "calls, %": ORANGE}
+    probabilities = rows["min_probability"].to_list()
+    across = Ends.of(probabilities)
+    up = Ends(0, 100)
+    legend = {"right, %": BLUE, "calls, %": ORANGE}
     curves = [
-        _curve(x, rows[column].to_list(), color, y_from=0, y_to=100)
-        for column, color in (("accuracy", BLUE), ("calls", ORANGE))
+        _curve(probabilities, rows["accuracy"].to_list(), BLUE, across, up),
+        _curve(probabilities, rows["calls"].to_list(), ORANGE, across, up),
     ]
-    axes = _axes("min_probability", (min(x), max(x)), (0, 100))
+    axes = _axes("min_probability", across, up)
     return _picture("right answers and calls over min_probability", legend, axes, *curves)
 
 
-PLOTTED: Mapping[str, tuple[Sequence[str], str]] = {
-    "table_2": (("tool", "tau_f"), "examples"),
-    **{f"table_{number}": (("benchmark", "model", "figures_of"), "accuracy") for number in range(3, 8)},
-    "table_8": (("source", "model", "figures_of"), "perplexity"),
-    "table_9": (("benchmark", "model", "k", "figures_of"), "accuracy"),
-    "table_10": (("tool", "kept", "figures_of"), "delta"),
-    "figure_4": (("benchmarks", "condition", "parameters", "figures_of"), "accuracy"),
+class Bars(NamedTuple):
+    """How a view is drawn: the columns that name a bar, and the one whose figure it is."""
+
+    named: Sequence[str]
+    figure: str
+
+
+PLOTTED: Mapping[str, Bars] = {
+    "table_2": Bars(("tool", "tau_f"), "examples"),
+    **{f"table_{number}": Bars(("benchmark", "model", "figures_of"), "accuracy") for number in range(3, 8)},
+    "table_8": Bars(("source", "model", "figures_of"), "perplexity"),
+    "table_9": Bars(("benchmark", "model", "k", "figures_of"), "accuracy"),
+    "table_10": Bars(("tool", "kept", "figures_of"), "delta"),
+    "figure_4": Bars(("benchmarks", "condition", "parameters", "figures_of"), "accuracy"),
 }
-"""View -> the columns that name a bar, and the one whose figure it is."""
+"""How each view of the paper's tables is drawn."""
 
 
 def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
     """Draw a bar per row with its figure and, where it has low and high, its 95 % interval; the paper's are grey.
 
-    `named`: the columns that name a bar. Returns Markdown.
+    - `named`: the columns that name a bar
+    - `figure`: the column of its length; a row without it has no bar
+
+    Returns Markdown.
     """
-    drawn = rows.drop_nulls(figure).to_dicts()
-    longest = max((row.get("high") or row[figure] for row in drawn), default=0) or 1
+    drawn_rows = rows.drop_nulls(figure).to_dicts()
+    longest = max((row.get("high") or row[figure] for row in drawn_rows), default=0) or 1
     parts = []
-    for y, row in zip(range(0, len(drawn) * BAR, BAR), drawn, strict=True):
+    for number, row in enumerate(drawn_rows):
+        top = number * BAR
         name = ", ".join(escape(str(row[column])) for column in named if row[column] is not None)
-        parts += [*_bar(row, y + 9, figure, longest), _text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", y + 13)]
-    height = len(drawn) * BAR
-    papers = any(row.get("figures_of") == FIGURES_OF_PAPER for row in drawn)
-    legend = {figure: BLUE, **({"the paper's": GREY} if papers else {}), "95 % interval": RED}
-    axes = _axes(f"{figure}, %" * (figure == "accuracy"), (0, longest), height=height)
-    return _picture("plot", legend, axes, *parts, width=2 * WIDTH, height=height)
+        parts += _bar(row, top + 9, figure, longest)
+        parts.append(_text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", top + 13))
+    height = len(drawn_rows) * BAR
+    legend = {figure: BLUE}
+    if any(row.get("figures_of") == FIGURES_OF_PAPER for row in drawn_rows):
+        legend["the paper's"] = GREY
+    legend["95 % interval"] = RED
+    unit = f"{figure}, %" if figure == "accuracy" else ""
+    return _picture(
+        "plot", legend, _axes(unit, Ends(0, longest), height=height), *parts, width=2 * WIDTH, height=height
+    )
 
 
-def _bar(row: Mapping[str, Any], y: int, figure: str, longest: float) -> tuple[str, str]:
-    low, wide, high = (round((row.get(end) or 0) / longest * WIDTH) for end in ("low", figure, "high"))
+def _bar(row: Mapping[str, Any], y: int, figure: str, longest: float) -> list[str]:
+    """Draw a bar around `y`, and its interval in it: from 0 where it has none. `longest`: the value at full width."""
+    length = _width(row[figure], longest)
+    low = _width(row.get("low"), longest)
+    high = _width(row.get("high"), longest)
     color = GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
-    return f"<path d='M0 {y}h{max(wide, 0)}' stroke='{color}' stroke-width='12'/>", _line(f"M{low} {y}H{high}")
+    bar = f"<path d='M0 {y}h{max(length, 0)}' stroke='{color}' stroke-width='12'/>"
+    return [bar, _line(f"M{low} {y}H{high}")]
+
+
+def _width(value: float | None, longest: float) -> int:
+    """Return the pixels of a value, of which `longest` has WIDTH; 0 where there is none."""
+    return round((value or 0) / longest * WIDTH)
 
 
 def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
-    """At most POINTS rows, the first and the last among them."""
-    return rows[sorted({round(at) for at in np.linspace(0, rows.height - 1, POINTS)})]
+    """Return at most POINTS rows, evenly spread, the first and the last among them."""
+    chosen = {round(number) for number in np.linspace(0, rows.height - 1, POINTS)}
+    return rows[sorted(chosen)]
 
 
-def _curve(
-    x: Sequence[float], y: Sequence[float], color: str,
-    y_from: float | None = None, y_to: float | None = None, x_from: float | None = None, x_to: float | None = None,
-) -> str:  # fmt: skip
-    across = _placed(x, min(x) if x_from is None else x_from, max(x) if x_to is None else x_to, WIDTH)
-    down = _placed(y, min(y) if y_from is None else y_from, max(y) if y_to is None else y_to, HEIGHT)
-    points = [(here, HEIGHT - there) for here, there in zip(across, down, strict=True)]
-    steps = "".join(f"l{bx - ax} {by - ay}" for (ax, ay), (bx, by) in pairwise(points))
-    return f"<path d='M{points[0][0]} {points[0][1]}{steps}' fill='none' stroke='{color}'/>"
+def _curve(x: Sequence[float], y: Sequence[float], color: str, across: Ends, up: Ends) -> str:
+    """Draw a line through points. `across`, `up`: the values at the ends of the axes."""
+    columns = _placed(x, across, WIDTH)
+    rows = [HEIGHT - pixels for pixels in _placed(y, up, HEIGHT)]  # SVG counts from above
+    path = f"M{columns[0]} {rows[0]}"
+    for (column, next_column), (row, next_row) in zip(pairwise(columns), pairwise(rows), strict=True):
+        path += f"l{next_column - column} {next_row - row}"
+    return f"<path d='{path}' fill='none' stroke='{color}'/>"
 
 
-def _placed(values: Sequence[float], low: float, high: float, size: int) -> list[int]:
-    return [round((value - low) / (high - low or 1) * size) for value in values]
+def _placed(values: Sequence[float], ends: Ends, size: int) -> list[int]:
+    """Return how many pixels from the lower end of an axis of `size` pixels each value lies."""
+    extent = ends.high - ends.low or 1
+    return [round((value - ends.low) / extent * size) for value in values]
 
 
-def _axes(across: str, x: tuple[float, float], y: tuple[float, float] | None = None, height: int = HEIGHT) -> str:
-    """Both axes with the numbers at their ends, and what the horizontal one measures."""
-    numbers = [_text(0, _number(x[0]), height + 13), _text(WIDTH - 30, _number(x[1]), height + 13)]
-    if y:
-        numbers += [_text(-LEFT, _number(y[1]), 9), _text(-LEFT, _number(y[0]), height)]
+def _axes(title: str, across: Ends, up: Ends | None = None, height: int = HEIGHT) -> str:
+    """Draw both axes with the numbers at their ends; `title`: what the horizontal one measures.
+
+    The vertical one has no numbers where `up` is None.
+    """
+    numbers = [_text(0, _number(across.low), height + 13), _text(WIDTH - 30, _number(across.high), height + 13)]
+    if up is not None:
+        numbers += [_text(-LEFT, _number(up.high), 9), _text(-LEFT, _number(up.low), height)]
     line = f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"
-    return "".join((line, *numbers, _text(WIDTH // 3, across, height + 13)))
+    return "".join((line, *numbers, _text(WIDTH // 3, title, height + 13)))
 
 
 def _number(value: float) -> str:
+    """Write a whole number with its digits, any other and very large ones with three significant digits."""
     return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _text(x: int, text: object, y: int, color: str = "") -> str:
+    """Write text whose lower left corner is at (x, y), in the color of the picture's texts if none is given."""
     fill = f" fill='{color}'" if color else ""
     return f"<text x='{x}' y='{y}'{fill}>{text}</text>"
 
 
 def _line(path: str) -> str:
+    """Draw a red line: a threshold, a level, an interval."""
     return f"<path d='{path}' stroke='{RED}'/>"
 
 
 def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Markdown of an image that brings its data along; `legend`: what is drawn in which color."""
-    size = f"{width + 2 * LEFT} {height + ABOVE + BELOW}"
-    wide, high = size.split()
+    """Return Markdown of an image that brings its data along.
+
+    - `legend`: what is drawn, and in which color; the first three are shown
+    - `width`, `height`: of the plot, without the room around it
+    """
+    whole_width = width + 2 * LEFT
+    whole_height = height + ABOVE + BELOW
     frame = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide}' height='{high}' viewBox='{-LEFT} {-ABOVE} {size}' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{whole_width}' height='{whole_height}' "
+        f"viewBox='{-LEFT} {-ABOVE} {whole_width} {whole_height}' "
         "style='font:12px sans-serif' fill='#888'>"
     )
-    named = (_text(at, label, -4, color) for at, (label, color) in zip((0, 140, 280), legend.items(), strict=False))
-    svg = "".join((frame, *named, *parts, "</svg>")).encode("ascii", "xmlcharrefreplace").decode()
-    return f"![{name}](<data:image/svg+xml,{''.join(ESCAPED.get(char, char) for char in svg)}>)"
+    labels = [_text(x, label, -4, color) for x, (label, color) in zip((0, 140, 280), legend.items(), strict=False)]
+    svg = "".join((frame, *labels, *parts, "</svg>")).encode("ascii", "xmlcharrefreplace").decode()
+    address = "".join(ESCAPED.get(char, char) for char in svg)
+    return f"![{name}](<data:image/svg+xml,{address}>)"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -24,7 +24,12 @@ from toolformer_dag.lake.record import FieldChange
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.resources.live_runs import run_folder
 
-LOG_EVERY_SECONDS, WRITE_EVERY_SECONDS, TELL_EVERY_SECONDS = 15.0, 0.3, 1.0
+LOG_EVERY_SECONDS = 15.0
+"""How often the log of a run gets a line about a step that goes on."""
+WRITE_EVERY_SECONDS = 0.3
+"""How often at most a step writes down how it gets on, when its stage says so."""
+TELL_EVERY_SECONDS = 1.0
+"""How often it does so while its stage says nothing."""
 CHANGED = "toolformer/changed"
 """The tag of a run that says which settings changed: `calculator.tau_f 0.5 -> 0.8`."""
 COMPUTED = "toolformer/computed"
@@ -37,11 +42,16 @@ BETWEEN = "; "
 
 @dataclass
 class Step:
-    """An asset that is being made. `done` of `total` units; a total of 0 is unknown.
+    """How a step of a run gets on: an asset that is being made.
 
-    `tokens`, `calls`: what was spent so far; `expected`: some tokens that it takes in all, 0 where none are expected;
-    `measured`: whether `expected` rests on chunks that are done, or on the plan alone; `waits`: for which process of
-    another run it waited; `outcome`: what came of it, once it has ended.
+    - `name`: of the asset
+    - `unit`: what `done` and `total` count, such as "texts"; a total of 0 is unknown
+    - `tokens`, `calls`: what was spent so far
+    - `waits`: the process of another run for which it waited last; empty where it did not wait
+    - `outcome`: what came of it; None while it runs
+    - `began`: when it began, by the machine's monotonic clock
+    - `expected`: an estimate of the tokens that it takes in all; 0 where there is none
+    - `measured`: whether that rests on chunks that are done, or on the plan alone
     """
 
     name: str
@@ -68,41 +78,75 @@ class Step:
         Before the first of them are done nobody knows how long the rest takes, since the model was loaded meanwhile
         and its tokens are those of the plan: `9,800 of some 25,000 tokens, 5,120 tokens/s, measuring the time left`.
         """
-        seconds, tokens, parts = max(self.seconds, 1e-3), self.tokens, []
-        if not self.done and 0 < tokens < self.expected:
-            parts.append(f"{tokens:,} of some {self.expected:,.0f} tokens")
+        seconds = max(self.seconds, 1e-3)
+        parts = []
+        if not self.done and 0 < self.tokens < self.expected:
+            parts.append(f"{self.tokens:,} of some {self.expected:,.0f} tokens")
         elif self.total:
             parts.append(f"{self.done:,} of {self.total:,} {self.unit}")
         elif self.done:
             parts.append(f"{self.done:,} {self.unit}")
-        if tokens:
-            parts.append(f"{tokens / seconds:,.0f} tokens/s")
-        by_tokens = self.expected > tokens
-        done, total = (tokens, self.expected) if by_tokens else (self.done, self.total)
-        if by_tokens and tokens and not self.measured:
-            parts.append("measuring the time left")
-        elif 0 < done < total:
-            left = seconds / done * (total - done)
-            parts.append(f"{timedelta(seconds=round(left))} left")
+        if self.tokens:
+            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
+        time_left = self._time_left(seconds)
+        if time_left is not None:
+            parts.append(time_left)
         return ", ".join(parts)
 
+    def _time_left(self, seconds: float) -> str | None:
+        """Say how long the rest takes if it goes on as in the `seconds` so far; None where nobody can tell.
+
+        Tokens tell it better than units, since texts differ in length.
+        """
+        if self.expected > self.tokens:
+            if self.tokens and not self.measured:
+                return "measuring the time left"
+            share_done = self.tokens / self.expected
+        elif self.total:
+            share_done = self.done / self.total
+        else:
+            return None
+        if not 0 < share_done < 1:
+            return None
+        seconds_left = seconds / share_done * (1 - share_done)
+        return f"{timedelta(seconds=round(seconds_left))} left"
+
     def end(self, metadata: Mapping[str, Any]) -> None:
-        """Say what came of it: `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`."""
+        """Set the outcome: `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`.
+
+        `metadata`: that of the materialization, as Dagster's values or plain ones.
+        """
         shown = {name: getattr(value, "value", value) for name, value in metadata.items()}
-        rows, tokens, seconds = shown.get(ROWS), shown.get(TOKENS, 0), max(self.seconds, 1e-3)
-        summary = f"{'done' if rows is None else f'{rows:,} rows'} in {seconds:,.1f} s"
+        if shown.get(UNCHANGED):
+            self.outcome = "unchanged"
+            return
+        seconds = max(self.seconds, 1e-3)
+        rows = shown.get(ROWS)
+        result = "done" if rows is None else f"{rows:,} rows"
+        tokens = shown.get(TOKENS, 0)
         rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-        self.outcome = f"{summary}{rate}" if not shown.get(UNCHANGED) else "unchanged"
+        self.outcome = f"{result} in {seconds:,.1f} s{rate}"
+
+
+class _Passed(NamedTuple):
+    """The chunks of a step that are done: the tokens that they were estimated to take, and what they took."""
+
+    estimated: float = 0.0
+    spent: int = 0
 
 
 class Running(Step):
-    """A step of this process, written down for whoever watches the run; `file`: None where nobody does."""
+    """A step of this process. `write` brings its figures up to date and writes them down for whoever watches the run.
+
+    - `file`: where; None where nobody watches
+    - `spent`: asks what it has spent so far
+    - `ahead`: asks what its units take, as planned
+    """
 
     file: Path | None = None
     spent: Callable[[], Spent] = Spent
     ahead: Callable[[], Ahead] = Ahead
-    passed: tuple[float, int] = (0.0, 0)
-    """Tokens that chunks which are done were estimated to take, and those that had been spent by then."""
+    _passed: _Passed = _Passed()
 
     def wait(self, holder: str) -> None:
         """Tell for which process of another run over the lake this step waits."""
@@ -110,51 +154,93 @@ class Running(Step):
         self.write()
 
     def write(self) -> None:
-        """Tell how the step gets on, within a chunk too."""
-        spent, ahead = self.spent(), self.ahead()
-        self.tokens, self.calls = spent.tokens, spent.calls
+        """Tell how the step gets on, within a chunk too. While the disk is full the figures of before stay."""
+        spent = self.spent()
+        ahead = self.ahead()
+        self.tokens = spent.tokens
+        self.calls = spent.calls
         self.total = self.total or ahead.units
-        if self.unit == "calls":
+        if self.unit == "calls":  # calls are told one by one, where the stage counts whole chunks
             self.done = max(self.done, min(self.calls, self.total))
-        if ahead.tokens_done != self.passed[0]:
-            self.passed = ahead.tokens_done, self.tokens
-        estimated, taken = self.passed
-        self.measured = estimated > 0
-        self.expected = taken + (ahead.tokens - estimated) * (taken / estimated if estimated else 1)
+        self.expected = self._expected_tokens(ahead)
+        self.measured = self._passed.estimated > 0
         if self.file is not None:
-            with suppress(WriteError):  # the disk is full: the figures of before stay
+            with suppress(WriteError):
                 write_whole(self.file, json.dumps(asdict(self)).encode())
+
+    def _expected_tokens(self, ahead: Ahead) -> float:
+        """Return the tokens that the step takes in all: those spent, and the estimate for the rest.
+
+        The estimate is corrected by how far off it was for the chunks that are done.
+        """
+        if ahead.tokens_done != self._passed.estimated:  # a chunk ended since it was asked last
+            self._passed = _Passed(ahead.tokens_done, self.tokens)
+        passed = self._passed
+        correction = passed.spent / passed.estimated if passed.estimated else 1.0
+        return passed.spent + (ahead.tokens - passed.estimated) * correction
 
 
 _current: ContextVar[Running] = ContextVar("current")
+"""The step that runs in this thread."""
 
 
 @contextmanager
 def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
-    """Write down the step that runs inside the block, and its end."""
-    made = Running(name)
+    """Write down the step that runs inside the block, and its end: `failed: REASON` where the block raises."""
+    running = Running(name)
     if not context.instance.is_ephemeral:
-        made.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
-    token, ended = _current.set(made), threading.Event()
-    made.write()
-
-    def tell() -> None:
-        while not ended.wait(TELL_EVERY_SECONDS):
-            made.write()
-
+        running.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
+    token = _current.set(running)
+    running.write()
     try:
-        with ThreadPoolExecutor(1) as beside:
-            beside.submit(tell)
-            try:
-                yield made
-            finally:
-                ended.set()
+        with _written_now_and_then(running):
+            yield running
     except Exception as error:
-        made.outcome = f"failed: {str(error).partition(chr(10))[0]}"
+        first_line = str(error).partition("\n")[0]
+        running.outcome = f"failed: {first_line}"
         raise
     finally:
         _current.reset(token)
-        made.write()
+        running.write()
+
+
+@contextmanager
+def _written_now_and_then(running: Running) -> Iterator[None]:
+    """Write a step down every TELL_EVERY_SECONDS inside the block, by a thread of its own."""
+    ended = threading.Event()
+
+    def write_until_the_end() -> None:
+        while not ended.wait(TELL_EVERY_SECONDS):
+            running.write()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(write_until_the_end)
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+class _Progress:
+    """Passes on what a stage says of its units: to whoever watches the run, and to the run's log now and then."""
+
+    def __init__(self, context: dg.AssetExecutionContext, running: Running) -> None:
+        self._context = context
+        self._running = running
+        self._logged_at = time.monotonic()
+        self._written_at = 0.0
+
+    def advance(self, done: int, total: int) -> None:
+        """Take the units that are done, and how many there are; 0 where nobody knows."""
+        self._running.done = done
+        self._running.total = total
+        now = time.monotonic()
+        if now - self._written_at > WRITE_EVERY_SECONDS:
+            self._written_at = now
+            self._running.write()
+        if now - self._logged_at > LOG_EVERY_SECONDS:
+            self._logged_at = now
+            self._context.log.info(self._running.under_way)
 
 
 def progress(
@@ -163,26 +249,21 @@ def progress(
     spent: Callable[[], Spent] = Spent,
     ahead: Callable[[], Ahead] = Ahead,
 ) -> Callable[[int, int], None]:
-    """Return what a stage calls with the units done and the units there are; 0 where nobody knows how many.
+    """Return what the running step calls with the units done and the units there are; 0 where nobody knows how many.
 
-    `spent`: what went through the model and the tools in this process so far; a step without it tells its cost at the
-    end (`note_cost`). `ahead`: what the units take, as planned. The log of the run gets a line every LOG_EVERY_SECONDS.
+    - `unit`: what these count, such as "texts"
+    - `spent`: what went through the model and the tools in this process so far; a step without it tells its cost at
+      the end (`note_cost`)
+    - `ahead`: what the units take, as planned
+
+    The log of the run gets a line every LOG_EVERY_SECONDS.
     """
-    made, before = _current.get(), spent()
-    made.unit, made.spent, made.ahead = unit, lambda: spent() - before, ahead
-    logged, written = time.monotonic(), 0.0
-
-    def advance(done: int, total: int) -> None:
-        nonlocal logged, written
-        made.done, made.total = done, total
-        if (now := time.monotonic()) - written > WRITE_EVERY_SECONDS:
-            written = now
-            made.write()
-        if now - logged > LOG_EVERY_SECONDS:
-            logged = now
-            context.log.info(made.under_way)
-
-    return advance
+    running = _current.get()
+    spent_before = spent()
+    running.unit = unit
+    running.spent = lambda: spent() - spent_before
+    running.ahead = ahead
+    return _Progress(context, running).advance
 
 
 def runs_alone(context: dg.AssetExecutionContext) -> bool:
@@ -193,10 +274,11 @@ def runs_alone(context: dg.AssetExecutionContext) -> bool:
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
     """Add a row to the lake's table of costs, and tell the run what the step spent.
 
-    Over an object store the row is written beside the next step, and a warning in the log says where that failed. A
-    folder raises WriteError.
+    Over an object store the row is written while the next step runs, and a warning in the log says where that failed.
+    Over a folder raises WriteError.
     """
-    _current.get().spent = lambda: Spent(cost.tokens, cost.calls)
+    total = Spent(cost.tokens, cost.calls)
+    _current.get().spent = lambda: total
     asset = context.asset_key.to_user_string()
     lost = f"the cost of {asset} is not in `costs`"
     _write_log(context, lake, lost, partial(add_cost, lake, context.run.run_id, asset, cost))
@@ -215,14 +297,18 @@ def note_changes(
 
 
 def _write_log(context: dg.AssetExecutionContext, lake: Lake, lost: str, write: Callable[[], None]) -> None:
-    """Write rows of a log; over an object store beside the next step, where a warning says what was lost and why."""
+    """Write rows of a log of the lake, such as costs. Over a folder raises what `write` raises.
 
-    def warn_of_store() -> None:
+    Over an object store they are written while the next step runs, and an error becomes a warning in the run's log.
+    `lost`: what that says is lacking.
+    """
+
+    def write_or_warn() -> None:
         with _warned(context, lost) if lake.storage.first_wins else nullcontext():
             write()
 
-    lake.storage.write_beside(warn_of_store)
-    if runs_alone(context):  # the next step will not wait for it
+    lake.storage.write_beside(write_or_warn)
+    if runs_alone(context):  # the next step runs in another process, which does not wait for it
         lake.storage.wait_for_writes()
 
 
@@ -235,6 +321,7 @@ def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running)
 
 @contextmanager
 def _warned(context: dg.AssetExecutionContext, lost: str) -> Iterator[None]:
+    """Turn an error of the user inside the block into a warning in the run's log. `lost`: what is lacking then."""
     try:
         yield
     except UserError as error:  # the disk or the store may be what failed
@@ -254,7 +341,8 @@ def tag_outcome(context: dg.AssetExecutionContext, name: str, metadata: Mapping[
 
     `metadata`: that of its materialization. An asset that does not say whether anything changed is in neither tag.
     """
-    unchanged = getattr(metadata.get(UNCHANGED), "value", metadata.get(UNCHANGED))
+    value = metadata.get(UNCHANGED)
+    unchanged = getattr(value, "value", value)  # Dagster's value, or a plain one
     if unchanged is False:
         _change_tag(context, COMPUTED, partial(_with_entries, entries=[name]))
     elif unchanged is True:

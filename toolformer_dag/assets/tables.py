@@ -1,8 +1,13 @@
-"""The assets of the stages: each brings its table up to date, or finds that nothing changed and skips itself."""
+"""The assets of the stages: each brings its table up to date, or finds that nothing changed and skips itself.
+
+A stage is a step of the method, such as loss_deltas; what its asset shows, warns of and refuses stands in its own file
+(`Stage.asset`, `Stage.checks`). No stage is named here.
+"""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -18,45 +23,86 @@ from toolformer_dag.assets.metadata import (
     last_metadata,
     this_run,
 )
-from toolformer_dag.assets.plots import chance_curves, delta_histogram, frontier_curve
+from toolformer_dag.assets.plots import drawn
 from toolformer_dag.assets.running import note_changes, note_cost, progress, tag_changes
 from toolformer_dag.computing.change_log import KeptCalls
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.computing.reasons import Reasons, differences
+from toolformer_dag.computing.shown import ShownValue
 from toolformer_dag.computing.spending import NO_TOKENS, StepCost, token_count
-from toolformer_dag.computing.stage import TableOutput
+from toolformer_dag.computing.stage import Stage, TableOutput
 from toolformer_dag.computing.update import TableReport, update
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import WHOLE, Lake
-from toolformer_dag.pipeline.augmented_corpus import corpus_batches
-from toolformer_dag.pipeline.chance import CERTIFIED, chance_tables, chosen_by_chance, threshold_line
-from toolformer_dag.pipeline.proposals import rarely_written
-from toolformer_dag.pipeline.raw_shards import NAME as RAW_SHARDS
-from toolformer_dag.pipeline.raw_shards import UnreadCorpus, nothing_read
-from toolformer_dag.pipeline.scores import cost_frontier, scored_deltas
 from toolformer_dag.resources import Compute
 from toolformer_dag.settings.servers import lane_key
 from toolformer_dag.tools.tool import Tool
 
-CHECKS = {
-    "losses_finite": "Every loss is a finite number, or missing with a reason.",
-    "kept_at_tau_f": "Every kept call gains at least tau_f.",
-    "gives_text_back": "A text of C* without its calls is the document's text, byte for byte.",
-}
-"""What the checks of the stages promise."""
+
+def table(output: TableOutput) -> Output:
+    """Return the asset of a table, a stage's for a lane where it has lanes. It computes missing rows in chunks."""
+    stage = output.stage
+    lane = output.lane_or_none
+    needed_assets = [*_prepared_tools(output), *_checkpoint_of(output)]
+    return Output(
+        name=output.name,
+        settings=output.settings,
+        depends_on=(*output.depends_on, *needed_assets),
+        description=f"{stage.description} {lane.tool.name}." if lane else stage.description,
+        kinds=stage.kinds,
+        pool=tool_pool(output.lane) if stage.pool == "tools" else stage.pool,
+        reasons=partial(table_reasons, output),
+        version=output.table.version,
+        make=partial(_bring_up_to_date, output),
+        checks=_promises(stage),
+        group=_group(output),
+    )
 
 
-def refuse_unread(made: TableOutput) -> None:
-    """Raise UnreadCorpus where the documents were read and there is none: nothing that follows would find more."""
-    if made.name == RAW_SHARDS and (reason := nothing_read(made.plan)):
-        raise UnreadCorpus(reason)
+def _bring_up_to_date(
+    output: TableOutput, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
+) -> dg.MaterializeResult:
+    """Compute what is out of date in a table; log its warnings, its cost and what changed. Return what its page shows.
+
+    Raises what `update` raises, and the error with which the stage ends a run.
+    """
+    asset = output.stage.asset
+    before = _Stored.of(output)
+    for warning in asset.warns(output):
+        context.log.warning(warning)
+    report = _updated(output, context, compute)
+    refusal = asset.refuses(output)
+    if refusal is not None:
+        raise refusal
+    _log(context, output, report)
+    _note_cost(context, lake, report, before)
+    _note_changes(context, lake, report, before)
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(report.data_version),
+        metadata=_metadata(context, output, report),
+        check_results=_check_results(output.stage, report),
+    )
 
 
-def table_reasons(made: TableOutput) -> Reasons:
-    """Return why a table is out of date; the documents also where there is none, so that each run says so."""
-    reasons = differences(made)
-    reason = None if reasons or made.name != RAW_SHARDS else nothing_read(made.plan)
-    return Reasons({WHOLE: [reason]}) if reason else reasons
+def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Compute) -> TableReport:
+    """Bring the rows of a table up to date, with the progress of the step for whoever watches."""
+    workers = compute.workers
+    worker = compute.worker
+    advance = progress(context, output.stage.unit, spent=lambda: workers.spent, ahead=lambda: worker.ahead)
+    return update(worker, workers, compute.tables[output.name], advance)
+
+
+def table_reasons(output: TableOutput) -> Reasons:
+    """Return why a table is out of date.
+
+    Where nothing differs, but the stage ends every run at this table (`StageAsset.refuses`), it counts as out of date
+    for that reason, so that the next run meets it and says so again.
+    """
+    reasons = differences(output)
+    if reasons:
+        return reasons
+    refusal = output.stage.asset.refuses(output)
+    return Reasons({WHOLE: [str(refusal)]}) if refusal is not None else reasons
 
 
 def tool_pool(lane: Lane) -> str:
@@ -69,213 +115,192 @@ def prepares(tool: Tool) -> bool:
     return type(tool).prepare is not Tool.prepare
 
 
-def _prepared(made: TableOutput) -> list[str]:
-    """Return the assets of what the tools that a table calls make before their first call."""
-    if made.stage.pool != "tools":
+def _prepared_tools(output: TableOutput) -> list[str]:
+    """Return the assets of what the tools that a stage calls prepare before their first call."""
+    return [_prepared_name(lane) for lane in output.stage.asset.calls(output) if prepares(lane.tool)]
+
+
+def _prepared_name(lane: Lane) -> str:
+    """Return the name of the asset of what a lane's tool prepares."""
+    return f"{lane.tool.key}/prepared_tool"
+
+
+def _checkpoint_of(output: TableOutput) -> list[str]:
+    """Return the asset of the checkpoint that computes a table; none where another model does, or no model.
+
+    A plan of a later round starts from the checkpoint of the round before.
+    """
+    start = output.plan.start
+    if start is None or output.stage.pool != "gpu":
         return []
-    called = (made.lane,) if made.stage.name == "tool_results" else made.lane.chainable.values()
-    return [f"{lane.tool.key}/prepared_tool" for lane in called if prepares(lane.tool)]
+    if output.settings["model"] != output.plan.proposer:
+        return []
+    return [start.named("training/finetuned_checkpoint")]
 
 
-def _checkpoint_of(made: TableOutput) -> list[str]:
-    """Return the asset of the checkpoint that a table's plan starts from, where the table is computed by it."""
-    start = made.plan.start
-    asked = start and made.stage.pool == "gpu" and made.settings["model"] == made.plan.proposer
-    return [start.named("training/finetuned_checkpoint")] if start and asked else []
+def _group(output: TableOutput) -> str:
+    """Return one group for all lanes of a server, which may be dozens; empty for any other table."""
+    server = output.lane.tool.server if output.lane_or_none else ""
+    return f"server_{lane_key(server)}{output.plan.suffix}" if server else ""
 
 
-def _group(made: TableOutput) -> str:
-    """Return one group for all lanes of a server, which may be dozens."""
-    server = made.lane.tool.server if made.lane_or_none else ""
-    return f"server_{lane_key(server)}{made.plan.suffix}" if server else ""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a table held before a step.
+
+    - `version`: the data version of its rows; None where nothing was stored
+    - `kept_calls`: how many calls the lane kept; None for a table that does not hold the kept calls of a lane
+    """
+
+    version: str | None
+    kept_calls: int | None
+
+    @staticmethod
+    def of(output: TableOutput) -> "_Stored":
+        """Read it from the lake, where no row is opened."""
+        kept_calls = None
+        if output.stage.asset.keeps_calls:
+            kept_calls = sum(pointer.rows for pointer in output.table.pointers().values())
+        return _Stored(output.table.version(), kept_calls)
 
 
-def table(made: TableOutput) -> Output:
-    """Return the asset of a stage: a whole table, whose missing rows are computed in chunks."""
-    stage = made.stage
-    checks = {
-        "unique_keys": f"No two rows have the same {', '.join(stage.key)}.",
-        **{name: CHECKS[name] for name in stage.checks},
-    }
-
-    def rows(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
-        before = made.table.version()
-        kept_before = _kept_calls(made)
-        _warn_of_name(context, made)
-        advance = progress(context, stage.unit, lambda: compute.workers.spent, lambda: compute.worker.ahead)
-        report = update(compute.worker, compute.workers, compute.tables[made.name], advance)
-        refuse_unread(made)
-        _log(context, made, report)
-        tokens, calls = token_count(report.work.tokens), report.work.computed["calls"]
-        cost = StepCost(report.seconds, tokens, calls, report.computed, report.reused)
-        if cost.tokens or cost.calls or report.data_version != before:
-            note_cost(context, lake, cost)
-        _note_changes(context, lake, report, before, kept_before)
-        shown = last_metadata(context) if report.unchanged else {}
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(report.data_version),
-            metadata={**shown, **this_run(report)} if shown else _metadata(made, report),
-            check_results=_check_results(checks, report),
-        )
-
-    return Output(
-        name=made.name,
-        settings=made.settings,
-        depends_on=(*made.depends_on, *_prepared(made), *_checkpoint_of(made)),
-        description=f"{stage.description} {made.lane.tool.name}." if made.lane_or_none else stage.description,
-        kinds=stage.kinds,
-        pool=tool_pool(made.lane) if stage.pool == "tools" else stage.pool,
-        reasons=lambda: table_reasons(made),
-        version=made.table.version,
-        make=rows,
-        checks=checks,
-        group=_group(made),
-    )
-
-
-def _warn_of_name(context: dg.AssetExecutionContext, made: TableOutput) -> None:
-    """Say before a token is spent where the model hardly writes calls of the lane's tool."""
-    if made.stage.name == "scored_candidates":
-        for line in rarely_written(made.plan, [made.lane]):
-            context.log.warning(line)
-
-
-def _log(context: dg.AssetExecutionContext, table: TableOutput, report: TableReport) -> None:
-    """Say in the log what was damaged and what was chosen; tag the run with the settings that changed."""
-    for note in report.work.damaged:
-        context.log.warning(note)
-    if chosen := _chosen(table):
-        context.log.log("INFO" if chosen["verdict"] == CERTIFIED else "WARNING", threshold_line(chosen))
+def _log(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> None:
+    """Log what was damaged and what the stage concludes; tag the run with the settings that changed."""
+    for damage in report.work.damaged:
+        context.log.warning(damage)
+    for line in output.stage.asset.concludes(output):
+        context.log.log("WARNING" if line.is_warning else "INFO", line.text)
     tag_changes(context, report.differences.settings())
 
 
-def _kept_calls(made: TableOutput) -> int | None:
-    """Return how many calls the lane of filtered_calls keeps now; None for another table."""
-    if made.stage.name != "filtered_calls":
-        return None
-    return sum(part.rows for part in made.table.pointers().values())
+def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
+    """Add what the step cost to the lake's table of costs; nothing for a step without cost and without other rows."""
+    cost = StepCost(
+        report.seconds,
+        tokens=token_count(report.work.tokens),
+        calls=report.work.computed["calls"],
+        computed=report.computed,
+        reused=report.reused,
+    )
+    if cost.tokens or cost.calls or report.data_version != before.version:
+        note_cost(context, lake, cost)
 
 
-def _note_changes(
-    context: dg.AssetExecutionContext, lake: Lake, report: TableReport, version: str | None, kept_before: int | None
-) -> None:
-    """Log the settings that changed, and kept calls that did; `version`: of the table before, None for a first run."""
+def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
+    """Add to the lake's table of changes the settings that changed, and the kept calls where these are others now.
+
+    Calls that a first run keeps are no change.
+    """
     settings = report.differences.setting_changes()
-    kept = None if kept_before is None or version is None else KeptCalls(kept_before, sum(report.rows.values()))
-    has_other_calls = kept is not None and report.data_version != version
+    kept = None
+    if before.kept_calls is not None and before.version is not None:
+        kept = KeptCalls(before.kept_calls, sum(report.rows.values()))
+    has_other_calls = kept is not None and report.data_version != before.version
     if settings or has_other_calls:
         note_changes(context, lake, settings, kept)
 
 
-def _check_results(names: Iterable[str], report: TableReport) -> list[dg.AssetCheckResult]:
-    return [
-        dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken})
-        for name, broken in ((name, report.violations.get(name, 0)) for name in names)
-    ]
+def _promises(stage: Stage) -> dict[str, str]:
+    """Return what the checks of a stage promise, by name: that its keys are unique, and its own."""
+    promises = {"unique_keys": f"No two rows have the same {', '.join(stage.key)}."}
+    for name, check in stage.checks.items():
+        promises[name] = check.promise
+    return promises
 
 
-def _chosen(table: TableOutput) -> Mapping[str, Any] | None:
-    return chosen_by_chance(table.plan, table.lane) if table.stage.name == "filtered_calls" else None
+def _check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResult]:
+    """Return how the checks of a table ended; one that no row breaks has passed."""
+    results = []
+    for name in _promises(stage):
+        broken = report.violations.get(name, 0)
+        results.append(dg.AssetCheckResult(passed=not broken, check_name=name, metadata={"rows that break it": broken}))
+    return results
 
 
-def _metadata(table: TableOutput, report: TableReport) -> Mapping[str, dg.MetadataValue]:
-    filled = [part for part, count in report.rows.items() if count]
-    # each has a row at least, so that more are not opened
-    rows = table.table.scan(filled[:PREVIEW_ROWS]) if filled else table.stage.schema.to_frame().lazy()
-    more: Mapping[str, Callable[[], Mapping[str, dg.MetadataValue]]] = {
-        "filtered_calls": lambda: _filtered(table, _chosen(table), sum(report.rows.values())),
-        "swapped_results": lambda: _kept_by_chance(table),
-        "augmented_corpus": lambda: _examples(table),
-    }
+def _metadata(
+    context: dg.AssetExecutionContext, output: TableOutput, report: TableReport
+) -> dict[str, dg.MetadataValue]:
+    """Return what the page of a table shows: what this run cost, and what the rows are.
+
+    Where nothing changed, the rows are shown as the last run showed them, if this Dagster instance knows of one.
+    """
+    last_shown = last_metadata(context) if report.unchanged else {}
+    if last_shown:
+        return {**last_shown, **this_run(report)}
+    shown = {name: metadata_value(value) for name, value in output.stage.asset.shows(output).items()}
+    return {**shown, **_row_metadata(output, report)}
+
+
+def metadata_value(value: ShownValue) -> dg.MetadataValue:
+    """Return a value that a stage shows as Dagster shows it: a frame and a plot in Markdown, as table and picture."""
+    match value:
+        case int():
+            return dg.MetadataValue.int(value)
+        case float():
+            return dg.MetadataValue.float(value)
+        case str():
+            return dg.MetadataValue.text(value)
+        case pl.DataFrame():
+            return dg.MetadataValue.md(frame_table(value, value.height))
+        case _:
+            return dg.MetadataValue.md(drawn(value))
+
+
+def _row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
+    """Return what is shown of every table: counts, what the run cost, rejections, columns and the first rows."""
     columns = [
-        dg.TableColumn(name, str(column.dtype), column.description) for name, column in table.stage.columns.items()
+        dg.TableColumn(name, str(column.dtype), column.description) for name, column in output.stage.columns.items()
     ]
-    tokens = {kind: n for kind, n in report.work.tokens.items() if kind not in NO_TOKENS}
+    tokens = {kind: count for kind, count in report.work.tokens.items() if kind not in NO_TOKENS}
+    filled_parts = [part for part, count in report.rows.items() if count]
     return {
-        **more.get(table.stage.name, dict)(),
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
         "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
         "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
         "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
         "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
-        "first rows": dg.MetadataValue.md(frame_table(rows.head(PREVIEW_ROWS).collect())),
+        "first rows": dg.MetadataValue.md(frame_table(_first_rows(output, filled_parts))),
     }
 
 
-def _examples(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
-    """Texts of C* per lane, as in Table 2, all with calls, and those that stand as they are."""
-    batches = [batch["tools"] for batch in corpus_batches(table.plan.lake)]
-    counts = Counter(tool for tools in batches for tool in tools.list.explode())  # None for a text without calls
-    texts = {lane: counts[lane] for lane in table.plan.lane_names}
-    texts["all"] = sum(map(len, batches)) - counts[None]
-    shown = {f"texts with {tool}": dg.MetadataValue.int(count) for tool, count in texts.items()}
-    return {**shown, **({"texts without calls": dg.MetadataValue.int(counts[None])} if counts[None] else {})}
-
-
-def _filtered(table: TableOutput, chosen: Mapping[str, Any] | None, kept: int) -> Mapping[str, dg.MetadataValue]:
-    """The threshold, and where it cuts the distribution of delta: on the asset that a new threshold reruns."""
-    tau_f = table.lane.tau_f if isinstance(table.lane.tau_f, float) else None
-    deltas = scored_deltas(table.plan, table.lane)
-    shown: dict[str, dg.MetadataValue] = {"calls kept": dg.MetadataValue.int(kept)}
-    if chosen:
-        tau_f = chosen["tau_f"]
-        shown["threshold"] = dg.MetadataValue.text(threshold_line(chosen))
-    if tau_f is not None:
-        shown["tau_f"] = dg.MetadataValue.float(tau_f)
-    if deltas.height:
-        shown["share of the scored calls kept"] = dg.MetadataValue.float(kept / deltas.height)
-        shown["deltas"] = dg.MetadataValue.md(delta_histogram(deltas, tau_f))
-        frontier = cost_frontier(table.plan, table.lane, tau_f)
-        if frontier is not None:
-            shown["nats over cost"] = dg.MetadataValue.md(frontier_curve(frontier))
-    return shown
-
-
-def _kept_by_chance(table: TableOutput) -> Mapping[str, dg.MetadataValue]:
-    """How many places are kept by chance beside those that are kept, and the false discovery rate over tau_f."""
-    statistics, rates = chance_tables(table.plan, table.lane)
-    by_chance = (
-        pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
-    )
-    counts = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
-    measured = statistics.filter(pl.col("swaps") > 0).select("tau_f", "by_chance", "fdr").rows()
-    return {
-        **{f"kept by chance at {tau_f:g}": dg.MetadataValue.int(count) for tau_f, count, _ in measured},
-        **{f"false discovery rate at {tau_f:g}": dg.MetadataValue.float(fdr) for tau_f, _, fdr in measured if fdr},
-        "kept": dg.MetadataValue.md(frame_table(counts, counts.height)),
-        **({} if rates.is_empty() else {"kept by chance": dg.MetadataValue.md(chance_curves(rates))}),
-    }
+def _first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.DataFrame:
+    """Return the first PREVIEW_ROWS rows of a table. `filled_parts`: its parts that have rows, in order."""
+    if not filled_parts:
+        return output.stage.schema.to_frame()
+    # each part has a row at least, so that no more of them are opened
+    return output.table.scan(filled_parts[:PREVIEW_ROWS]).head(PREVIEW_ROWS).collect()
 
 
 def prepared_tool(lane: Lane) -> Output:
     """Return the asset of what a tool makes before its first call; making it again finds it there."""
     settings = {"version": lane.tool.version, "options": lane.identity()}
-
-    def prepared(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        began = time.monotonic()
-        advance = progress(context, "passages")
-        indexed = 0
-
-        def note(done: int) -> None:
-            nonlocal indexed
-            indexed = done
-            advance(done, 0)
-
-        lane.tool.prepare(note)
-        shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
-        if indexed:  # without progress nobody knows whether the tool made something or found it there
-            shown[UNCHANGED] = False
-        return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)
-
     return Output(
-        name=f"{lane.tool.key}/prepared_tool",
+        name=_prepared_name(lane),
         settings=settings,
         depends_on=(),
         description=f"What {lane.tool.name} needs before its first call (an index of passages); resumable.",
         kinds={"python"},
         pool=tool_pool(lane),
         reasons=Reasons,
-        version=lambda: fingerprint(settings),
-        make=prepared,
+        version=partial(fingerprint, settings),
+        make=partial(_prepare, lane, settings),
     )
+
+
+def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    """Let a tool make what it needs. `settings`: those that determine it."""
+    began = time.monotonic()
+    advance = progress(context, "passages")
+    indexed_passages = 0
+
+    def note(done: int) -> None:
+        nonlocal indexed_passages
+        indexed_passages = done
+        advance(done, 0)
+
+    lane.tool.prepare(note)
+    shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
+    if indexed_passages:  # without progress nobody knows whether the tool made something or found it there
+        shown[UNCHANGED] = False
+    return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)

@@ -1,7 +1,13 @@
-"""What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step)."""
+"""What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step).
+
+The warehouse is a DuckDB file with all tables of the lake. C* are the texts with their calls in them. The tables of the
+paper are read from the warehouse and stored nowhere else.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
@@ -34,7 +40,7 @@ from toolformer_dag.exports.corpus_export import (
     tells_the_same,
 )
 from toolformer_dag.exports.dataset_folder import read_exported
-from toolformer_dag.exports.forms import text_form
+from toolformer_dag.exports.forms import Form, text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import CLOSED, opened, warehouse_files
@@ -48,14 +54,64 @@ if TYPE_CHECKING:
 
 THIS = sys.modules[__name__]
 """Dagster keeps functions of this module; since they see the module, Python clears it, and DuckDB reports no leak."""
-WAREHOUSE, DATASET = "warehouse/toolformer_duckdb", "warehouse/dataset"
+WAREHOUSE = "warehouse/toolformer_duckdb"
+"""The asset of the warehouse."""
+DATASET = "warehouse/dataset"
+"""The asset of C* as a Hugging Face data set."""
 STEP = "tables"
-"""The step that makes all of them: a step each would cost seconds where nothing changed."""
+"""The step that shows all tables of the paper: a step each would cost seconds where nothing changed."""
 TABLES = {table.view: table for table in PAPER_TABLES}
+"""The tables of the paper, by the view of the warehouse that they are read from."""
 SHOWN = tuple(f"tables/{view}" for view in TABLES)
+"""The assets of the tables of the paper."""
 SHOWN_AS = 2
 """Raise this when the same rows are shown in another way."""
 EXAMPLE_CHARACTERS = 320
+"""Characters of a cell that the tables of the paper show, for their examples of calls."""
+
+
+class _Warehouse:
+    """The warehouse of a plan: its file, and the tables and lanes that it holds."""
+
+    def __init__(self, plan: Plan) -> None:
+        named = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
+        self._plan = plan
+        self._declared = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names, named)
+        self._database = plan.settings.warehouse
+        self.settings = self._declared.settings
+
+    def reasons(self) -> Reasons:
+        """Return why the file is missing or out of date. Another machine may have made it."""
+        files = warehouse_files(self._plan.lake, self._database)
+        check = partial(out_of_date, self._plan.lake, self._declared, self._database)
+        return shared_reasons(files, check)
+
+    def version(self) -> str:
+        """Return the version of the file that would be built of the lake now."""
+        return version(self._plan.lake, self._declared)
+
+    def make(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+        """Build the file where it is out of date, or where this Dagster instance has not seen it. Show its tables."""
+        lake.storage.wait_for_writes()  # the costs of the steps before
+        for name, damage in withdraw_damaged(lake).items():
+            context.log.warning(f"{name} is left out until it is made again: {damage}")
+        last_shown = {} if self.reasons() else last_metadata(context)
+        shown = {**last_shown, UNCHANGED: True} if last_shown else self._build(lake)
+        return dg.MaterializeResult(
+            data_version=dg.DataVersion(version(lake, self._declared)),
+            metadata={**shown, TOKENS: 0, CALLS: 0},
+        )
+
+    def _build(self, lake: Lake) -> dict[str, Any]:
+        """Build the file, and return what its page shows: how many rows each table has."""
+        rows = build(lake, self._declared, self._database)
+        warehouse_files(lake, self._database).send()
+        return {
+            ROWS: rows["loss_deltas"],
+            "rows": dg.MetadataValue.md(counts_table("table", rows)),
+            "file": dg.MetadataValue.path(str(self._database)),
+            UNCHANGED: False,
+        }
 
 
 def warehouse(plan: Plan, above: Sequence[str]) -> Output:
@@ -63,74 +119,23 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
 
     `above`: the assets whose rows it holds.
     """
-    named = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
-    declared = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names, named)
-    database = plan.settings.warehouse
-
-    def reasons() -> Reasons:
-        files = warehouse_files(plan.lake, database)
-        return shared_reasons(files, lambda: out_of_date(plan.lake, declared, database))
-
-    def file(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        lake.storage.wait_for_writes()  # the costs of the steps before
-        for name, damage in withdraw_damaged(lake).items():
-            context.log.warning(f"{name} is left out until it is made again: {damage}")
-        shown = {} if reasons() else {**last_metadata(context), UNCHANGED: True}
-        if len(shown) < 2:
-            rows = build(lake, declared, database)
-            warehouse_files(lake, database).send()
-            shown = {
-                ROWS: rows["loss_deltas"],
-                "rows": dg.MetadataValue.md(counts_table("table", rows)),
-                "file": dg.MetadataValue.path(str(database)),
-                UNCHANGED: False,
-            }
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(version(lake, declared)), metadata={**shown, TOKENS: 0, CALLS: 0}
-        )
-
+    content = _Warehouse(plan)
     return Output(
         name=plan.named(WAREHOUSE),
-        settings=declared.settings,
+        settings=content.settings,
         depends_on=tuple(above),
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
         kinds={"duckdb"},
         pool="lake",
-        reasons=reasons,
-        version=lambda: version(plan.lake, declared),
-        make=file,
+        reasons=content.reasons,
+        version=content.version,
+        make=content.make,
     )
 
 
 def dataset(plan: Plan) -> Output:
     """Return the asset of C* as a Hugging Face data set, in the form `text`."""
-    form, folder, files = text_form(), asset_folder(plan), asset_files(plan)
-
-    def reasons() -> Reasons:
-        return shared_reasons(files, lambda: corpus_reasons(plan, folder, form))
-
-    def stored_version() -> str | None:
-        exported = read_exported(folder)
-        return exported.version if exported else None
-
-    def export(context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:  # `lake`: for the step's claim
-        unchanged = not reasons() and tells_the_same(plan, folder)
-        exported = read_exported(folder) if unchanged else None
-        if exported is None:
-            exported = export_corpus(plan, folder, form, of_the_lake=True)
-            files.send()
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(exported.version),
-            metadata={
-                ROWS: sum(exported.rows.values()),
-                "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
-                "folder": dg.MetadataValue.path(str(folder)),
-                UNCHANGED: unchanged,
-                TOKENS: 0,
-                CALLS: 0,
-            },
-        )
-
+    form = text_form()
     return Output(
         name=plan.named(DATASET),
         settings=corpus_settings(plan, form),
@@ -138,9 +143,44 @@ def dataset(plan: Plan) -> Output:
         description="C* as a Hugging Face data set.",
         kinds={"parquet", "huggingface"},
         pool="lake",
-        reasons=reasons,
-        version=stored_version,
-        make=export,
+        reasons=partial(_dataset_reasons, plan, form),
+        version=partial(_exported_version, asset_folder(plan)),
+        make=partial(_export, plan, form),
+    )
+
+
+def _dataset_reasons(plan: Plan, form: Form) -> Reasons:
+    """Return why the data set is missing or out of date. Another machine may have made it."""
+    return shared_reasons(asset_files(plan), partial(corpus_reasons, plan, asset_folder(plan), form))
+
+
+def _exported_version(folder: Path) -> str | None:
+    """Return the version of an exported data set; None where there is none."""
+    exported = read_exported(folder)
+    return exported.version if exported else None
+
+
+def _export(plan: Plan, form: Form, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+    """Write the data set where it is out of date, or tells something else of the project than the settings do now.
+
+    `lake` is not read here: a step that takes it waits for its turn over it.
+    """
+    folder = asset_folder(plan)
+    unchanged = not _dataset_reasons(plan, form) and tells_the_same(plan, folder)
+    exported = read_exported(folder) if unchanged else None
+    if exported is None:
+        exported = export_corpus(plan, folder, form, of_the_lake=True)
+        asset_files(plan).send()
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(exported.version),
+        metadata={
+            ROWS: sum(exported.rows.values()),
+            "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
+            "folder": dg.MetadataValue.path(str(folder)),
+            UNCHANGED: unchanged,
+            TOKENS: 0,
+            CALLS: 0,
+        },
     )
 
 
@@ -161,11 +201,11 @@ def paper_table(plan: Plan, name: str) -> Output:
 
 def paper_assets(outputs: Sequence[Output], plan: Plan) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables; the warehouse is opened once for all."""
-    step, database = f"{STEP}{plan.suffix}", plan.settings.warehouse
+    step_name = f"{STEP}{plan.suffix}"
     specs = [
         dg.AssetSpec(
             asset_key(output.name),
-            group_name=step,
+            group_name=step_name,
             deps=[asset_key(above) for above in output.depends_on],
             code_version=output.code_version,
             kinds=set(output.kinds),
@@ -176,14 +216,14 @@ def paper_assets(outputs: Sequence[Output], plan: Plan) -> dg.AssetsDefinition:
         for output in outputs
     ]
 
-    @dg.multi_asset(name=step, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
+    @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        with opened(database, CLOSED) as connection:
-            for output in outputs:
-                if asset_key(output.name) in context.selected_asset_keys:
-                    result = output.make(context, output=output, warehouse=connection)
-                    tag_outcome(context, output.name, result.metadata or {})
-                    yield result
+        selected = [output for output in outputs if asset_key(output.name) in context.selected_asset_keys]
+        with opened(plan.settings.warehouse, CLOSED) as connection:
+            for output in selected:
+                result = output.make(context, output=output, warehouse=connection)
+                tag_outcome(context, output.name, result.metadata or {})
+                yield result
 
     return tables
 
@@ -196,14 +236,16 @@ def tell_tables(outputs: Sequence[Output], plan: Plan, instance: dg.DagsterInsta
     """
     by_name = {output.name: output for output in outputs}
     stored = by_name[plan.named(WAREHOUSE)]
-    version = stored.version()
-    if version is None:
+    stored_version = stored.version()
+    if stored_version is None:
         return
+    versions = {stored.name: stored_version}
     unknown = []
     for name in map(plan.named, SHOWN):
-        read = read_versions(by_name[name], {stored.name: version})
-        if not is_known(instance, asset_key(name), {CODE: by_name[name].code_version}, read):
-            unknown.append(by_name[name])
+        output = by_name[name]
+        state = {CODE: output.code_version}
+        if not is_known(instance, asset_key(name), state, read_versions(output, versions)):
+            unknown.append(output)
     if not unknown or stored.reasons():
         return
     with opened(plan.settings.warehouse, CLOSED) as connection:
@@ -211,10 +253,11 @@ def tell_tables(outputs: Sequence[Output], plan: Plan, instance: dg.DagsterInsta
             last = last_materialization(instance, asset_key(output.name))
             shown = _shown_table(output, connection, last.metadata if last else {})
             state = {VERSION: shown.version, CODE: output.code_version}
-            tell_state(instance, output, state | read_versions(output, {stored.name: version}), shown.metadata)
+            tell_state(instance, output, state | read_versions(output, versions), shown.metadata)
 
 
 def _table(name: str) -> PaperTable:
+    """Return the table of the paper of an asset's name."""
     return TABLES[name.rpartition("/")[2]]
 
 
@@ -235,22 +278,27 @@ class ShownTable(NamedTuple):
 def _shown_table(output: Output, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
     """Return the rows as numbers, Markdown and a plot. `last`: what was shown last, again where nothing changed."""
     table = _table(output.name)
-    rows, remarks, called = table.rows(warehouse), notes(warehouse, table), tools_called(warehouse, table)
+    rows = table.rows(warehouse)
+    remarks = notes(warehouse, table)
+    called = tools_called(warehouse, table)  # None for most tables, and so is `started`
     started = over_min_probability(warehouse, table)
-    content = [None if frame is None else frame.write_json() for frame in (called, started)]
-    version = fingerprint([output.code_version, [rows.write_json(), remarks, *content]])
+    optional_content = [None if frame is None else frame.write_json() for frame in (called, started)]
+    version = fingerprint([output.code_version, [rows.write_json(), remarks, *optional_content]])
     if getattr(last.get("content"), "value", None) == version:
-        shown: Mapping[str, Any] = {**last, UNCHANGED: True}
-    else:
-        shown = {
-            ROWS: rows.height,
-            "table": dg.MetadataValue.md(frame_table(table.wide(rows), rows.height, EXAMPLE_CHARACTERS)),
-            **({} if called is None else {"tools called": dg.MetadataValue.md(frame_table(called, called.height))}),
-            **({} if started is None else {"over min_probability": dg.MetadataValue.md(start_curves(started))}),
-            "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in remarks)),
-            "content": version,
-            UNCHANGED: False,
-            "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
-            "plot": dg.MetadataValue.md(bars(rows, *PLOTTED[table.view])),
-        }
+        return ShownTable(version, {**last, UNCHANGED: True})
+    shown = {
+        ROWS: rows.height,
+        "table": dg.MetadataValue.md(frame_table(table.wide(rows), rows.height, EXAMPLE_CHARACTERS)),
+    }
+    if called is not None:
+        shown["tools called"] = dg.MetadataValue.md(frame_table(called, called.height))
+    if started is not None:
+        shown["over min_probability"] = dg.MetadataValue.md(start_curves(started))
+    shown |= {
+        "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in remarks)),
+        "content": version,
+        UNCHANGED: False,
+        "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
+        "plot": dg.MetadataValue.md(bars(rows, *PLOTTED[table.view])),
+    }
     return ShownTable(version, shown)

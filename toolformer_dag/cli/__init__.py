@@ -30,6 +30,7 @@ from toolformer_dag.processes import unfinished
 NOT_OURS = {errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EROFS}
 """What the file system says of a folder that this user may not use, or of a file in its place."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What it says of a disk without room."""
 ENDED = (
     "error: a tool or a library ended this process with os._exit before the command had ended; correct it and run "
     "again, what was committed is kept\n"
@@ -50,9 +51,13 @@ class Grouped(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section per group; what is in none comes last."""
-        named = {title: [command.__name__ for command in commands] for title, commands in GROUPS.items()}
-        rest = [name for name in self.list_commands(ctx) if not any(name in names for names in named.values())]
-        for title, names in {**named, "Other": rest}.items():
+        rest = self.list_commands(ctx)
+        sections: dict[str, list[str]] = {}
+        for title, commands in GROUPS.items():
+            sections[title] = [command.__name__ for command in commands]
+            rest = [name for name in rest if name not in sections[title]]
+        sections["Other"] = rest
+        for title, names in sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(1000)) for name in names])
 
@@ -84,9 +89,12 @@ def _remedied(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in NOT_OURS | FULL:
         remedy = "free space" if error.errno in FULL else "name a folder that can be written, or make this one so"
         return f"{error.filename or 'a file'}: {error.strerror}; {remedy}"
-    if limit := limit_met(error):
+    limit = limit_met(error)
+    if limit:
         return f"{str(error) or type(error).__name__}: {limit} and run again; what was committed is kept"
-    return damaged_history(error.__cause__ or error) if of_history(error) else None
+    if of_history(error):
+        return damaged_history(error.__cause__ or error)
+    return None
 
 
 app = Commands(
@@ -97,6 +105,7 @@ app = Commands(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (command for commands in GROUPS.values() for command in commands):
-    app.command(cls=QueryCommand if command is sql else None)(command)
+for commands in GROUPS.values():
+    for command in commands:
+        app.command(cls=QueryCommand if command is sql else None)(command)
 app.add_typer(embedded, name="embedded")

@@ -15,21 +15,22 @@ def main() -> None:
 
     DuckDB would list what torch has kept alive until then as leaked, in fifty lines below the run's own.
     """
-    ended: list[int] = []
+    exit_code: int | None = None  # None until the command ended by itself
 
     def leave() -> None:
-        if ended:  # an error that nobody caught, or a signal, ends as Python ends it
-            logging.shutdown()
-            with suppress(OSError):  # what cannot be written is Python's to say
-                typer.echo(nl=False)
-                typer.echo(nl=False, err=True)
-                os._exit(ended[0])
+        if exit_code is None:  # an error that nobody caught, or a signal, ends as Python ends it
+            return
+        logging.shutdown()
+        with suppress(OSError):  # what cannot be written is Python's to say
+            typer.echo(nl=False)
+            typer.echo(nl=False, err=True)
+            os._exit(exit_code)
 
     atexit.register(leave)  # the first to be registered runs last
     try:
         app()
     except SystemExit as error:
-        ended.append(error.code if isinstance(error.code, int) else int(error.code is not None))
+        exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise
 
 

@@ -33,8 +33,10 @@ def setting_pairs(incomplete: str) -> list[str]:
 
 
 def _keys(table: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of settings, those of tables within them after the name of the table: `corpus.first`."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from (f"{name}.{key}" for key in _keys(value))
+            for key in _keys(value):
+                yield f"{name}.{key}"
         else:
             yield name

@@ -1,7 +1,7 @@
 """`demo`: the whole line over the synthetic web, with something to read while it runs and a screen of it at the end."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -74,11 +74,20 @@ NEXT = """Where to go next
   {bin}/toolformer-dag explore      every call in its text, and thresholds to drag: http://127.0.0.1:3001
   make ui                           the asset graph, its plots and its runs: http://127.0.0.1:3000
   {bin}/toolformer-dag init mine    a project over your own texts"""
+
+
+class Best(NamedTuple):
+    """The call of a stage that is shown: the one with the largest value of a column, and what is said of it."""
+
+    column: str
+    said: str
+
+
 BEST = {
-    "scored_candidates": ("p_api", "proposed: the bracket has p = {:.2f}"),
-    "loss_deltas": ("delta", "lowers the loss by {:.2f} nats"),
+    "scored_candidates": Best("p_api", "proposed: the bracket has p = {:.2f}"),
+    "loss_deltas": Best("delta", "lowers the loss by {:.2f} nats"),
 }
-"""By stage: what ranks its calls, and what is said of the best."""
+"""The stages after which a call is shown."""
 AROUND = 48
 """Characters of the text on each side of a call."""
 
@@ -88,7 +97,7 @@ def demo(config: Config = None, set: Set = None) -> None:
 
     Example: toolformer-dag demo
     """
-    project = opened_project(config, "embedded", None, set, None)
+    project = opened_project(config, "embedded", shards=None, pairs=set, first=None)
     plan = project.plan
     from functools import partial
 
@@ -106,33 +115,55 @@ def demo(config: Config = None, set: Set = None) -> None:
     typer.echo(summary(report))
     tables = {title: query(plan.settings.warehouse, text) for title, text in TABLES.items()}
     tables[f"Held-out questions answered right, in per cent (95 % interval)\n{SEEN}"] = read_accuracy(plan.lake)
-    *before, last = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
-    answered = query(plan.settings.warehouse, ANSWERED).rows()
-    question = "\n".join(f"\n{lines(*one)}" for one in answered)
-    typer.echo("\n".join((*before, question, last, "", with_config(NEXT.format(bin=Path(".venv/bin"))))))
+    *parts, accuracy = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
+    questions = query(plan.settings.warehouse, ANSWERED).iter_rows(named=True)  # one, or none where none was won
+    parts.append("\n".join(f"\n{lines(**question)}" for question in questions))
+    next_steps = with_config(NEXT.format(bin=Path(".venv/bin")))
+    typer.echo("\n".join((*parts, accuracy, "", next_steps)))
 
 
-def lines(benchmark: str, prompt: str, without: str, with_tools: str) -> str:
-    """Return a held-out question as the finetuned model answers it with its tools, and with calls disabled."""
-    asked = (f"One question, held out ({benchmark})", f"  {prompt}", f"  without tools: {without}")
-    return harmless("\n".join((*asked, f"  with tools:    {with_tools}")))
+def lines(benchmark: str, prompt: str, written_without: str, written_with: str) -> str:
+    """Return a held-out question as the finetuned model answers it with calls disabled, and with its tools."""
+    return harmless(
+        f"One question, held out ({benchmark})\n"
+        f"  {prompt}\n"
+        f"  without tools: {written_without}\n"
+        f"  with tools:    {written_with}"
+    )
 
 
 def best_call(plan: "Plan", step: "Step") -> str | None:
-    """Return the likeliest call that a step has sampled, or the most helpful one that it has scored, in its text."""
+    """Return the likeliest call that a step has sampled, or the most helpful one that it has scored, in its text.
+
+    None for a step of another stage, and where there is no call.
+    """
     import polars as pl
 
     lane, _, stage = step.name.partition("/")
-    by, why = BEST.get(stage, ("", ""))
-    if not by or not plan.lake.table(step.name).parts():
+    if stage not in BEST:
         return None
-    whole = (pl.col("input").is_not_null(), pl.col("reason").is_null(), pl.col(by).is_not_null())
-    calls = plan.lake.table(step.name).scan().filter(*whole)
-    for call in calls.sort(by, descending=True).head(1).collect().to_dicts():
-        documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
-        text = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
-        before, after = text[: call["char_offset"]][-AROUND:], text[call["char_offset"] :][:AROUND]
-        result = f" -> {call['result']}" if "result" in call else ""
-        written = f"{before} [{plan.lane_names[lane]}({call['input']}){result}]{after}"
-        return harmless(f"    {' '.join(written.split())}  ({why.format(call[by])})")
-    return None
+    table = plan.lake.table(step.name)
+    if not table.parts():
+        return None
+    column = BEST[stage].column
+    is_whole = (pl.col("input").is_not_null(), pl.col("reason").is_null(), pl.col(column).is_not_null())
+    best = table.scan().filter(*is_whole).sort(column, descending=True).head(1).collect().to_dicts()
+    if not best:
+        return None
+    [call] = best
+    said = BEST[stage].said.format(call[column])
+    return harmless(f"    {_written(plan, lane, call)}  ({said})")
+
+
+def _written(plan: "Plan", lane: str, call: dict[str, Any]) -> str:
+    """Return a call with its result, where it has one, and AROUND characters of its document on each side; one line."""
+    import polars as pl
+
+    documents = plan.lake.table("ccnet/raw_shards").scan([call["shard"]])
+    text = documents.filter(pl.col("digest") == call["digest"]).select("text").collect().item()
+    offset = call["char_offset"]
+    before = text[:offset][-AROUND:]
+    after = text[offset:][:AROUND]
+    result = f" -> {call['result']}" if "result" in call else ""
+    written = f"{before} [{plan.lane_names[lane]}({call['input']}){result}]{after}"
+    return " ".join(written.split())

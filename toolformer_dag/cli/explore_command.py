@@ -49,10 +49,10 @@ def explore(
         typer.echo(f"{export_page(reader, traces, export, force):,} calls in {export}")
         return
     with bound(port, "explore") as listening:
-        taken = listening.getsockname()[1]
+        listening_port = listening.getsockname()[1]
         model = LiveModel(lambda: Plan.of(settings_of(config, profile, set)))
-        app = OwnPages(explorer_app(reader, model, traces), taken)
-        address = f"http://{HOST}:{taken}"
+        app = OwnPages(explorer_app(reader, model, traces), listening_port)
+        address = f"http://{HOST}:{listening_port}"
         typer.echo(f"{address}  (Ctrl-C stops it)")
         if not no_open:
             threading.Timer(0.5, webbrowser.open, (address,)).start()
@@ -68,7 +68,11 @@ def _about(settings: Settings, names_model: bool = True) -> str:
     from toolformer_dag.explorer.trace_queries import name_to_show
     from toolformer_dag.lake.record import commit, installed_version
 
-    at = commit()
-    code = f"toolformer-dag {installed_version('toolformer-dag')}{f', commit {at[:9]}' if at else ''}"
-    model = [f"model {name_to_show(settings.model.name)}"] if names_model else []
-    return " · ".join([settings.root.absolute().name, *model, code])
+    shown = [settings.root.absolute().name]
+    if names_model:
+        shown.append(f"model {name_to_show(settings.model.name)}")
+    code = f"toolformer-dag {installed_version('toolformer-dag')}"
+    commit_hash = commit()
+    if commit_hash:
+        code += f", commit {commit_hash[:9]}"
+    return " · ".join([*shown, code])

@@ -39,8 +39,10 @@ def export(
     toolformer-dag export tables --warehouse
     """
     _refuse_contradictions(warehouse, form, tokenizer)
-    pairs = [] if license is None else [f"export.license={license!r}"]
-    settings = checked_settings(config, profile, [*(set or ()), *pairs])
+    overrides = list(set or ())
+    if license is not None:
+        overrides.append(f"export.license={license!r}")
+    settings = checked_settings(config, profile, overrides)
     from toolformer_dag.computing.plan import Plan
     from toolformer_dag.evaluation.evaluated_tables import all_tables
     from toolformer_dag.exports.corpus_export import FORMS, export_corpus
@@ -52,19 +54,22 @@ def export(
     _refuse_stale(plan)
     if warehouse:
         views = views_sql(all_tables(table_outputs(plan)))
-        made = export_warehouse(plan.settings.warehouse, folder, plan.settings.export.license, views)
+        exported = export_warehouse(plan.settings.warehouse, folder, plan.settings.export.license, views)
     else:
-        made = export_corpus(plan, folder, FORMS[form](plan, tokenizer))
-    for name, rows in made.rows.items():
+        exported = export_corpus(plan, folder, FORMS[form](plan, tokenizer))
+    for name, rows in exported.rows.items():
         typer.echo(f"{name}: {rows:,} rows")
-    if longest := made.made_from.get("longest"):
+    longest = exported.made_from.get("longest")
+    if longest:
         typer.echo(
             f"the longest row has some {longest:,} tokens with its tools; a trainer cuts what is above its limit"
         )
-    typer.echo(f"{folder}: {sum(size for size, _ in made.files.values()):,} bytes in {len(made.files)} files")
+    size = sum(size for size, _ in exported.files.values())
+    typer.echo(f"{folder}: {size:,} bytes in {len(exported.files)} files")
 
 
 def _refuse_contradictions(warehouse: bool, form: FormName, tokenizer: str | None) -> None:
+    """Raise UserError for options that do not go together."""
     if warehouse and form != DEFAULT_FORM:
         raise UserError(f"--warehouse writes tables, which have no form {form}; leave one of the two options out")
     if tokenizer is not None and form not in TOKENIZED:
@@ -81,9 +86,11 @@ def _refuse_stale(plan: "Plan") -> None:
     from toolformer_dag.method.call_warehouse import CallWarehouse
     from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 
-    outputs, database = table_outputs(plan), received(plan.settings)
+    database = received(plan.settings)
     query(database, "SELECT 1")  # raises where there is none
-    changed = [f"{output.name}: {change}" for output in outputs for change in differences(output).settings()]
+    changed: list[str] = []
+    for output in table_outputs(plan):
+        changed += [f"{output.name}: {change}" for change in differences(output).settings()]
     warehouse = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names)
     changed += out_of_date(plan.lake, warehouse, database)
     if changed:

@@ -33,13 +33,15 @@ def forecast(plan: Plan) -> str:
         for lane in (*lanes, total)
     ]
     count = worker_count(plan.settings)
-    time = _written(Range(*(one / count for one in total.seconds)), lambda n: str(timedelta(seconds=round(n))))
+    seconds = Range(*(bound / count for bound in total.seconds))
+    time = _written(seconds, lambda number: str(timedelta(seconds=round(number))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
     time_line = f"Time on {count} worker{'s' * (count > 1)}: {time}"
     return "\n".join((head, *rows, time_line, spent, NOT_COVERED))
 
 
 def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
+    """Return the forecast of all lanes together."""
     return LaneForecast(
         "all",
         sum(lane.texts for lane in lanes),
@@ -53,7 +55,7 @@ def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
 
 
 def _sum(ranges: Iterable[Range]) -> Range:
-    """The intervals are added, as if all erred to the same side."""
+    """Add values, and their intervals as if all erred to the same side."""
     return Range(*map(sum, zip(*ranges, strict=True)))
 
 
@@ -62,8 +64,12 @@ def _size(count: float) -> str:
 
 
 def _tokens(lane: LaneForecast) -> str:
-    return "too few texts to tell" if lane.texts and not lane.sampled else _written(lane.tokens, "{:,.0f}".format)
+    """Return the tokens that a lane will take, for people."""
+    if lane.texts and not lane.sampled:
+        return "too few texts to tell"
+    return _written(lane.tokens, "{:,.0f}".format)
 
 
-def _written(one: Range, unit: Callable[[float], str]) -> str:
-    return f"{unit(one.value)} ({unit(one.low)} - {unit(one.high)})"
+def _written(value: Range, written: Callable[[float], str]) -> str:
+    """Return `VALUE (LOW - HIGH)`. `written`: writes each of the three."""
+    return f"{written(value.value)} ({written(value.low)} - {written(value.high)})"

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedModel:
-    """A model as it is asked: its `name` on the command line, its folder or id, and how early it calls (`k`)."""
+class NamedModel:
+    """A model that a command is to ask.
+
+    - `name`: as it was typed; empty for the settings' own
+    - `folder`: its folder, or its id on the hub
+    - `k`: a call may start where ` [` is among the k most likely tokens; 0 for no calls
+    """
 
     name: str
     folder: str
@@ -93,39 +98,46 @@ def generate(
     generate questions.jsonl --model base --model Toolformer > answers.jsonl
     """
     settings = settings_of(config, profile, set)
-    known = _lanes(settings, min_probability)
-    parse = partial(_record, _dated(known, context))
-    asked = [asked_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
-    loaded = partial(_rules, settings, known, max_new_tokens, trace)
+    lanes = _lanes(settings, min_probability)
+    has_dates = _has_dates(lanes, context)
+    models = [named_model(settings, name, 0 if disabled else k) for name in dict.fromkeys(model or [""])]
+    load_rules = partial(_rules, settings, lanes, max_new_tokens, trace)
     if _names_lines(text):
-        raise typer.Exit(_complete_file(loaded, asked, text, parse, context))
+        raise typer.Exit(_complete_file(load_rules, models, text, partial(_record, has_dates), context))
     valid_text("the text", text)
-    keys, least = {lane.tool.name: lane.tool.key for lane in known}, min(lane.min_probability for lane in known)
-    for one in asked:
-        if len(asked) > 1:
-            typer.echo(f"== {one.name} ==")
-        _complete_text(loaded, one, text, context, least if trace else None, keys)
+    keys = {lane.tool.name: lane.tool.key for lane in lanes}
+    least_probability = min(lane.min_probability for lane in lanes)
+    for named in models:
+        if len(models) > 1:
+            typer.echo(f"== {named.name} ==")
+        _complete_text(load_rules, named, text, context, least_probability if trace else None, keys)
 
 
 def _lanes(settings: Settings, min_probability: float | None) -> "Sequence[Lane]":
-    """Return the lanes, with another threshold of decoding where one was typed."""
+    """Return the lanes (tools with their settings), with another threshold of decoding where one was typed."""
     from toolformer_dag.computing.plan import lanes
 
-    known = lanes(settings)
-    return known if min_probability is None else [replace(lane, min_probability=min_probability) for lane in known]
+    all_lanes = lanes(settings)
+    if min_probability is None:
+        return all_lanes
+    return [replace(lane, min_probability=min_probability) for lane in all_lanes]
 
 
-def _dated(known: "Sequence[Lane]", context: str) -> bool:
-    """Return whether contexts are dates. Raises UserError for one that is none; a tool of one's own may read others."""
+def _has_dates(lanes: "Sequence[Lane]", context: str) -> bool:
+    """Return whether contexts are dates, as the calendar reads them; a tool of one's own may read others.
+
+    Raises UserError where `context` has to be a date and is none.
+    """
     from toolformer_dag.tools.built_in.calendar import Calendar
 
-    dated = any(isinstance(lane.tool, Calendar) for lane in known)
-    if dated:
+    has_dates = any(isinstance(lane.tool, Calendar) for lane in lanes)
+    if has_dates:
         _check_date("--context", context)
-    return dated
+    return has_dates
 
 
 def _names_lines(text: str) -> bool:
+    """Return whether the argument names JSON lines, and is no text itself: `-`, a name ending in .jsonl, or a file."""
     file = os.path.expanduser(text)  # noqa: PTH111 - Path raises for a long text, and where `~` is no home
     return text == "-" or text.endswith(".jsonl") or os.path.isfile(file)  # noqa: PTH113
 
@@ -136,35 +148,44 @@ def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
 
 
 def _complete_file(
-    loaded: Callable[[AskedModel], "DecodingRules"],
-    asked: Sequence[AskedModel],
+    load_rules: Callable[[NamedModel], "DecodingRules"],
+    models: Sequence[NamedModel],
     name: str,
     parse: Callable[[bytes], dict[str, Any]],
     context: str,
 ) -> bool:
-    """Complete the lines of a file, or of the standard input, with each model; return whether some cannot be used."""
+    """Complete the lines of a file, or of the standard input, with each model; return whether some cannot be used.
+
+    - `load_rules`: loads a model, and returns the rules under which it is asked
+    - `parse`: returns the record of a line. Raises UserError for one that cannot be used
+    - `context`: that of records without one
+    """
     with open_lines(name) as source:
         bad = BadLines()
-        batches = bad.left_out(source, parse)
-        kept = batches if len(asked) == 1 else list(batches)  # the standard input can be read only once
-        for one in asked:
-            _complete_lines(loaded, one, kept, context, bad)
-    return bad.found
+        batches: Iterable[list[tuple[int, dict[str, Any]]]] = bad.left_out(source, parse)
+        if len(models) > 1:  # the standard input can be read only once
+            batches = list(batches)
+        for model in models:
+            _complete_lines(load_rules, model, batches, context, bad)
+    return bad.any
 
 
 def _complete_lines(
-    loaded: Callable[[AskedModel], "DecodingRules"],
-    asked: AskedModel,
+    load_rules: Callable[[NamedModel], "DecodingRules"],
+    model: NamedModel,
     batches: Iterable[list[tuple[int, dict[str, Any]]]],
     context: str,
     bad: BadLines,
 ) -> None:
-    """Print a line of JSON per record. The model lives as long as this, so that only one is in memory at a time."""
+    """Print a line of JSON per record. The model lives as long as this, so that only one is in memory at a time.
+
+    `batches`: records after the numbers of their lines.
+    """
     from toolformer_dag.decoding.generation import why_nothing
     from toolformer_dag.decoding.greedy import generate as decode
 
-    rules = loaded(asked)
-    named = {"model": asked.name} if asked.name else {}
+    rules = load_rules(model)
+    named = {"model": model.name} if model.name else {}
     for records in batches:
         texts = [record["text"] for _, record in records]
         contexts = [record.get("context", context) for _, record in records]
@@ -173,19 +194,26 @@ def _complete_lines(
                 bad.tell(": ".join((f"line {number}", *named.values(), why_nothing(generation.reason))))
                 continue
             head = {"line": number, **named}
-            answer = {
-                "text": record["text"] + generation.text,
-                "plain": record["text"] + generation.plain,
-                "calls": [asdict(call) for call in generation.calls],
-                **({"trace": [asdict(chance) for chance in generation.chances]} if generation.chances else {}),
-            }
-            # the head also where the record has such fields, as an answer has
-            typer.echo(json.dumps({**head, **record, **head, **answer}, ensure_ascii=False))
+            # a field of the record that has the name of one of ours gives way to it; the head stays in front
+            answer = {**head, **record, **head, **_answer(record["text"], generation)}
+            typer.echo(json.dumps(answer, ensure_ascii=False))
+
+
+def _answer(text: str, generation: "Generation") -> dict[str, Any]:
+    """Return the fields of an answer: the text with and without its calls, the calls, and the chances if traced."""
+    answer: dict[str, Any] = {
+        "text": text + generation.text,
+        "plain": text + generation.plain,
+        "calls": [asdict(call) for call in generation.calls],
+    }
+    if generation.chances:
+        answer["trace"] = [asdict(chance) for chance in generation.chances]
+    return answer
 
 
 def _complete_text(
-    loaded: Callable[[AskedModel], "DecodingRules"],
-    asked: AskedModel,
+    load_rules: Callable[[NamedModel], "DecodingRules"],
+    model: NamedModel,
     text: str,
     context: str,
     traced_from: float | None,
@@ -193,13 +221,15 @@ def _complete_text(
 ) -> None:
     """Print the text; on a terminal as it is decoded. Raises UserError where nothing was written.
 
-    `traced_from`: the least probability at which a call may begin, where the chances of one are printed.
+    - `traced_from`: the least probability at which a call may begin; None where no chances of a call are printed
+    - `keys`: the lanes by the names of their tools, for messages
     """
     from toolformer_dag.decoding.generation import why_nothing
     from toolformer_dag.decoding.greedy import generate as decode
 
     live = _LiveText(text, keys) if sys.stdout.isatty() else None
-    [generation] = decode(replace(loaded(asked), watch=live.watch if live else None), [text], [context])
+    rules = replace(load_rules(model), watch=live.watch if live else None)
+    [generation] = decode(rules, [text], [context])
     if generation.reason is not None:
         raise UserError(why_nothing(generation.reason))
     if live:
@@ -210,22 +240,23 @@ def _complete_text(
                 typer.echo(_failure(keys, call), err=True)
         typer.echo(text + generation.text)
     if traced_from is not None:
-        _print_chances(generation, asked.k, traced_from)
+        _print_chances(generation, model.k, traced_from)
 
 
 def _print_chances(generation: "Generation", k: int, least: float) -> None:
     """Print a line per position, with a mark where a call may begin."""
-    typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}" + (f", p >= {least:g}" if least else ""))
+    threshold = f", p >= {least:g}" if least else ""
+    typer.echo(f"{'p of [':>10} {'rank':>6}  k = {k}{threshold}")
     for chance in generation.chances:
         text = json.dumps(chance.text, ensure_ascii=False) if chance.text else "(end)"
         mark = "<" if chance.rank < k and chance.probability >= least else " "
         typer.echo(harmless(f"{chance.probability:10.6f} {chance.rank:6}  {mark} {text}"))
 
 
-def _record(dated: bool, line: bytes) -> dict[str, Any]:
-    """Parse a line; with `dated` its context must be a date. Raises UserError."""
+def _record(has_dates: bool, line: bytes) -> dict[str, Any]:
+    """Parse a line; with `has_dates` its context must be a date. Raises UserError."""
     record = json_record(line, {"text": str}, {"context": str})
-    if dated:
+    if has_dates:
         _check_date("context", record.get("context", ""))
     return record
 
@@ -238,13 +269,13 @@ def _check_date(where: str, context: str) -> None:
         raise UserError(f"{where} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
 
 
-def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
+def named_model(settings: Settings, name: str, k: int | None) -> NamedModel:
     """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
     from toolformer_dag.model.weights import check_model, checkpoint_folder, model_name
     from toolformer_dag.training.checkpoint_outputs import checkpoint_of
     from toolformer_dag.training.training_report import checkpoint_files, finetuned_or_base, read_report
 
-    known, calls = checkpoint_of(name)
+    checkpoint_name, calls = checkpoint_of(name)
     if k is None:
         k = settings.decoding.k if calls else 0
     if name == "":
@@ -252,30 +283,30 @@ def asked_model(settings: Settings, name: str, k: int | None) -> AskedModel:
         if folder == model_name(settings.model):
             missing = "not finetuned: no checkpoint is here; make it by toolformer-dag run"
             typer.echo(with_config(f"{settings.model.name}, {missing}"), err=True)
-        return AskedModel(name, folder, k)
+        return NamedModel(name, folder, k)
     if name == "base":
-        return AskedModel(name, model_name(settings.model), k)
-    if known is None:
+        return NamedModel(name, model_name(settings.model), k)
+    if checkpoint_name is None:  # no name of the lake: a folder, a file or an id
         folder = model_name(settings.model.other(name))
         check_model(folder, settings.model.revision if name == settings.model.name else None)
-        return AskedModel(name, folder, k)
-    checkpoint_files(settings, known).receive()
-    checkpoint = checkpoint_folder(settings, known)
+        return NamedModel(name, folder, k)
+    checkpoint_files(settings, checkpoint_name).receive()
+    checkpoint = checkpoint_folder(settings, checkpoint_name)
     if read_report(checkpoint) is None:
         raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
-    return AskedModel(name, str(checkpoint), k)
+    return NamedModel(name, str(checkpoint), k)
 
 
 def _rules(
-    settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, asked: AskedModel
+    settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, model: NamedModel
 ) -> "DecodingRules":
     """Load the model, and return the rules under which it is asked."""
     from toolformer_dag.decoding.rules import rules_for
 
-    rules = rules_for(asked.load(settings), [lane.at_inference() for lane in lanes], settings)
+    rules = rules_for(model.load(settings), [lane.at_inference() for lane in lanes], settings)
     return replace(
         rules,
-        k=asked.k,
+        k=model.k,
         max_new_tokens=max_new_tokens or rules.max_new_tokens,
         one_sentence=max_new_tokens is None,
         traced=trace,
@@ -283,19 +314,25 @@ def _rules(
 
 
 class _LiveText:
-    """Prints a text on the terminal as it is decoded, with calls and results in colour."""
+    """Prints a text on the terminal as it is decoded, with calls and results in colour.
+
+    The text that was given is held back until something is written after it: else an error stands alone. `keys`: the
+    lanes by the names of their tools, for messages.
+    """
 
     def __init__(self, text: str, keys: Mapping[str, str]) -> None:
         self._keys = keys
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._call, self._waiting = "", text  # until it is certain that something is written
+        self._held_back = text
+        self._call = ""  # what is printed of the call that is being written
 
     def watch(self, piece: "WrittenPiece") -> None:
         """Print a piece; of a call that has ended, what is not yet there."""
         from toolformer_dag.decoding.generation import call_text
 
         if piece.call is None:
-            self._call += piece.text if piece.in_call else ""
+            if piece.in_call:
+                self._call += piece.text
             self.print(piece.text, "cyan" if piece.in_call else None)
             return
         whole = call_text(piece.call)
@@ -308,7 +345,7 @@ class _LiveText:
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a piece of the text, after the text that was given."""
-        self._console.print(harmless(self._waiting), end="")
-        self._waiting = ""
+        self._console.print(harmless(self._held_back), end="")
+        self._held_back = ""
         self._console.print(harmless(text), style=style, end="")
         self._console.file.flush()

@@ -34,7 +34,7 @@ def init(
     """
     corpus = list(_corpus(folder))
     models = list(_models(folder))
-    given = {
+    values = {
         "{corpus}": f"shards = {json.dumps(corpus, ensure_ascii=False)}" if corpus else '# shards = ["pages"]',
         "{model}": f"name = {json.dumps(models[0], ensure_ascii=False)}" if models else '# name = "gpt2"',
     }
@@ -44,13 +44,15 @@ def init(
             typer.echo(f"{folder / name} is there already and stays as it is")
             continue
         text = files(__package__).joinpath("project_template", template).read_text("utf-8")
-        for mark, value in given.items():
+        for mark, value in values.items():
             text = text.replace(mark, value)
         write_whole(folder / name, text.encode())
         typer.echo(folder / name)
         if name == SETTINGS:
             shards = ", ".join(corpus) or "no JSON lines or Parquet: a synthetic web is used"
-            summary = f"Found {shards}. " + (f"The model is {models[0]}. " if models else "")
+            summary = f"Found {shards}. "
+            if models:
+                summary += f"The model is {models[0]}. "
     look = f"toolformer-dag run --config {quote(str(folder / SETTINGS))} --first 1"
     typer.echo(f"{summary}Take a first look:\n  {look}")
 
@@ -58,8 +60,8 @@ def init(
 def _models(folder: Path) -> Iterator[str]:
     """Yield the folders of models, then the GGUF files in the folder and in those below it."""
     yield from sorted(file.parent.name for file in folder.glob("*/config.json"))
-    below = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
-    files = [path.relative_to(folder) for path in below if path.suffix == ".gguf" and path.is_file()]
+    near = [*folder.glob("*.gguf"), *folder.glob("*/*.gguf")]
+    files = [path.relative_to(folder) for path in near if path.is_file()]
     yield from sorted(path.as_posix() for path in files if not path.parts[0].startswith("."))
 
 

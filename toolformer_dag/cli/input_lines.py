@@ -12,8 +12,10 @@ import typer
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import expanded
 
-BATCH = 256  # lines
+BATCH = 256
+"""Lines that are read before the first of them is answered."""
 Parsed = TypeVar("Parsed")
+Item = TypeVar("Item")
 
 
 def open_lines(file: str) -> BinaryIO:
@@ -36,22 +38,22 @@ def valid_text(source: str, text: str) -> str:
 
 
 class BadLines:
-    """Names lines that cannot be used on standard error; `found`: whether there were any."""
+    """Names lines that cannot be used on standard error; `any`: whether there were some."""
 
-    found = False
+    any = False
 
     def tell(self, fault: object) -> None:
         """Name a line."""
         typer.echo(f"error: {fault}", err=True)
-        self.found = True
+        self.any = True
 
     def left_out(self, lines: Iterable[bytes], parse: Callable[[bytes], Parsed]) -> Iterator[list[tuple[int, Parsed]]]:
-        """Yield the good lines of up to BATCH at a time, parsed and after their numbers; blank lines count too.
+        """Yield the good lines, parsed and after their numbers, of up to BATCH lines at a time.
 
-        `parse`: raises UserError for a line that cannot be used.
+        Blank lines are left out, and count. `parse`: raises UserError for a line that cannot be used; it is named.
         """
-        numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
-        while batch := list(islice(numbered, BATCH)):
+        not_blank = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        for batch in batched(not_blank, BATCH):
             parsed = []
             for number, line in batch:
                 try:
@@ -59,6 +61,15 @@ class BadLines:
                 except UserError as error:
                     self.tell(f"line {number}: {error}")
             yield parsed
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield lists of `size` items, the last one of what is left; nothing where there is no item."""
+    iterator = iter(items)
+    batch = list(islice(iterator, size))
+    while batch:
+        yield batch
+        batch = list(islice(iterator, size))
 
 
 def json_record(
@@ -71,7 +82,9 @@ def json_record(
         raise UserError(f"not JSON: {error}; write one object per line") from error
     fields = {**required, **(optional or {})}
     for name, kind in fields.items():
-        absent = isinstance(record, dict) and name not in record and name not in required
-        if not absent and not (isinstance(record, dict) and type(record.get(name)) is kind):
+        is_object = isinstance(record, dict)
+        may_lack = is_object and name not in record and name not in required
+        has_kind = is_object and type(record.get(name)) is kind
+        if not (has_kind or may_lack):
             raise UserError(f"field {name!r} must be a {kind.__name__}; fields: {', '.join(fields)}")
     return dict(record)

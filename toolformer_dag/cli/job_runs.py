@@ -31,9 +31,15 @@ from toolformer_dag.resources.live_runs import (
 from toolformer_dag.resources.step_processes import PRELOADED
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+"""The configuration of a run that logs nothing on the terminal; the UI has its log."""
 INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
+"""Errors of steps that were interrupted."""
 CANCELLED = (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
-LOOK_EVERY_SECONDS, REPEAT_EVERY_SECONDS = 0.25, 5.0
+"""States of a run that was cancelled in the UI."""
+LOOK_EVERY_SECONDS = 0.25
+"""How often the files of the steps, and the state of the run, are looked at."""
+REPEAT_EVERY_SECONDS = 5.0
+"""How often a step is passed on that does not get on."""
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
 Sink = Callable[[Step], None]
 """Called whenever a step got on, now and then while it does not, and once when it has ended."""
@@ -45,10 +51,10 @@ def completed(
 ) -> Iterator[tuple[Result, Path]]:
     """Run a job for these assets, whatever fails; yield what came of it, and the folder with what its steps spent.
 
-    Others see the run as alive until the block has ended.
+    Others see the run as alive until the block has ended. `sink` is called from another thread.
     """
     folder = run_folders(instance) / uuid4().hex
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "instance": instance,
         "asset_selection": assets,
         "run_config": QUIET,
@@ -58,29 +64,33 @@ def completed(
     with alive(folder):
         with _watched(instance, folder, sink), dead_runs_ended(instance):
             if plan.settings.execution.steps_at_once == 1:
-                result: Result = definitions_of(plan).resolve_job_def(name).execute_in_process(**asked)
+                result: Result = definitions_of(plan).resolve_job_def(name).execute_in_process(**options)
             else:
-                result = _in_processes(plan, name, asked)
+                result = _in_processes(plan, name, options)
             plan.lake.storage.wait_for_writes()
         yield result, folder
 
 
-def _in_processes(plan: Plan, name: str, asked: dict[str, Any]) -> Result:
+def _in_processes(plan: Plan, name: str, options: dict[str, Any]) -> Result:
+    """Run a job whose steps are processes of their own. `options`: those of Dagster's `execute_job`.
+
+    Each process builds the job from the settings in a file (`definitions.job_of`).
+    """
     _prepare_processes()
     with TemporaryDirectory() as folder:  # nobody else may read it: an option of a tool may be a secret
         settings = Path(folder, "settings.json")
         settings.write_text(plan.settings.model_dump_json())
         job = dg.build_reconstructable_job("toolformer_dag.definitions", "job_of", (str(settings), name))  # type: ignore[arg-type]
         try:
-            return dg.execute_job(job, **asked)
+            return dg.execute_job(job, **options)
         finally:
-            free_slots_of_ended_runs(asked["instance"])
+            free_slots_of_ended_runs(options["instance"])
 
 
 def _prepare_processes() -> None:
-    """Start the process from which those of the steps are forked, without the terminal: Dagster writes there.
+    """Start the process from which the processes of steps are forked, with a standard error that goes nowhere.
 
-    What a step writes is in the run's log, as it is for steps of this process.
+    Dagster would write on the terminal there. What a step writes is in the run's log all the same.
     """
     terminal = os.dup(2)
     try:
@@ -93,36 +103,61 @@ def _prepare_processes() -> None:
         os.close(terminal)
 
 
+class _Watch:
+    """What is seen of a run by whoever started it: its steps, by the files in its folder, and whether it was cancelled.
+
+    The sink gets each step when its file changed, and now and then while it does not.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, folder: Path, sink: Sink) -> None:
+        self._instance = instance
+        self._folder = folder
+        self._sink = sink
+        self._seen: dict[Path, bytes] = {}  # what a file held when it was passed on
+        self._passed_at: dict[Path, float] = {}
+
+    def until(self, ended: threading.Event) -> None:
+        """Look until the event is set, and once more. Interrupt this process, once, where the UI cancelled the run."""
+        is_interrupted = False
+        is_over = False
+        while not is_over:
+            is_over = ended.wait(LOOK_EVERY_SECONDS)
+            self._look()
+            if not is_over and not is_interrupted and self._is_cancelled():
+                is_interrupted = True
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _look(self) -> None:
+        """Pass on the steps that got on, in the order in which they did."""
+        with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
+            for file in sorted(self._folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
+                self._pass_on(file)
+
+    def _pass_on(self, file: Path) -> None:
+        content = file.read_bytes()
+        step = Step(**json.loads(content))
+        now = time.monotonic()
+        is_changed = content != self._seen.get(file)
+        is_quiet = step.outcome is None and now - self._passed_at.get(file, now) > REPEAT_EVERY_SECONDS
+        if is_changed or is_quiet:
+            self._seen[file] = content
+            self._passed_at[file] = now
+            self._sink(step)
+
+    def _is_cancelled(self) -> bool:
+        runs = self._instance.get_runs(dg.RunsFilter(tags={FOLDER: self._folder.name}))
+        return any(run.status in CANCELLED for run in runs)
+
+
 @contextmanager
 def _watched(instance: dg.DagsterInstance, folder: Path, sink: Sink) -> Iterator[None]:
     """Pass on how the steps of a run get on, and interrupt it as Ctrl-C does where the UI cancelled it.
 
     Raises what the sink raised, when the block has ended.
     """
-    ended, seen, passed_at = threading.Event(), dict[Path, bytes](), dict[Path, float]()
-
-    def look() -> None:
-        with suppress(FileNotFoundError):  # replaced meanwhile: seen the next time
-            for file in sorted(folder.glob("[!.]*.json"), key=lambda file: file.stat().st_mtime_ns):
-                content, now = file.read_bytes(), time.monotonic()
-                step = Step(**json.loads(content))
-                quiet = step.outcome is None and now - passed_at.get(file, now) > REPEAT_EVERY_SECONDS
-                if content != seen.get(file) or quiet:
-                    seen[file], passed_at[file] = content, now
-                    sink(step)
-
-    def watch() -> None:
-        over = cancelled = False
-        while not over:
-            over = ended.wait(LOOK_EVERY_SECONDS)
-            look()
-            runs = () if over or cancelled else instance.get_runs(dg.RunsFilter(tags={FOLDER: folder.name}))
-            if any(run.status in CANCELLED for run in runs):
-                cancelled = True
-                os.kill(os.getpid(), signal.SIGINT)
-
+    ended = threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        watching = threads.submit(watch)
+        watching = threads.submit(_Watch(instance, folder, sink).until, ended)
         try:
             yield
         finally:
@@ -136,6 +171,7 @@ def was_interrupted(result: Result) -> bool:
 
 
 def _interrupts(event: dg.DagsterEvent) -> bool:
+    """Return whether an event of a run tells that it was interrupted or cancelled."""
     error = getattr(event.event_specific_data, "error", None)
     canceled = event.event_type is dg.DagsterEventType.RUN_CANCELED
     return canceled or (error is not None and error.cls_name in INTERRUPTIONS)

@@ -9,7 +9,8 @@ import typer
 from toolformer_dag.cli.terminal import Config, Profile, Set, path, settings_of
 from toolformer_dag.files import UserError
 
-CENTURY = 876_600.0  # hours; much more has no date
+CENTURY = 876_600.0
+"""Hours of a century; much more has no date."""
 
 
 def verify(
@@ -59,8 +60,9 @@ def clean(
     if not 0 <= grace_hours <= CENTURY:  # nan neither
         raise UserError(f"--grace-hours {grace_hours:g}: no such time; write hours from 0 to {CENTURY:,.0f}")
     lake = Lake.of(settings_of(config, profile, set).paths)
-    gone = remove(lake, timedelta(hours=grace_hours), dry_run=dry_run)
-    for file in gone:
+    removed = remove(lake, timedelta(hours=grace_hours), dry_run=dry_run)
+    for file in removed:
         typer.echo(f"{file.bytes:>12,}  {file.path}")
     verb = "would go" if dry_run else "gone"
-    typer.echo(f"{len(gone)} files, {sum(file.bytes for file in gone):,} bytes {verb}")
+    size = sum(file.bytes for file in removed)
+    typer.echo(f"{len(removed)} files, {size:,} bytes {verb}")

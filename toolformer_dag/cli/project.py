@@ -56,11 +56,15 @@ REPAIRS = 10
 
 @dataclass
 class RunReport:
-    """What ran, what it cost, and what failed with which error.
+    """What came of a run of a project.
 
-    `unfinished`: what runs before had spent that were killed, failed or interrupted, since a report counted them.
-    `set_aside`: files that were found damaged before anything ran. `damaged`: whether something failed because a file
-    that it read was damaged. `untrained`: why finetuning was not begun.
+    - `ran`: the assets that were made anew
+    - `failed`: the assets that were not made, each with its error, or with NOT_RUN
+    - `spent`: tokens and calls of this run
+    - `unfinished`: those of runs before it that were killed, failed or interrupted, since a report counted them
+    - `set_aside`: files that were found damaged before anything ran
+    - `damaged`: whether something failed because a file that it read was damaged
+    - `untrained`: why finetuning was not begun; None where it was, or was not asked for
     """
 
     ran: list[str] = field(default_factory=list)
@@ -75,15 +79,19 @@ class RunReport:
         """Raise UserError where something failed: the assets, each with its reason; or where nothing was trained."""
         if self.failed:
             failures = [f"{name}: {reason}" for name, reason in self.failed.items() if reason != NOT_RUN]
-            rest = "What comes after them did not run (`stale` lists it). Mend the cause and run again."
-            raise UserError("\n".join(("some assets failed:", *failures, rest)))
+            remedy = "What comes after them did not run (`stale` lists it). Mend the cause and run again."
+            raise UserError("\n".join(("some assets failed:", *failures, remedy)))
         if self.untrained:
             raise UserError(self.untrained)
 
 
 @dataclass(frozen=True)
 class Project:
-    """`plan`: that of the last round, which starts from those before."""
+    """A settings file as the commands see it.
+
+    `plan`: that of the last round. A round annotates the texts in which the round before kept no call, with the
+    checkpoint of that round; its plan starts from the plan of the round before.
+    """
 
     plan: Plan
 
@@ -104,7 +112,10 @@ class Project:
 
     def stale(self) -> dict[str, Reasons]:
         """Return missing and stale assets of all rounds, upstream first, and why."""
-        return {name: reasons for plan in self.rounds() for name, reasons in stale_in_round(plan).items()}
+        reasons: dict[str, Reasons] = {}
+        for plan in self.rounds():
+            reasons |= stale_in_round(plan)
+        return reasons
 
     def others(self) -> list[str]:
         """Return the names of other runs that are going on; steps that would compute the same rows wait for them."""
@@ -116,12 +127,10 @@ class Project:
 
         Round by round. All end before this returns, and show in the UI. A failed asset stops what depends on it and
         nothing else. `sink` learns how each step gets on. Raises TrainingError before anything runs where finetuning
-        cannot run or fit into memory.
+        cannot run or fit into memory, and KeyboardInterrupt where a signal or the UI ended the run.
         """
-        if training and any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
-            from toolformer_dag.training.launch import check_finetuning
-
-            check_finetuning(self.plan.settings.model, self.plan.settings.training)
+        if training:
+            self._check_finetuning()
         end_dead_runs(self.instance)
         observe(self.instance, self.plan)
         with session():
@@ -135,9 +144,18 @@ class Project:
         report.unfinished = take_unfinished(self.instance)
         return report
 
+    def _check_finetuning(self) -> None:
+        """Raise TrainingError where a checkpoint is to be made, and finetuning cannot run or fit into memory."""
+        if any(_is_untrained(plan, stale_in_round(plan)) for plan in self.rounds()):
+            from toolformer_dag.training.launch import check_finetuning
+
+            check_finetuning(self.plan.settings.model, self.plan.settings.training)
+
     def _run_round(self, plan: Plan, training: bool, report: RunReport, sink: Sink) -> None:
+        """Run the jobs of a round, again while one meets a damaged file: by then it is set aside, and made again."""
         for _ in range(REPAIRS):
-            report.failed, report.damaged = {}, False  # what was damaged is set aside by now, and made again
+            report.failed = {}
+            report.damaged = False
             self._run_job(plan, JOB, report, sink)
             if training and not report.failed:
                 self._train(plan, report, sink)
@@ -147,12 +165,12 @@ class Project:
     def _train(self, plan: Plan, report: RunReport, sink: Sink) -> None:
         """Run the job that finetunes and evaluates, unless a checkpoint is to be made of too few texts."""
         try:
-            few = too_few_to_train(plan) if _is_untrained(plan, stale_in_round(plan)) else None
+            refusal = too_few_to_train(plan) if _is_untrained(plan, stale_in_round(plan)) else None
         except (DamagedPart, MissingPart):  # C*: the first job makes it again
             report.damaged = True
             return
-        if few:
-            report.untrained = f"nothing was finetuned: {few}"
+        if refusal:
+            report.untrained = f"nothing was finetuned: {refusal}"
         else:
             self._run_job(plan, TRAINING_JOB, report, sink)
 
@@ -162,7 +180,7 @@ class Project:
         Raises KeyboardInterrupt where a signal or the UI ended the run.
         """
         stale = stale_in_round(plan)
-        if name == TRAINING_JOB and _lost(plan, stale):
+        if name == TRAINING_JOB and _is_data_lost(plan, stale):
             report.damaged = True  # the first job makes it again before
             return
         chosen = _of_job(plan, name, stale)
@@ -170,8 +188,8 @@ class Project:
             return
         if RAW_SHARDS in chosen:
             chosen.insert(0, SHARD_LIST)
-        job, keys = f"{name}{plan.suffix}", list(map(asset_key, chosen))
-        with completed(plan, self.instance, job, keys, sink) as (result, folder):
+        keys = [asset_key(asset) for asset in chosen]
+        with completed(plan, self.instance, f"{name}{plan.suffix}", keys, sink) as (result, folder):
             report.spent += take_spent(folder)
         if was_interrupted(result):
             raise KeyboardInterrupt
@@ -185,35 +203,45 @@ def stale_in_round(plan: Plan) -> dict[str, Reasons]:
 
 
 def _of_job(plan: Plan, name: str, stale: Iterable[str]) -> list[str]:
-    """Return the assets of a job that are stale, and those that depend on them."""
-    by_hand, in_both = set(map(plan.named, BY_HAND)), set(map(plan.named, IN_BOTH_JOBS))
-    second = name == TRAINING_JOB
-    changed = with_descendants(outputs(plan), [one for one in stale if (one in by_hand) == second])
-    return [one for one in changed if one in in_both or (one in by_hand) == second]
+    """Return the assets that a job has to make: its stale ones, and those of it that depend on them, in order."""
+    by_hand = set(map(plan.named, BY_HAND))
+    in_both_jobs = set(map(plan.named, IN_BOTH_JOBS))
+    if name == TRAINING_JOB:
+        changed = with_descendants(outputs(plan), [asset for asset in stale if asset in by_hand])
+        return [asset for asset in changed if asset in by_hand or asset in in_both_jobs]
+    changed = with_descendants(outputs(plan), [asset for asset in stale if asset not in by_hand])
+    return [asset for asset in changed if asset not in by_hand]
 
 
-def _lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
-    """Return whether what the first job has made turned out to be damaged since."""
-    second = set(map(plan.named, (*BY_HAND, *IN_BOTH_JOBS)))
-    return any(not why.retry_only for name, why in stale.items() if name not in second)
+def _is_data_lost(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
+    """Return whether what the first job has made turned out to be damaged since. `stale`: what is stale, and why."""
+    in_second_job = set(map(plan.named, (*BY_HAND, *IN_BOTH_JOBS)))
+    return any(not why.retry_only for name, why in stale.items() if name not in in_second_job)
 
 
 def _is_untrained(plan: Plan, stale: Mapping[str, Reasons]) -> bool:
+    """Return whether a checkpoint of a round is among what is stale."""
     return any(plan.named(name) in stale for name in TRAINED)
 
 
 def _add(report: RunReport, plan: Plan, chosen: Sequence[str], result: Result) -> None:
-    """Add what a job made and what failed."""
-    landed = {event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()}
-    errors = {event.step_key: event for event in result.all_events if event.is_step_failure}
-    together = dict.fromkeys(map(plan.named, SHOWN), f"{STEP}{plan.suffix}")
+    """Add to a report what a job made and what failed.
+
+    - `chosen`: the assets that it was to make
+    - `result`: what Dagster says came of the job
+    """
+    metadata = {event.asset_key: event.materialization.metadata for event in result.get_asset_materialization_events()}
+    failures = {event.step_key: event for event in result.all_events if event.is_step_failure}
+    step_of = dict.fromkeys(map(plan.named, SHOWN), f"{STEP}{plan.suffix}")  # one step makes them all
     for name in chosen:
         key = asset_key(name)
-        if key not in landed:
-            causes = list(_causes(errors.get(together.get(name, key.to_python_identifier()))))
+        if key not in metadata:
+            causes = list(_causes(failures.get(step_of.get(name, key.to_python_identifier()))))
             report.failed[name] = _reason(causes)
             report.damaged |= any(error.cls_name in MENDED for error in causes)
-        elif name not in (SHARD_LIST, *report.ran) and landed[key].get(UNCHANGED) != dg.MetadataValue.bool(True):
+            continue
+        was_skipped = metadata[key].get(UNCHANGED) == dg.MetadataValue.bool(True)
+        if not was_skipped and name != SHARD_LIST and name not in report.ran:
             report.ran.append(name)
 
 
@@ -229,7 +257,8 @@ def _reason(causes: Sequence[Any]) -> str:
     """Return what the asset raised, without Dagster's wrapping; the run's log in the UI has its traceback."""
     if not causes:
         return NOT_RUN
-    error = next((one for one in causes if not (one.cls_name or "").startswith("Dagster")), causes[-1])
+    raised_by_asset = (cause for cause in causes if not (cause.cls_name or "").startswith("Dagster"))
+    error = next(raised_by_asset, causes[-1])
     if error.cls_name == CRASHED:
         return "its process was killed, as where memory runs out; what it had committed is kept"
     return re.sub(r"^toolformer_dag\.[\w.]+: ", "", error.message.strip())

@@ -34,9 +34,9 @@ Format = Literal["table", "record", "csv", "json", "parquet", "md"]
 NO_VALUE = "–"
 """What stands for a null in a table for people."""
 SHOWN_DECIMALS = 6
-"""Of a number in such a table; polars shows as many."""
+"""Decimals of a number in such a table; polars shows as many."""
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
-"""Of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
+"""Endings of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
 
 def ending_of(format: Format | None, file: Path | None = None) -> str:
@@ -45,7 +45,9 @@ def ending_of(format: Format | None, file: Path | None = None) -> str:
     Raises UserError for an ending that stands for no format.
     """
     if format is not None or file is None:
-        return {None: "", "table": "", "json": ".jsonl"}.get(format, f".{format}")
+        if format is None or format == "table":
+            return ""
+        return ".jsonl" if format == "json" else f".{format}"
     if file.suffix.lower() not in ENDINGS:
         raise UserError(f"--output {file}: the ending decides the format; end it with one of {', '.join(ENDINGS)}")
     return file.suffix.lower()
@@ -89,11 +91,11 @@ def encoded(rows: "pl.DataFrame", ending: str) -> bytes:
 
 
 def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: bool = False) -> str:
-    """Return all rows as a table. `longest`: characters of a cell; `width`: of a line on a terminal.
+    """Return all rows as a table in Markdown, where a null is a dash and a bar of a text is escaped.
 
-    In Markdown, where a null is a dash and a bar of a text is escaped; or `typed`: as `sql` shows rows, with the types
-    of the columns.
-    What is piped or redirected has a line per row, however long.
+    - `longest`: characters of a cell that are shown
+    - `width`: characters of a line on a terminal; what is piped or redirected has a line per row, however long
+    - `typed`: draw them as `sql` shows rows, with the types of the columns, in place of Markdown
     """
     import polars as pl
 
@@ -110,25 +112,29 @@ def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
 
     cells = []
     for column in rows:
+        cell = column
         if column.null_count() and not column.dtype.is_nested():
-            digits = column.round(SHOWN_DECIMALS) if column.dtype.is_float() else column
-            column = digits.cast(pl.String).fill_null(NO_VALUE)
-        cells.append(column.str.replace_all("|", "\\|", literal=True) if column.dtype == pl.String else column)
+            rounded = column.round(SHOWN_DECIMALS) if column.dtype.is_float() else column
+            cell = rounded.cast(pl.String).fill_null(NO_VALUE)
+        if cell.dtype == pl.String:
+            cell = cell.str.replace_all("|", "\\|", literal=True)
+        cells.append(cell)
     return pl.DataFrame(cells).rename(plain)
 
 
 def _records(rows: "pl.DataFrame") -> str:
     """Return a line per value, under the number of its row: for rows that are wider than the terminal."""
     width = max(map(len, rows.columns), default=0)
-    blocks = [
-        [f"-[ row {number} ]", *(f"{name:<{width}} | {'' if value is None else value}" for name, value in row.items())]
-        for number, row in enumerate(rows.iter_rows(named=True), 1)
-    ]
-    return "".join(f"{line}\n" for block in blocks for line in block)
+    lines = []
+    for number, row in enumerate(rows.iter_rows(named=True), 1):
+        lines.append(f"-[ row {number} ]\n")
+        for name, value in row.items():
+            lines.append(f"{name:<{width}} | {'' if value is None else value}\n")
+    return "".join(lines)
 
 
 def _flat(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Lists and structs as JSON text: a cell of CSV holds no more than one value."""
+    """Return rows whose lists and structs are JSON text: a cell of CSV holds no more than one value."""
     import polars as pl
 
     nested = [column for column in rows if column.dtype.is_nested()]
@@ -171,22 +177,25 @@ def _json_type(dtype: Any, integer: "pl.DataType") -> Any:
 
 
 def _json(value: object) -> str | None:
+    """Return a list, a struct or an array as JSON; None for a null."""
     if value is None:
         return None
     plain = value.to_list() if hasattr(value, "to_list") else value  # of a list, a Series
     return json.dumps(plain, ensure_ascii=False, default=str)  # dates as text
 
 
-MARKDOWN = str.maketrans(
-    {char: f"\\{char}" for char in "\\`*_[]|!#"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\n": " ", "\r": " "}
-)
+ESCAPED_BY_BACKSLASH = {char: f"\\{char}" for char in "\\`*_[]|!#"}
+ESCAPED_AS_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+MARKDOWN = str.maketrans({**ESCAPED_BY_BACKSLASH, **ESCAPED_AS_HTML, "\n": " ", "\r": " "})
+"""What stands for characters that have a meaning in Markdown, and for the ends of lines, which would end a row."""
 
 
 def _markdown(rows: "pl.DataFrame") -> str:
-    """A table with one line per row; text is shown as it is, and no cell breaks the table."""
+    """Return a table with one line per row; text is shown as it is, and no cell breaks the table."""
     rules = ["---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes]
     return table(rows.columns, rows.iter_rows(), _verbatim, rules)
 
 
 def _verbatim(value: object) -> str:
+    """Return a value for a cell of Markdown that shows it as it is."""
     return "" if value is None else str(value).translate(MARKDOWN)

@@ -64,8 +64,8 @@ def run(
     if first is not None and not report.failed:
         from toolformer_dag.cli.run_reports import first_look
 
-        options = _typed(("--config", [config]), ("--profile", [profile]), ("--set", set))
-        typer.echo(first_look(project.plan, first, options, _typed(("--shards", shards))))
+        options = _typed("--config", [config]) + _typed("--profile", [profile]) + _typed("--set", set)
+        typer.echo(first_look(project.plan, first, options=options, corpus=_typed("--shards", shards)))
     elif project.plan.start and not report.failed:
         from toolformer_dag.cli.run_reports import round_report
 
@@ -73,10 +73,9 @@ def run(
     report.raise_for_failures()
 
 
-def _typed(*options: tuple[str, Sequence[object] | None]) -> str:
-    """Return options as they are typed; those without a value are left out."""
-    pairs = [(name, value) for name, values in options for value in values or () if value]
-    return "".join(f" {name} {quote(str(value))}" for name, value in pairs)
+def _typed(option: str, values: Sequence[object] | None) -> str:
+    """Return an option as it is typed, once for each value, with a space before each; empty without a value."""
+    return "".join(f" {option} {quote(str(value))}" for value in values or () if value)
 
 
 def stale(
@@ -108,8 +107,9 @@ def stale(
     outdated = project.stale()
     for name, reasons in outdated.items():
         typer.echo(name)
-        for reason in reasons.lines if why else ():
-            typer.echo(f"    {reason}")
+        if why:
+            for reason in reasons.lines:
+                typer.echo(f"    {reason}")
     if not outdated:
         typer.echo("Nothing is stale.")
 
@@ -127,10 +127,16 @@ def opened_project(
     first: int | None,
     round: int | None = None,
 ) -> "Project":
-    """Load the settings and the tools, then everything heavy. Raises SettingsError, ToolError, ModelError."""
-    numbers = {"corpus.first": first, "rounds.count": round}
-    more = [f"{key}={number}" for key, number in numbers.items() if number is not None]
-    settings = checked_settings(config, profile, [*(pairs or ()), *more], shards)
+    """Load the settings and the tools, then everything heavy. Raises SettingsError, ToolError, ModelError.
+
+    `pairs`: settings as `--set` takes them; `first`, `round`: two more of them.
+    """
+    overrides = list(pairs or ())
+    if first is not None:
+        overrides.append(f"corpus.first={first}")
+    if round is not None:
+        overrides.append(f"rounds.count={round}")
+    settings = checked_settings(config, profile, overrides, shards)
     from toolformer_dag.cli.project import Project
 
     return Project.of(settings)
@@ -153,7 +159,8 @@ def completed(
 
     _withdraw(project.plan, again)
     _warn_of_names(project.plan)
-    if others := project.others():
+    others = project.others()
+    if others:
         typer.echo(f"{', '.join(others)} is running; steps that would compute the same rows wait for it.", err=True)
     with shown(after_step) as sink:
         report = project.run(training, sink)
@@ -172,6 +179,7 @@ def completed(
 
 
 def _warn_of_names(plan: "Plan") -> None:
+    """Warn of tools whose calls the embedded model hardly writes."""
     from toolformer_dag.pipeline.proposals import rarely_written
 
     for line in rarely_written(plan, plan.lanes):
@@ -186,8 +194,9 @@ def _withdraw(plan: "Plan", shards: Sequence[str]) -> None:
     for shard in shards:
         if shard not in plan.shards:
             raise UserError(f"--again {shard}: no such shard; `select distinct shard from documents` names them")
-    for shard in shards:
-        withdraw([output for one in plan.projects for output in table_outputs(one)], shard)
+    for project in plan.projects:
+        for shard in shards:
+            withdraw(table_outputs(project), shard)
 
 
 def ui(
@@ -206,13 +215,15 @@ def ui(
     root = settings_of(config, None, None).root
     instance = shared_instance(root)
     end_dead_runs(instance)  # opened here: webserver and daemon would both make its databases
-    for stop in (signal.SIGINT, signal.SIGTERM):  # a shell that starts this with `&` hands on an ignored Ctrl-C
+    for stop in (signal.SIGINT, signal.SIGTERM):  # background shells start this with SIGINT ignored
         signal.signal(stop, signal.default_int_handler)
+    environment = os.environ | {"DAGSTER_HOME": str(home(root))}
     file = settings_file(config)
-    named = {"TOOLFORMER_CONFIG": str(file)} if file.exists() else {}
+    if file.exists():
+        environment["TOOLFORMER_CONFIG"] = str(file)
     try:
         with dead_runs_ended(instance):
-            code = serve(root, port, os.environ | named | {"DAGSTER_HOME": str(home(root))})
+            code = serve(root, port, environment)
     except KeyboardInterrupt:
         code = 0
     raise typer.Exit(code)

@@ -16,11 +16,18 @@ from rich.text import Text
 from toolformer_dag.assets.running import Step
 
 SAY_EVERY_SECONDS = 30.0
+"""How often a step that goes on has a line where no terminal shows it live."""
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What is said of steps: `now` under way, by name, and when a line was last `said` of each, in its seconds."""
+    """What is shown of the steps of a run.
+
+    - `console`: where
+    - `after_step`: returns what to print after a step that has ended; None for nothing
+    - `now`: the steps under way, by name
+    - `said`: at which of its seconds a line was last printed of a step, by name
+    """
 
     console: Console
     after_step: Callable[[Step], str | None]
@@ -42,11 +49,15 @@ class _Progress:
             self._say_that_it_goes_on(step)
             return
         self.now.pop(step.name, None)
-        for line in filter(None, (f"{step.name}: {step.outcome}", self.after_step(step))):
-            self._say(line)
+        self._say(f"{step.name}: {step.outcome}")
+        remark = self.after_step(step)
+        if remark:
+            self._say(remark)
 
     def _say_that_it_goes_on(self, step: Step) -> None:
-        if not self.console.is_terminal and step.seconds - self.said.get(step.name, 0.0) >= SAY_EVERY_SECONDS:
+        """Print a line of a step under way, where no terminal shows it live, every SAY_EVERY_SECONDS."""
+        silent_seconds = step.seconds - self.said.get(step.name, 0.0)
+        if not self.console.is_terminal and silent_seconds >= SAY_EVERY_SECONDS:
             self.said[step.name] = step.seconds
             self._say(f"{step.name}: {step.under_way or 'goes on'}")
 

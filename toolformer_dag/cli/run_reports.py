@@ -27,7 +27,8 @@ order by lanes.rowid
 """
 """The tools of which chance may keep as many calls as the filter, by the 95 % interval."""
 ECHOES = """
-select tool, count(*), count(*) filter (loss_minus - loss_plus >= tau_f), count(*) filter (delta >= tau_f)
+select tool, count(*) as calls, count(*) filter (loss_minus - loss_plus >= tau_f) as gaining,
+       count(*) filter (delta >= tau_f) as gaining_over_echo
 from eligible join lanes using (tool) where echo is not null group by tool order by tool
 """
 SPENT = f"""
@@ -55,8 +56,9 @@ def first_look(plan: Plan, first: int, options: str, corpus: str) -> str:
     texts, documents = training_text_counts(plan)
     enough = f"{texts:,} texts in C* to train on, about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
     echoes = [
-        f"{tool}: of {calls:,} calls with an echo {alone:,} gain tau_f, {over:,} of them over the echo."
-        for tool, calls, alone, over in query(database, ECHOES).iter_rows()
+        f"{row['tool']}: of {row['calls']:,} calls with an echo {row['gaining']:,} gain tau_f, "
+        f"{row['gaining_over_echo']:,} of them over the echo."
+        for row in query(database, ECHOES).iter_rows(named=True)
     ]
     lanes = drawn(query(database, LANES))
     return "\n".join(
@@ -88,35 +90,36 @@ def _kept_by_chance(database: Path) -> list[str]:
 def round_report(plan: Plan) -> str:
     """Return the report of `run --round`: calls kept and answers by round. Raises WarehouseError."""
     tables = {"Calls by lane, of all rounds so far": query(plan.settings.warehouse, LANES)}
-    for one in plan.projects:
-        if one.lake.table(ACCURACY).parts():
-            title = f"Round {one.settings.rounds.count}: held-out questions answered right, in per cent (95 % interval)"
-            tables[title] = read_accuracy(one.lake)
+    for project in plan.projects:
+        if project.lake.table(ACCURACY).parts():
+            number = project.settings.rounds.count
+            title = f"Round {number}: held-out questions answered right, in per cent (95 % interval)"
+            tables[title] = read_accuracy(project.lake)
     round = plan.settings.rounds.count
     parts = [f"\n{title}\n{drawn(rows)}" for title, rows in tables.items()]
     return "\n".join((*parts, "", NEXT_ROUND.format(round=round, next=round + 1)))
 
 
 def _everything(plan: Plan) -> Plan:
-    """The plan without corpus.first."""
+    """Return the plan without corpus.first: that of all shards."""
     corpus = plan.settings.corpus.model_copy(update={"first": None})
     return replace(plan, settings=plan.settings.model_copy(update={"corpus": corpus}))
 
 
 def _rest(plan: Plan, everything: Plan) -> str:
     """Scale what the lake has cost so far by the sizes of the shards, or by their number where sizes are not known."""
-    whole, seen = everything.stamps, plan.stamps
-    if len(whole) == len(seen):
+    all_stamps = everything.stamps
+    seen_stamps = plan.stamps
+    if len(all_stamps) == len(seen_stamps):
         return "These are all shards."
-    sized = all("bytes" in stamp for stamp in whole.values())
-    share = (
-        (sum(one["bytes"] for one in whole.values()) / sum(one["bytes"] for one in seen.values()))
-        if sized
-        else (len(whole) / len(seen))
-    )
+    factor = len(all_stamps) / len(seen_stamps)
+    if all("bytes" in stamp for stamp in all_stamps.values()):
+        seen_bytes = sum(stamp["bytes"] for stamp in seen_stamps.values())
+        factor = sum(stamp["bytes"] for stamp in all_stamps.values()) / seen_bytes
     [(tokens, seconds)] = query(plan.settings.warehouse, SPENT).rows()
     spent = f"{tokens:,} tokens and {timedelta(seconds=round(seconds))}"
     return (
-        f"So far {spent} went into these shards. All {len(whole)} would take about {tokens * share:,.0f} tokens and "
-        f"{timedelta(seconds=round(seconds * share))}, without finetuning; `run --estimate` tells it with intervals."
+        f"So far {spent} went into these shards. All {len(all_stamps)} would take about {tokens * factor:,.0f} tokens "
+        f"and {timedelta(seconds=round(seconds * factor))}, without finetuning; `run --estimate` tells it with "
+        "intervals."
     )

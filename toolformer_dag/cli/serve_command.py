@@ -28,11 +28,11 @@ def serve(
 
     Example: toolformer-dag serve; toolformer-dag serve --model base --port 8001
     """
-    from toolformer_dag.cli.generate_command import asked_model
+    from toolformer_dag.cli.generate_command import named_model
 
     settings = settings_of(config, profile, set)
     key = _key(host)
-    asked = asked_model(settings, model, None)
+    named = named_model(settings, model, None)
     from toolformer_dag.cli.web_server import OwnPages, answer, bound
     from toolformer_dag.computing.plan import lanes
     from toolformer_dag.model.weights import folder_name
@@ -41,22 +41,27 @@ def serve(
     from toolformer_dag.tools.tool import blamed
 
     with bound(port, "serve", host) as listening:
-        known = [lane.at_inference() for lane in lanes(settings)]
-        for lane in known if asked.k else ():
-            with blamed(lane.tool, "prepare"):
-                lane.tool.prepare(lambda done: None)
-        loaded = asked.load(settings)
-        name = folder_name(asked.name or (settings.model.name if asked.is_own(settings) else "finetuned_checkpoint"))
-        app = serving_app(SharedDecoder(loaded, known, settings, asked.k), name, key)
-        taken = listening.getsockname()[1]
-        tools = ", ".join(lane.tool.name for lane in known) if asked.k else "no tools"
-        typer.echo(f"{name} at http://{host}:{taken}/v1 with {tools}  (Ctrl-C stops it)")
-        answer(OwnPages(app, taken, LOOPBACK if host in LOOPBACK else ()), listening)
+        serving_lanes = [lane.at_inference() for lane in lanes(settings)]
+        if named.k:  # else no call is made
+            for lane in serving_lanes:
+                with blamed(lane.tool, "prepare"):
+                    lane.tool.prepare(lambda done: None)
+        loaded = named.load(settings)
+        own_name = settings.model.name if named.is_own(settings) else "finetuned_checkpoint"
+        name = folder_name(named.name or own_name)
+        app = serving_app(SharedDecoder(loaded, serving_lanes, settings, named.k), name, key)
+        listening_port = listening.getsockname()[1]
+        tools = ", ".join(lane.tool.name for lane in serving_lanes) if named.k else "no tools"
+        typer.echo(f"{name} at http://{host}:{listening_port}/v1 with {tools}  (Ctrl-C stops it)")
+        answer(OwnPages(app, listening_port, LOOPBACK if host in LOOPBACK else ()), listening)
         typer.echo("stopped")
 
 
 def _key(host: str) -> str | None:
-    """The key that clients must show. Raises UserError where one is lacking, or no header can hold it."""
+    """Return the key that clients must show; None where none is set.
+
+    Raises UserError where `host` is open to other machines and none is set, and where no header can hold it.
+    """
     key = os.environ.get(KEY)
     if host not in LOOPBACK and not key:
         raise UserError(f"--host {host} is open to other machines; set {KEY} to a key that clients must show")

@@ -14,6 +14,7 @@ from toolformer_dag.settings.servers import FAULT, LISTING, ServerSettings, lane
 from toolformer_dag.settings.settings_file import load_servers, load_settings
 
 Listed = list[dict[str, Any]]
+"""Tools of a server as mcp_tools.json has them: name, description, input_schema; FAULT where no call can be written."""
 
 
 def servers(config: Config = None) -> None:
@@ -30,17 +31,18 @@ def servers(config: Config = None) -> None:
             'there is no [servers.NAME] in toolformer.toml; add one with command = ["program"] or url = "..."'
         )
     before = read_listing(root)
-    listed, silent = {name: tools for name, tools in before.items() if name in tables}, False
+    listed = {name: tools for name, tools in before.items() if name in tables}
+    some_failed = False
     for name, server in tables.items():
         try:
             listed[name] = _listed(name, server, root)
             _tell(name, listed[name], before.get(name, []))
         except UserError as error:
             typer.echo(f"error: {harmless(str(error))}", err=True)
-            silent = True
+            some_failed = True
     write_whole(root / LISTING, (json.dumps(listed, ensure_ascii=False, indent=1) + "\n").encode())
     _tell_what_lacks(config)
-    if silent:
+    if some_failed:
         raise typer.Exit(1)
 
 
@@ -55,14 +57,16 @@ def _tell_what_lacks(config: Path | None) -> None:
         return
     for key, section in settings.tools.items():
         options = section.options()
+        if not section.enabled or options.get("use") != "mcp":
+            continue
         try:
-            if section.enabled and options.get("use") == "mcp":
-                load_tool(key, options, root=settings.root)
+            load_tool(key, options, root=settings.root)
         except UserError as error:
             typer.echo(f"\n{harmless(str(error))}")
 
 
-def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
+def _listed(name: str, server: ServerSettings, root: Path) -> Listed:
+    """Ask a server for its tools, sorted by name. Raises UserError for wrong options, or where it cannot be asked."""
     from toolformer_dag.texts.arguments import schema_fault
     from toolformer_dag.tools.mcp_options import McpOptions
     from toolformer_dag.tools.mcp_session import list_tools
@@ -73,25 +77,31 @@ def _listed(name: str, server: ServerSettings, root: Any) -> Listed:
         options = McpOptions.model_validate(connection, context={"root": root})
     except ValidationError as error:
         raise UserError(explain_options(name, error, McpOptions).replace("[tools.", "[servers.")) from error
-    tools = sorted(list_tools(options), key=lambda tool: tool.name)
-    return [
-        {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
-        | ({FAULT: fault} if (fault := schema_fault(tool.input_schema)) else {})
-        for tool in tools
-    ]
+    listed = []
+    for tool in sorted(list_tools(options), key=lambda tool: tool.name):
+        entry = {"name": tool.name, "description": tool.description or "", "input_schema": tool.input_schema}
+        fault = schema_fault(tool.input_schema)
+        if fault:
+            entry[FAULT] = fault
+        listed.append(entry)
+    return listed
 
 
 def _tell(server: str, tools: Listed, before: Listed) -> None:
+    """Print the tools of a server with their arguments, and what changed since they were listed `before`."""
     from toolformer_dag.texts.arguments import argument_names
 
-    old: Mapping[str, Any] = {tool["name"]: tool for tool in before}
+    listed_before: Mapping[str, Any] = {tool["name"]: tool for tool in before}
     typer.echo(f"{server}: {len(tools)} tools")
     for tool in tools:
-        schema, was, fault = tool["input_schema"], old.get(tool["name"]), tool.get(FAULT)
-        arguments = "" if fault else f"({', '.join(argument_names(schema))})"
-        shown = f"{lane_key(tool['name'])}: {tool['name']}{arguments}  {_change(tool, was)}"
-        typer.echo("  " + _line(shown + (f"; its calls cannot be written: {fault}" if fault else "")))
-    for name in sorted(old.keys() - {tool["name"] for tool in tools}):
+        name = tool["name"]
+        fault = tool.get(FAULT)
+        arguments = "" if fault else f"({', '.join(argument_names(tool['input_schema']))})"
+        line = f"{lane_key(name)}: {name}{arguments}  {_change(tool, listed_before.get(name))}"
+        if fault:
+            line += f"; its calls cannot be written: {fault}"
+        typer.echo("  " + _line(line))
+    for name in sorted(listed_before.keys() - {tool["name"] for tool in tools}):
         typer.echo("  " + _line(f"{lane_key(name)}: {name}  gone"))
 
 
@@ -100,9 +110,10 @@ def _line(text: str) -> str:
     return harmless(text.replace("\n", "\ufffd"))
 
 
-def _change(tool: Mapping[str, Any], was: Mapping[str, Any] | None) -> str:
-    if was is None:
+def _change(tool: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+    """Say how a tool differs from what was listed `before`, None where it was not: arguments count more than words."""
+    if before is None:
         return "new"
-    if was == tool:
+    if before == tool:
         return "as before"
-    return "changed" if was.get("input_schema") != tool["input_schema"] else "described otherwise"
+    return "changed" if before.get("input_schema") != tool["input_schema"] else "described otherwise"

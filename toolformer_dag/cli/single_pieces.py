@@ -45,16 +45,18 @@ def tool(
     if prompt:
         typer.echo(lane.tool.prompt, nl=False)
         return
-    inputs = [input]
     if input == "-":
         read = (line.decode(errors="surrogateescape").rstrip("\r\n") for line in open_lines("-"))
         inputs = [valid_text(f"line {number}", line) for number, line in enumerate(read, 1)]
-    calls, answers = [ToolCall(text, context) for text in inputs], dict[ToolCall, ToolResult]()
+    else:
+        inputs = [input]
+    calls = [ToolCall(text, context) for text in inputs]
+    answers: dict[ToolCall, ToolResult] = {}  # filled call by call, so that an error leaves those before it
     try:
         run_calls(lane.tool, calls, lane.limits, answers)
     finally:
         if input == "-":  # after an error too: those before it may have been paid for
-            _tell(calls, answers)
+            _print_answers(calls, answers)
     if input == "-":
         return
     [result] = answers.values()
@@ -64,14 +66,17 @@ def tool(
     typer.echo(result.result)
 
 
-def _tell(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, ToolResult]") -> None:
+def _print_answers(calls: "Sequence[ToolCall]", answers: "Mapping[ToolCall, ToolResult]") -> None:
+    """Print a line of JSON for each call that has an answer, in order."""
     for call in calls:
-        if answer := answers.get(call):
+        answer = answers.get(call)
+        if answer:
             line = {"input": call.input, "result": answer.result, "reason": answer.reason}
             typer.echo(json.dumps(line, ensure_ascii=False))
 
 
 LOSSES = ("loss_empty", "loss_call", "loss_result", "loss_minus", "loss_plus", "delta")
+"""What `score` prints of a call, in nats."""
 FIELDS: Mapping[str, type] = {"text": str, "offset": int, "tool": str, "input": str, "result": str}
 
 
@@ -101,16 +106,18 @@ def score(
         for batch in bad.left_out(source, partial(_request, engine)):
             computed = engine.losses([request for _, (_, request) in batch])
             for (number, (record, request)), losses in zip(batch, computed, strict=True):
-                if losses.reason is None:
-                    scored = {name: getattr(losses, name) for name in LOSSES}
-                    scored |= {"tokens": engine.token_losses(request, tokens)} if tokens else {}
-                    typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
-                else:
+                if losses.reason is not None:
                     bad.tell(f"line {number}: {losses.reason}: shorten the text or take another model")
-    raise typer.Exit(int(bad.found))
+                    continue
+                scored = {name: getattr(losses, name) for name in LOSSES}
+                if tokens:
+                    scored["tokens"] = engine.token_losses(request, tokens)
+                typer.echo(json.dumps({**record, **scored}, ensure_ascii=False))
+    raise typer.Exit(int(bad.any))
 
 
 def _request(engine: "Engine", line: bytes) -> tuple[Mapping[str, Any], LossRequest]:
+    """Return the record of a line, and the losses that it asks for. Raises UserError for a line that cannot be used."""
     record = json_record(line, FIELDS)
     if not record["text"]:
         raise UserError("the text is empty; there is nothing to predict")

@@ -36,6 +36,7 @@ class QueryCommand(TyperCommand):
 
 
 def _names(incomplete: str) -> list[tuple[str, str]]:
+    """Return saved queries for the completion of the shell, each with what it answers."""
     return [(name, description(text)) for name, text in saved_queries().items() if name.startswith(incomplete)]
 
 
@@ -93,13 +94,14 @@ def sql(
         from toolformer_dag.traces.judgement import judged_file
     database = judged_file(settings) if traces else received(settings)
     folders = read or ()
-    if (query, file, output) == (None, None, None) and sys.stdin.isatty():
+    if query is None and file is None and output is None and sys.stdin.isatty():
         from toolformer_dag.cli.sql_prompt import answer_queries
 
         answer_queries(database, format or "table", settings.execution.query_gib, folders)
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a terminated query removes what it spilled
-    text, ending = _query_text(query, file), ending_of(format, output)
+    text = _query_text(query, file)
+    ending = ending_of(format, output)
     _refuse_terminal(format, output)
     rows = answered(database, text, settings.execution.query_gib, folders)
     _put_out(rows, format, ending, output, force)
@@ -117,6 +119,7 @@ def _put_out(rows: "pl.DataFrame", format: Format | None, ending: str, output: P
 
 
 def _refuse_terminal(format: Format | None, output: Path | None) -> None:
+    """Raise UserError where rows in Parquet would be written to a terminal."""
     if format == "parquet" and output is None and sys.stdout.isatty():
         raise UserError(
             "--format parquet: a terminal cannot show it; name a file with --output, or redirect the output"
@@ -124,8 +127,10 @@ def _refuse_terminal(format: Format | None, output: Path | None) -> None:
 
 
 def _listed() -> str:
-    width = max(map(len, saved_queries()))
-    return "\n".join(f"{name:<{width}}  {description(text)}" for name, text in saved_queries().items())
+    """Return a line per saved query, with what it answers."""
+    queries = saved_queries()
+    width = max(map(len, queries))
+    return "\n".join(f"{name:<{width}}  {description(text)}" for name, text in queries.items())
 
 
 def _query_text(query: str | None, file: Path | None) -> str:
@@ -135,16 +140,18 @@ def _query_text(query: str | None, file: Path | None) -> str:
             "give one query: as the argument, by the name of a saved one (`--list`), with --file, or with `-` on the "
             "standard input; without any, `sql` opens a prompt on a terminal"
         )
-    if query is not None and query in saved_queries():
-        return saved_queries()[query]
-    text = _given(query, file)
-    if query == text and text.isidentifier() and text.lower() not in ALONE:
-        known = ", ".join(saved_queries())
-        raise UserError(f'there is no saved query {text!r}; there are {known}. For a table write "from {text}"')
+    saved = saved_queries()
+    if query is not None and query in saved:
+        return saved[query]
+    text = _typed_or_read(query, file)
+    is_name = query == text and text.isidentifier() and text.lower() not in ALONE
+    if is_name:
+        names = ", ".join(saved)
+        raise UserError(f'there is no saved query {text!r}; there are {names}. For a table write "from {text}"')
     return text
 
 
-def _given(query: str | None, file: Path | None) -> str:
+def _typed_or_read(query: str | None, file: Path | None) -> str:
     """Return the text of the file, the standard input or the argument. Raises UserError for what is no text."""
     if file is None:
         return valid_text("the query", sys.stdin.read() if query == "-" else str(query))

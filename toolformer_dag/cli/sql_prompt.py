@@ -21,7 +21,9 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import WarehouseError, query
 
 ENDS = ("exit", "quit")
+"""Words that end the prompt."""
 SHOWN_ROWS = 200
+"""Rows of a query that are printed."""
 KEYWORDS = (
     *("select", "from", "where", "group by", "order by", "having", "limit", "join", "left join", "using", "on", "as"),
     *("with", "case", "when", "then", "else", "end", "and", "or", "not", "in", "is null", "is not null", "between"),
@@ -39,9 +41,11 @@ union all select distinct column_name, 'column of ' || string_agg(table_name, ',
 
 
 def answer_queries(database: Path, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
-    """Read queries from the terminal and print their rows until the user ends it; a mistake ends nothing.
+    """Read queries from the terminal and print their rows until the user ends it.
 
-    Every query opens the file anew, so that it sees what a run has built meanwhile; `gib` and `folders` as for `query`.
+    A faulty query is reported and the prompt goes on. Every query opens the file anew, so that it sees what a run has
+    built meanwhile. `gib`: memory limit, see `query`; `folders`: those whose files a query may read too.
+
     Raises WarehouseError where there is no warehouse, UserError for a format that a terminal cannot show.
     """
     if format == "parquet":
@@ -51,11 +55,11 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
     typer.echo(f"{database} (read only). Saved queries: {', '.join(saved_queries())}.\n{WELCOME}")
     while True:
         try:
-            asked = session.prompt("sql> ").strip().removesuffix(";").strip()
-            if asked in ENDS:
+            line = session.prompt("sql> ").strip().removesuffix(";").strip()
+            if line in ENDS:
                 return
-            if asked:
-                answer(database, asked, format, gib, folders)
+            if line:
+                answer(database, line, format, gib, folders)
         except KeyboardInterrupt:
             continue
         except EOFError:
@@ -64,9 +68,9 @@ def answer_queries(database: Path, format: Format, gib: float | None = None, fol
             sys.stderr.write(f"error: {harmless(str(error))}\n")
 
 
-def answer(database: Path, asked: str, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
+def answer(database: Path, line: str, format: Format, gib: float | None = None, folders: Sequence[Path] = ()) -> None:
     """Print at most SHOWN_ROWS rows of a query, or of the saved one of that name. Raises WarehouseError."""
-    rows = query(database, saved_queries().get(asked, asked), gib, folders)
+    rows = query(database, saved_queries().get(line, line), gib, folders)
     sys.stdout.write(printed(rows.head(SHOWN_ROWS), format))
     if format == "table":
         more = f", the first {SHOWN_ROWS} shown" if rows.height > SHOWN_ROWS else ""
@@ -104,7 +108,7 @@ def history_file() -> History:
 
 def name_completer(database: Path) -> WordCompleter:
     """Complete saved queries, keywords, and names of tables, views, macros and columns as they are now."""
-    known = {**dict.fromkeys(saved_queries(), "saved query"), **dict.fromkeys(KEYWORDS, "")}
+    kinds = dict.fromkeys(saved_queries(), "saved query") | dict.fromkeys(KEYWORDS, "")
     with suppress(WarehouseError, OSError):  # it is being replaced
-        known |= dict(query(database, NAMES).iter_rows())
-    return WordCompleter(list(known), ignore_case=True, meta_dict=known)
+        kinds |= dict(query(database, NAMES).iter_rows())
+    return WordCompleter(list(kinds), ignore_case=True, meta_dict=kinds)

@@ -43,6 +43,7 @@ def tables(
                 typer.echo(printed(rows, format), nl=False)
                 continue
             typer.echo(f"{table.title}\n{_drawn(table.wide(rows))}")
-            if (called := tools_called(warehouse, table)) is not None:
+            called = tools_called(warehouse, table)
+            if called is not None:
                 typer.echo(f"Questions with a call, by tool, %\n{_drawn(called)}")
             typer.echo("".join(f"  {harmless(note)}\n" for note in notes(warehouse, table)))

@@ -76,9 +76,12 @@ def settings_of(
     shards: list[str] | None = None,
     needs_project: bool = True,
 ) -> Settings:
-    """Settings as the command line asks for them; shard patterns count from the current folder.
+    """Return the settings as the command line asks for them.
 
-    With `needs_project` it says on the standard error where neither a file nor an option tells of a project.
+    - `config`: the settings file; None for the usual one
+    - `pairs`: settings as `--set` takes them, `tools.calculator.tau_f=0.8`
+    - `shards`: patterns of files, which count from the current folder
+    - `needs_project`: say on the standard error where neither a file nor an option tells of a project
     """
     typed_config.set(config)
     settings = load_settings(
@@ -95,6 +98,7 @@ def settings_of(
 
 @cache
 def _say_once(line: str) -> None:
+    """Print a line on the standard error, if this process has not printed it yet."""
     typer.echo(line, err=True)
 
 
@@ -122,11 +126,16 @@ def damaged_history(reason: object) -> str:
 
 
 def of_history(error: BaseException) -> bool:
-    """Tell whether Dagster's storage failed: SQLite, which nothing else here uses, or an event that cannot be read."""
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
-    return isinstance(error.__cause__, sqlite3.Error) or (
-        isinstance(error, Exception) and any({"dagster", "storage"} <= set(module.split(".")) for module in modules)
-    )
+    """Return whether Dagster's storage failed: SQLite, which nothing else uses, or an event that cannot be read."""
+    if isinstance(error.__cause__, sqlite3.Error):
+        return True
+    if not isinstance(error, Exception):
+        return False
+    for frame, _ in walk_tb(error.__traceback__):
+        packages = frame.f_globals.get("__name__", "").split(".")
+        if "dagster" in packages and "storage" in packages:
+            return True
+    return False
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

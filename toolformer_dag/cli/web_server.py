@@ -24,7 +24,8 @@ from toolformer_dag.files import UserError
 MODULE = "toolformer_dag.definitions"
 HOST = "127.0.0.1"
 LOOPBACK = (HOST, "localhost")
-DAGSTER, WEBSERVER = (str(Path(sys.executable).with_name(name)) for name in ("dagster", "dagster-webserver"))
+DAGSTER = str(Path(sys.executable).with_name("dagster"))
+WEBSERVER = str(Path(sys.executable).with_name("dagster-webserver"))
 HTTP = 80
 """The port that a browser leaves out of the header Host."""
 GRACE = 10
@@ -45,7 +46,9 @@ class OwnPages:
 
     def __init__(self, app: App, port: int, names: Sequence[str] = LOOPBACK) -> None:
         self._app = app
-        self._hosts = {f"{name}:{port}" for name in names} | (set(names) if port == HTTP else set())
+        self._hosts = {f"{name}:{port}" for name in names}
+        if port == HTTP:
+            self._hosts |= set(names)
 
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -54,7 +57,7 @@ class OwnPages:
             await self._app(scope, receive, send)
             return
         status = 403
-        reason = self._refused(scope)
+        reason = self._refusal(scope)
         if reason is None and _leaves_logs(scope):
             status = 404
             reason = f"{scope['path']}: there is no such log; a path of a log has no `..`"
@@ -67,19 +70,21 @@ class OwnPages:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
-    def _refused(self, scope: Scope) -> str | None:
+    def _refusal(self, scope: Scope) -> str | None:
+        """Return why a request is not answered; None where it is."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         hosts = self._hosts or {headers.get("host", "")}
         if headers.get("host") not in hosts:
             return f"refused: the Host header must be one of {', '.join(sorted(hosts))}"
         if "origin" in headers and headers["origin"].partition("://")[2] not in hosts:
             return "refused: the request comes from a page of another origin"
-        followed = headers.get("sec-fetch-dest") == "document"  # a link, as in Dagster's UI on another port
-        taken = ("same-origin", "none", "same-site" if followed else "none")
-        if headers.get("sec-fetch-site", "none") not in taken:
+        allowed_sites = ["same-origin", "none"]
+        if headers.get("sec-fetch-dest") == "document":  # a link that was followed, as in Dagster's UI on another port
+            allowed_sites.append("same-site")
+        if headers.get("sec-fetch-site", "none") not in allowed_sites:
             return "refused: the request comes from a page of another origin"
-        asked = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        if "graphql" in scope["path"] and "query" in dict(asked):  # Dagster reads it there for POST too
+        parameters = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+        if "graphql" in scope["path"] and "query" in parameters:  # Dagster reads it there for POST too
             return "refused: GraphQL is asked by POST, in the body"
         return None
 
@@ -98,12 +103,13 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
     bound(port, "ui").close()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        code, workspace = folder / "code", folder / "workspace.yaml"
-        location = {"socket": str(code), "location_name": MODULE}
+        code_socket = folder / "code"
+        workspace = folder / "workspace.yaml"
+        location = {"socket": str(code_socket), "location_name": MODULE}
         workspace.write_text(json.dumps({"load_from": [{"grpc_server": location}]}), "utf-8")  # JSON is YAML
-        definitions = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code)]
-        first = stack.enter_context(_running(definitions, root, environment))
-        while not code.exists() and first.poll() is None:
+        definitions = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
+        code_server = stack.enter_context(_running(definitions, root, environment))
+        while code_server.poll() is None and not code_socket.exists():
             time.sleep(0.1)
         stack.enter_context(_running([f"{DAGSTER}-daemon", "run", "-w", str(workspace)], root, environment))
         pages = [WEBSERVER, "-w", str(workspace), "-h", HOST, "-p", str(port)]
@@ -112,7 +118,7 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
 
 @contextmanager
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own session, so that Ctrl-C reaches it once, from here; ended with the block.
+    """Start a process in a session of its own, so that Ctrl-C reaches it once, from here; end it with the block.
 
     Its input ends with this process, however that ends, and then it ends too.
     """
@@ -145,7 +151,7 @@ def bound(port: int, command: str, host: str = HOST) -> socket.socket:
 
 
 def answer(app: App, listening: socket.socket) -> None:
-    """Answer by an application until Ctrl-C, or a signal to end, and then what was asked before."""
+    """Answer requests by an application until Ctrl-C, or a signal to end. Those that came before it are answered."""
     import uvicorn
 
     from toolformer_dag.cli.connections import BoundedConnection

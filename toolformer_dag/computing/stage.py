@@ -18,6 +18,7 @@ import polars as pl
 
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.shown import LogLine, Shown
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError, as_json
 from toolformer_dag.identity import fingerprint
@@ -59,8 +60,16 @@ class Column:
     optional: bool = False
 
 
-Check = Callable[[pl.DataFrame, "TableOutput"], int]
-"""Counts the rows of a frame that break a promise."""
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A promise about the rows of a stage's table.
+
+    - `promise`: what holds for every row, in a sentence
+    - `broken`: counts the rows of a frame for which it does not hold
+    """
+
+    promise: str
+    broken: Callable[[pl.DataFrame, "TableOutput"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +226,45 @@ class InWarehouse:
     keeps_places: bool = False
 
 
+def _nothing(output: "TableOutput") -> tuple[()]:
+    """Return nothing to say, or to call."""
+    return ()
+
+
+def _shows_nothing(output: "TableOutput") -> Shown:
+    """Return nothing to show."""
+    return {}
+
+
+def _refuses_nothing(output: "TableOutput") -> None:
+    """Let the run go on."""
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class StageAsset:
+    """What the asset of a stage shows and does beside what the asset of every table does.
+
+    All of it is optional, takes the stage's TableOutput, and returns plain values:
+
+    - `shows`: what its page shows, once the table is up to date
+    - `warns`: sentences for the log before anything is computed
+    - `concludes`: lines for the log once the table is up to date
+    - `refuses`: the error with which the run ends after this table, since nothing that follows could find more; None
+      where the run goes on
+    - `calls`: the lanes whose tools the stage calls: what these prepare before their first call comes first
+
+    `keeps_calls`: whether the rows are the calls that a lane keeps; `changes` then tells how many before and after.
+    """
+
+    shows: Callable[["TableOutput"], Shown] = _shows_nothing
+    warns: Callable[["TableOutput"], Sequence[str]] = _nothing
+    concludes: Callable[["TableOutput"], Sequence[LogLine]] = _nothing
+    refuses: Callable[["TableOutput"], UserError | None] = _refuses_nothing
+    calls: Callable[["TableOutput"], Iterable[Lane]] = _nothing
+    keeps_calls: bool = False
+
+
 @dataclass(frozen=True)
 class Stage:
     """The declaration of a stage.
@@ -229,9 +277,10 @@ class Stage:
     - `description`: what a row is, in a line
     - `columns`: the columns of the table, by name, in order
     - `key`: the columns that tell rows apart; a part with a key twice violates the check `unique_keys`
-    - `checks`: promises about the rows, by name: each counts the rows of a frame that break it
+    - `checks`: promises about the rows, by name
     - `volatile`: columns that measure a run, such as seconds, and do not count in the data version
     - `in_warehouse`: how its table in the warehouse differs
+    - `asset`: what its asset shows and does beside what the asset of every table does
 
     How its rows are made:
 
@@ -275,6 +324,7 @@ class Stage:
     checks: Mapping[str, Check] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     in_warehouse: InWarehouse = InWarehouse()
+    asset: StageAsset = StageAsset()
 
     @property
     def unit(self) -> str:
@@ -486,7 +536,7 @@ class _PublishedRows:
         for frame in self._rows.frames:
             self._key_hashes.append(frame.select(stage.key).hash_rows())
             for name, check in stage.checks.items():
-                self._violations[name] += check(frame, self._output)
+                self._violations[name] += check.broken(frame, self._output)
             yield frame
         if not self._key_hashes:
             yield stage.schema.to_frame()

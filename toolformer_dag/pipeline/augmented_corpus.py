@@ -13,18 +13,21 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.shown import Shown
 from toolformer_dag.computing.stage import (
     DIGEST,
     SEGMENT,
     SHARD,
     TEXT_KEY,
     ByPart,
+    Check,
     Column,
     InputsOf,
     InWarehouse,
     PartRows,
     Rejected,
     Stage,
+    StageAsset,
     StaleInput,
     TableOutput,
     versions,
@@ -206,6 +209,22 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
     return count
 
 
+def texts_by_lane(output: TableOutput) -> Shown:
+    """Count the texts of C* for its asset: by lane, as in Table 2, all with calls, and those without any."""
+    texts = 0
+    with_lane: Counter[str] = Counter()
+    without_calls = 0
+    for batch in corpus_batches(output.plan.lake):
+        texts += batch.height
+        without_calls += batch.filter(pl.col("tools").list.len() == 0).height
+        with_lane.update(batch["tools"].explode().drop_nulls().to_list())
+    shown = {f"texts with {lane}": with_lane[lane] for lane in output.plan.lane_names}
+    shown["texts with all"] = texts - without_calls
+    if without_calls:
+        shown["texts without calls"] = without_calls
+    return shown
+
+
 def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
     """Yield the documents whose `keys` (DOCUMENT) are given, each once.
 
@@ -311,7 +330,12 @@ STAGE = Stage(
     inputs=inputs,
     group="training",
     kinds=frozenset({"polars", "parquet"}),
-    checks={"gives_text_back": texts_not_given_back},
+    checks={
+        "gives_text_back": Check(
+            "A text of C* without its calls is the document's text, byte for byte.", broken=texts_not_given_back
+        )
+    },
     make=ByPart(rows),
     in_warehouse=InWarehouse(hidden=("document_hash",)),
+    asset=StageAsset(shows=texts_by_lane),
 )

@@ -32,6 +32,7 @@ from toolformer_dag.computing.stage import (
     Planned,
     Rejected,
     Stage,
+    StageAsset,
     StaleInput,
     TableOutput,
     Work,
@@ -350,5 +351,6 @@ def stages(level: int) -> tuple[Stage, Stage]:
         volatile=tool_results.MEASURED,
         make=ByChunk(partial(run_chunks, level=level), tool_results.compute, partial(run_rows, level=level)),
         in_warehouse=tool_results.STAGE.in_warehouse,
+        asset=StageAsset(calls=lambda output: output.lane.chainable.values()),
     )
     return sampling, running

@@ -11,7 +11,7 @@ import polars as pl
 
 from toolformer_dag.computing.lane_tables import call_tables
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, TableOutput
+from toolformer_dag.computing.stage import ByChunk, Claimed, InWarehouse, PartRows, Planned, StageAsset, TableOutput
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import loss_deltas, swapped_results
 from toolformer_dag.pipeline.chained_candidates import units_ahead
@@ -106,4 +106,5 @@ SWAPS = replace(
     inputs=("heuristic_subset", STAGE.name),
     make=ByChunk(swap_chunks, compute_chains, swap_rows),
     in_warehouse=InWarehouse("swapped_results"),
+    asset=StageAsset(),
 )

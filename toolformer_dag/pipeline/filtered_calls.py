@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.shown import CostFrontier, DeltaHistogram, LogLine, Shown, ShownValue
 from toolformer_dag.computing.stage import (
     CALL_KEY,
     DIGEST,
@@ -24,10 +25,12 @@ from toolformer_dag.computing.stage import (
     TEXT_KEY,
     ByPart,
     ByParts,
+    Check,
     Column,
     InputsOf,
     PartRows,
     Stage,
+    StageAsset,
     TableOutput,
     counted,
     versions,
@@ -41,7 +44,7 @@ from toolformer_dag.method.decided_calls import DECIDED, DECIDED_SCHEMA
 from toolformer_dag.method.decision_sql import CHANCE, JUDGED, RULE, SWAPPED_PLACES
 from toolformer_dag.method.record_tables import CHOSEN, THRESHOLD
 from toolformer_dag.pipeline import scores
-from toolformer_dag.pipeline.chance import chance_threshold
+from toolformer_dag.pipeline.chance import CERTIFIED, chance_threshold, chosen_by_chance, threshold_line
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 
@@ -181,6 +184,39 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
     return kept.filter(pl.col("delta") < pl.col("tau_f")).height
 
 
+def chosen_threshold(output: TableOutput) -> list[LogLine]:
+    """Say which threshold was chosen by chance, a warning where none is certified. One of the settings is not said."""
+    chosen = chosen_by_chance(output.plan, output.lane)
+    if chosen is None:
+        return []
+    return [LogLine(threshold_line(chosen), is_warning=chosen["verdict"] != CERTIFIED)]
+
+
+def threshold_in_deltas(output: TableOutput) -> Shown:
+    """Return the threshold for the asset, what it keeps, and plots of where it cuts the deltas and the costs.
+
+    They are on this asset since it is the one that another threshold runs again.
+    """
+    kept = sum(pointer.rows for pointer in output.table.pointers().values())
+    chosen = chosen_by_chance(output.plan, output.lane)
+    tau_f = output.lane.tau_f if isinstance(output.lane.tau_f, float) else None
+    shown: dict[str, ShownValue] = {"calls kept": kept}
+    if chosen is not None:
+        tau_f = chosen["tau_f"]
+        shown["threshold"] = threshold_line(chosen)
+    if tau_f is not None:
+        shown["tau_f"] = tau_f
+    deltas = scores.scored_deltas(output.plan, output.lane)
+    if deltas.is_empty():
+        return shown
+    shown["share of the scored calls kept"] = kept / deltas.height
+    shown["deltas"] = DeltaHistogram(deltas, tau_f)
+    frontier = scores.cost_frontier(output.plan, output.lane, tau_f)
+    if frontier is not None:
+        shown["nats over cost"] = CostFrontier(frontier)
+    return shown
+
+
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
     """Return the tables that are read: the control where it chooses the threshold."""
     control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
@@ -291,7 +327,8 @@ STAGE = Stage(
     inner=(TEXTS, RULES),
     kinds=frozenset({"duckdb", "sql"}),
     volatile=("tau_f",),
-    checks={"kept_at_tau_f": below_tau_f},
+    checks={"kept_at_tau_f": Check("Every kept call gains at least tau_f.", broken=below_tau_f)},
     beside=(DECIDED,),
     make=ByParts(rows),
+    asset=StageAsset(shows=threshold_in_deltas, concludes=chosen_threshold, keeps_calls=True),
 )

@@ -23,8 +23,8 @@ from toolformer_dag.computing.stage import (
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline.chained_candidates import finished, units_ahead
 from toolformer_dag.pipeline.losses import (
+    LOSSES_FINITE,
     compute_losses,
-    losses_finite,
     losses_settings,
     planned_losses,
     with_losses,
@@ -175,6 +175,6 @@ STAGE = Stage(
     reads=("heuristic_subset", "scored_candidates", "tool_results"),
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
-    checks={"losses_finite": losses_finite},
+    checks={"losses_finite": LOSSES_FINITE},
     make=ByChunk(chunks, compute_losses, rows),
 )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from toolformer_dag.computing.plan import Lane, Plan
-from toolformer_dag.computing.stage import Chunk, Claimed, Planned, TableOutput, Work
+from toolformer_dag.computing.stage import Check, Chunk, Claimed, Planned, TableOutput, Work
 from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, claim, require_whole, text_chunks
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
@@ -229,6 +229,10 @@ def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
     """Count rows whose losses or delta are no finite numbers; null stands for losses that a reason explains."""
     columns = [name for name, kind in rows.schema.items() if kind == pl.Float64]
     return rows.filter(~pl.all_horizontal(pl.col(name).is_finite() for name in columns)).height
+
+
+LOSSES_FINITE = Check("Every loss is a finite number, or missing with a reason.", losses_finite)
+"""The check of the stages that store losses."""
 
 
 def _values(losses: CallLosses) -> _Losses:

@@ -24,6 +24,7 @@ from toolformer_dag.computing.stage import (
     PartRows,
     Rejected,
     Stage,
+    StageAsset,
     TableOutput,
     versions,
 )
@@ -118,11 +119,20 @@ def _rejections_of(inner: TableOutput, shard: str) -> Rejected:
     return rejected
 
 
+def _warnings(output: TableOutput) -> list[str]:
+    """Warn before a token is spent where the model hardly writes calls of the lane's tool."""
+    return rarely_written(output.plan, [output.lane])
+
+
+SAMPLED = replace(scored_candidates.STAGE, asset=StageAsset(warns=_warnings))
+"""scored_candidates of a lane whose calls are all sampled."""
+
+
 def stage(lane: Lane) -> Stage:
     """Return scored_candidates of a lane, whose calls come from its sources; discarded samples have a reason."""
     sources = lane.sources
     if sources.names == (MODEL,) and sources.sampled:
-        return scored_candidates.STAGE
+        return SAMPLED
     return _stage(
         has_files=bool(sources.files),
         has_rule=RULE in sources.names,
@@ -141,7 +151,7 @@ def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool
         inner.append(rule_proposals.STAGE)
     if is_served:
         inner.append(served_proposals.STAGE)
-    mixed = replace(scored_candidates.STAGE, settings=settings, inputs=inputs, inner=tuple(inner))
+    mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=tuple(inner))
     if is_sampled:
         return replace(mixed, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
     return replace(mixed, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))

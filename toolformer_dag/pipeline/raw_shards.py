@@ -20,6 +20,7 @@ from toolformer_dag.computing.stage import (
     PartRows,
     Rejected,
     Stage,
+    StageAsset,
     TableOutput,
     UnusableRows,
 )
@@ -141,6 +142,12 @@ def _first_rejections(plan: Plan, shard: str) -> str:
     if not first_details:
         return "it is empty"
     return "; ".join(f"{reason}: {detail}" for reason, detail in first_details.items())
+
+
+def unread_corpus(output: TableOutput) -> UnreadCorpus | None:
+    """Return the error of a corpus that was read and holds no document: no stage after it would find anything."""
+    reason = nothing_read(output.plan)
+    return UnreadCorpus(reason) if reason else None
 
 
 class RottenShard(UserError):
@@ -283,4 +290,5 @@ STAGE = Stage(
     beside=(REJECTED_LINES,),
     make=ByShard(rows),
     in_warehouse=InWarehouse("documents", keeps_places=True),
+    asset=StageAsset(refuses=unread_corpus),
 )

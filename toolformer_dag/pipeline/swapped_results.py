@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from toolformer_dag.computing.plan import Lane, Plan
+from toolformer_dag.computing.shown import ChanceCurves, Shown, ShownValue
 from toolformer_dag.computing.stage import (
     CALL,
     CALL_KEY,
@@ -27,12 +28,14 @@ from toolformer_dag.computing.stage import (
     Planned,
     Rejected,
     Stage,
+    StageAsset,
     TableOutput,
     counted,
 )
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.pipeline import chained_candidates
-from toolformer_dag.pipeline.losses import compute_losses, losses_finite, losses_settings, planned_losses, with_losses
+from toolformer_dag.pipeline.chance import chance_tables
+from toolformer_dag.pipeline.losses import LOSSES_FINITE, compute_losses, losses_settings, planned_losses, with_losses
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.tools.tool import NO_OPERATION
 
@@ -258,6 +261,28 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
     )
 
 
+def kept_by_chance(output: TableOutput) -> Shown:
+    """Return for the asset how many places chance keeps beside those that are kept, and the false discovery rates.
+
+    By threshold; of those without a swapped call only the places that are kept.
+    """
+    statistics, rates = chance_tables(output.plan, output.lane)
+    measured = statistics.filter(pl.col("swaps") > 0)
+    shown: dict[str, ShownValue] = {}
+    for row in measured.iter_rows(named=True):
+        shown[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
+    for row in measured.iter_rows(named=True):
+        if row["fdr"]:
+            shown[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
+    by_chance = (
+        pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
+    )
+    shown["kept"] = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
+    if not rates.is_empty():
+        shown["kept by chance"] = ChanceCurves(rates)
+    return shown
+
+
 STAGE = Stage(
     name="swapped_results",
     description="Control: a sample of the scored calls, scored again with results of other documents.",
@@ -273,6 +298,7 @@ STAGE = Stage(
     inputs=("heuristic_subset", "loss_deltas"),
     pool="gpu",
     kinds=frozenset({"pytorch", "parquet"}),
-    checks={"losses_finite": losses_finite},
+    checks={"losses_finite": LOSSES_FINITE},
     make=ByChunk(chunks, compute_losses, rows),
+    asset=StageAsset(shows=kept_by_chance),
 )

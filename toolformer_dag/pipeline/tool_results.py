@@ -21,6 +21,7 @@ from toolformer_dag.computing.stage import (
     PartRows,
     Planned,
     Stage,
+    StageAsset,
     TableOutput,
     Work,
     counted,
@@ -236,4 +237,5 @@ STAGE = Stage(
     in_warehouse=InWarehouse(
         select="SELECT DISTINCT ON (tool, input, context) * FROM rows ORDER BY tool, input, context, reason NULLS FIRST"
     ),
+    asset=StageAsset(calls=lambda output: (output.lane,)),
 )

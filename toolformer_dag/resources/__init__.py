@@ -17,11 +17,17 @@ from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
 
 RESOURCES = {"lake": "toolformer_lake", "compute": "toolformer_compute"}
-"""The names by which Dagster knows them; another project may have a `lake` of its own."""
+"""What assets call a resource -> the name by which Dagster knows it: another project may have a `lake` of its own."""
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):
-    """The lake at `root`: a folder, or a place in an object store with `copies` of it in a folder of this machine."""
+    """The lake.
+
+    - `root`: a folder, or a place in an object store
+    - `copies`: the folder of this machine with copies of files of an object store
+    - `steps_apart`: whether this may be the process of a single step
+    - `suffix`: what ends the names of the tables of a later round; empty for most
+    """
 
     root: str
     copies: str = ""
@@ -32,23 +38,30 @@ class LakeResource(dg.ConfigurableResource[Lake]):
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
         """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be recognized.
 
-        With `steps_apart` this is the process of a single step, whose end is not the run's.
+        It is not marked here where somebody else does: a command that started the run holds its lock, and the end of a
+        process with a single step is not the run's.
         """
         lake = Lake.at(self.root, Path(self.copies), self.suffix)
-        instance, run = context.instance, context.run
+        instance = context.instance
+        run = context.run
         if instance is None or run is None or instance.is_ephemeral:
             yield lake
             return
         if HOME not in run.tags:
             instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-        others = self.steps_apart or FOLDER in run.tags  # a command holds the lock itself
-        with nullcontext() if others else alive(run_folder(instance, run)):
+        is_marked = self.steps_apart or FOLDER in run.tags
+        with nullcontext() if is_marked else alive(run_folder(instance, run)):
             yield lake
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """`worker`: the means of this process; `workers`: where chunks are computed; `tables`: the plan's, by name."""
+    """What computes rows.
+
+    - `worker`: what this process has loaded
+    - `workers`: where chunks are computed
+    - `tables`: the tables of the plan, by name
+    """
 
     worker: Worker
     workers: Workers
@@ -60,7 +73,8 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
-        worker, tables = Worker(plan), {output.name: output for output in table_outputs(plan)}
+        worker = Worker(plan)
+        tables = {output.name: output for output in table_outputs(plan)}
         workers = Workers(worker, tables, partial(executor_of, table_outputs))
         try:
             yield Compute(worker, workers, tables)

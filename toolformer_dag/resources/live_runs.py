@@ -27,15 +27,22 @@ from toolformer_dag.files import beside, locked, write_whole
 from toolformer_dag.processes import exists
 
 BEGINNING = (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING)
+"""States of a run that may not have a process yet."""
 UNFINISHED = [*BEGINNING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-HOME, FOLDER = ".dagster/toolformer_home", ".dagster/toolformer_folder"
-"""Tags of a run, which the UI does not show: the DAGSTER_HOME that looks after it, and the name of its folder where it
-is not the run's id: a command locks the folder before Dagster has named the run."""
+"""States of a run that has begun and not ended."""
+HOME = ".dagster/toolformer_home"
+"""The tag of a run, which the UI does not show, with the name of the DAGSTER_HOME that looks after it."""
+FOLDER = ".dagster/toolformer_folder"
+"""Another such tag, with the name of the run's folder where that is not the run's id.
+
+A command locks the folder before Dagster has named the run.
+"""
 NEVER_BEGUN = timedelta(minutes=10)
 """How long a run may be starting without a process of its own."""
 LOOK_EVERY_SECONDS = 5.0
 """Dagster gives a free slot away at most 15 seconds later."""
 LOCK = "lock"
+"""The file in a run's folder whose lock its process holds."""
 log = logging.getLogger(__name__)
 
 
@@ -72,29 +79,36 @@ def home_name(instance: dg.DagsterInstance) -> str:
 
 def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs as failed whose process is gone, and free the slots that they hold; return their ids."""
-    dead, home = [], home_name(instance)
+    dead = []
+    home = home_name(instance)
     for record in instance.get_run_records(dg.RunsFilter(statuses=UNFINISHED)):
         run = record.dagster_run
         lock = run_folder(instance, run) / LOCK
-        if run.tags.get(HOME, home) == home and (
-            _is_free(lock) if lock.exists() else _without_process(instance, record)
-        ):
-            if (now := instance.get_run_by_id(run.run_id)) is None or now.is_finished:  # it ended meanwhile
-                continue
-            instance.report_run_failed(run, "its process was killed; what it had committed is kept")
-            lock.unlink(missing_ok=True)
-            dead.append(run.run_id)
+        is_ours = run.tags.get(HOME, home) == home
+        if not is_ours or not _is_dead(instance, record, lock):
+            continue
+        run_now = instance.get_run_by_id(run.run_id)
+        if run_now is None or run_now.is_finished:  # it ended while its lock was looked at
+            continue
+        instance.report_run_failed(run, "its process was killed; what it had committed is kept")
+        lock.unlink(missing_ok=True)
+        dead.append(run.run_id)
     free_slots_of_ended_runs(instance)
     return dead
+
+
+def _is_dead(instance: dg.DagsterInstance, record: dg.RunRecord, lock: Path) -> bool:
+    """Return whether the process of an unfinished run is gone. `lock`: its lock file, which may not be there."""
+    return _is_free(lock) if lock.exists() else _is_without_process(instance, record)
 
 
 @contextmanager
 def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
     """Call `end_dead_runs` every few seconds inside the block: a run that waits may wait for a slot of a dead one."""
-    over = threading.Event()
+    block_ended = threading.Event()
 
     def look() -> None:
-        while not over.wait(LOOK_EVERY_SECONDS):
+        while not block_ended.wait(LOOK_EVERY_SECONDS):
             try:
                 end_dead_runs(instance)
             except Exception as error:  # noqa: BLE001 - such as a database that another process holds: the next look may do
@@ -105,7 +119,7 @@ def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        block_ended.set()
         looking.join()
 
 
@@ -117,8 +131,9 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
         info = storage.get_concurrency_info(pool)
+        holding = {slot.run_id for slot in info.claimed_slots}
         waiting = {step.run_id for step in info.pending_steps}
-        for run_id in {slot.run_id for slot in info.claimed_slots} | waiting:
+        for run_id in holding | waiting:
             run = instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 storage.free_concurrency_slots_for_run(run_id)
@@ -126,12 +141,15 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
 
 def take_spent(folder: Path) -> Spent:
     """Return what the steps of a run spent, and remove its folder: of several who ask, one gets it."""
-    mine = folder.with_name(f".{folder.name}.{uuid4().hex}")
-    with suppress(FileNotFoundError):
-        folder.rename(mine)
-    steps = [json.loads(file.read_bytes()) for file in mine.glob("[!.]*.json")]
-    shutil.rmtree(mine, ignore_errors=True)
-    return sum((Spent(one["tokens"], one["calls"]) for one in steps), Spent())
+    taken = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    with suppress(FileNotFoundError):  # another one has taken it
+        folder.rename(taken)
+    total = Spent()
+    for file in taken.glob("[!.]*.json"):
+        step = json.loads(file.read_bytes())
+        total += Spent(step["tokens"], step["calls"])
+    shutil.rmtree(taken, ignore_errors=True)
+    return total
 
 
 def take_unfinished(instance: dg.DagsterInstance) -> Spent:
@@ -141,30 +159,44 @@ def take_unfinished(instance: dg.DagsterInstance) -> Spent:
     """
     total = Spent()
     for folder in run_folders(instance).glob("[!.]*"):
-        named = instance.get_run_by_id(folder.name)
-        run = named or next(iter(instance.get_runs(dg.RunsFilter(tags={FOLDER: folder.name}))), None)
-        if (run is None or run.is_finished) and not (folder / LOCK).exists():
-            spent = take_spent(folder)
-            total += Spent() if run is None or run.is_success else spent
+        run = _run_of(instance, folder)
+        goes_on = (run is not None and not run.is_finished) or (folder / LOCK).exists()
+        if goes_on:
+            continue
+        spent = take_spent(folder)
+        if run is not None and not run.is_success:
+            total += spent
     return total
 
 
-def _without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
-    """Whether a run without a lock file has lost the process that it began in, or never got one.
+def _run_of(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
+    """Return the run whose folder this is; None where Dagster has forgotten it, or has not named it yet."""
+    run = instance.get_run_by_id(folder.name)
+    if run is not None:
+        return run
+    return next(iter(instance.get_runs(dg.RunsFilter(tags={FOLDER: folder.name}))), None)
+
+
+def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
+    """Return whether a run without a lock file has lost the process that it began in, or never got one.
 
     Not covered: another process that has got the number of the lost one.
     """
     run_id = record.dagster_run.run_id
-    noted = [entry.dagster_event for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)]
-    metadata = [event.engine_event_data.metadata for event in noted if event is not None]
-    processes = [int(str(one["pid"].value)) for one in metadata if "pid" in one]
+    processes = []
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+        event = entry.dagster_event
+        metadata = event.engine_event_data.metadata if event is not None else {}
+        if "pid" in metadata:
+            processes.append(int(str(metadata["pid"].value)))
     if processes:
         return not any(map(exists, processes))
-    starting = record.dagster_run.status in BEGINNING
-    return starting and datetime.now(UTC) - record.update_timestamp.astimezone(UTC) > NEVER_BEGUN
+    is_beginning = record.dagster_run.status in BEGINNING
+    waited = datetime.now(UTC) - record.update_timestamp.astimezone(UTC)
+    return is_beginning and waited > NEVER_BEGUN
 
 
 def _is_free(lock: Path) -> bool:
-    """Whether the lock file is there and nobody holds its lock."""
-    with locked(lock, wait=False) as mine:
-        return mine and lock.exists()
+    """Return whether the lock file is there and nobody holds its lock."""
+    with locked(lock, wait=False) as is_held_here:
+        return is_held_here and lock.exists()

@@ -4,8 +4,10 @@ import dagster as dg
 
 MODEL_POOL = "gpu"
 """The pool of the steps that ask the model."""
-POOL, BESIDE = "toolformer/pool", "toolformer/beside_the_model"
-"""Tags of a step: its pool, and, where it does not ask the model, that it runs beside those that do."""
+POOL = "toolformer/pool"
+"""The tag of a step with its pool."""
+BESIDE = "toolformer/beside_the_model"
+"""The tag of a step that does not ask the model, and so can run beside one that does."""
 PRELOADED = ("toolformer_dag.definitions", "toolformer_dag.model.engine", "toolformer_dag.model.transformers_backend")
 """Imported once, in the process that every step's process is forked from: torch and transformers take seconds."""
 
