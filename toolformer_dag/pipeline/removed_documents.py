@@ -2,7 +2,7 @@
 
 So a document counts once, before anything is computed for it, and no later stage compares shards. A shard is screened
 by itself (screened_documents), then all shards are compared. Copies that differ in a character are not found: tools
-made for near-duplicates run before (docs/howto/corpora.md).
+made for near-duplicates run before (docs/howto/own-corpus.md).
 """
 
 import json
