@@ -183,14 +183,14 @@ def benchmark(
     convert: Callable[[Any], QuestionOrReason],
     correct: Rule,
     withheld: frozenset[str] = frozenset(),
-    known: str = "",
+    shapes: str = "",
 ) -> Benchmark:
     """Convert the records of all files to the questions of a benchmark; records without a question are counted.
 
     sources: the records by file.
     convert: returns the question of a record, or the reason why it has none.
     correct, withheld: as in Benchmark.
-    known: the shapes that a record may have, for messages.
+    shapes: the shapes that a record may have, for messages.
 
     Raises BenchmarkError for a record of another shape.
     """
@@ -198,7 +198,7 @@ def benchmark(
     left_out: Counter[str] = Counter()
     for file, records_of_file in sources.items():
         for number, record in enumerate(records_of_file, 1):
-            result = _converted(f"{file}, record {number}", record, convert, known)
+            result = _converted(f"{file}, record {number}", record, convert, shapes)
             if isinstance(result, BenchmarkQuestion):
                 questions.append(result)
             else:
@@ -220,9 +220,9 @@ def expect_shape(where: str, details: str = "") -> Iterator[None]:
         ) from error
 
 
-def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], known: str) -> QuestionOrReason:
+def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str) -> QuestionOrReason:
     """Convert a record and check its question; see `benchmark`. where: the file and record for messages."""
-    details = f": {_described(record)}; known: {known}" if known else ""
+    details = f": {_described(record)}; known: {shapes}" if shapes else ""
     with expect_shape(where, details):
         result = convert(record)
         if isinstance(result, BenchmarkQuestion):
@@ -306,6 +306,7 @@ def wikitext(file: Path) -> list[str]:
     Raises BenchmarkError for a file that cannot be read or holds no text.
     """
     text = _text(file, WIKITEXT)
+    # With a blank line before it, a title at the beginning of the file is found like the others.
     articles = [article for article in TITLE.split(BLANK + text) if article.strip()]
     if not articles:
         raise BenchmarkError(f"{file} holds no text; {WIKITEXT}")

@@ -118,6 +118,7 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
+    """Return the question of a record, whose blank has to be its end; its date is the first day of the year."""
     statement, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"
@@ -142,8 +143,8 @@ def web_questions(file: Path) -> list[Benchmark]:
 
     Raises BenchmarkError.
     """
-    known = f"utterance and targetValue; {OPEN}"
-    return _open_benchmark("WebQuestions", file, records(file), _web_question, known)
+    shapes = f"utterance and targetValue; {OPEN}"
+    return _open_benchmark("WebQuestions", file, records(file), _web_question, shapes)
 
 
 def natural_questions(file: Path) -> list[Benchmark]:
@@ -161,13 +162,13 @@ def trivia_qa(file: Path) -> list[Benchmark]:
 
     Raises BenchmarkError.
     """
-    known = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
+    shapes = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
     records_of_file = records(file, "Data", lone=file.suffix != ".json")
-    return _open_benchmark("TriviaQA", file, records_of_file, _trivia, known)
+    return _open_benchmark("TriviaQA", file, records_of_file, _trivia, shapes)
 
 
 def _open_benchmark(
-    name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], known: str
+    name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> list[Benchmark]:
     """Return a benchmark of open questions, which withholds QA; see `benchmark` for the arguments."""
     return [
@@ -177,7 +178,7 @@ def _open_benchmark(
             convert=convert,
             correct=in_first_twenty_words,
             withheld=frozenset({"QA"}),
-            known=known,
+            shapes=shapes,
         )
     ]
 
@@ -365,8 +366,8 @@ def asdiv(file: Path) -> list[Benchmark]:
     Raises BenchmarkError.
     """
     if file.suffix in (".json", ".jsonl"):
-        known = "body, question and answer"
-        return [benchmark("ASDiv", {file: records(file)}, _asdiv_record, number_is_right, known=known)]
+        shapes = "body, question and answer"
+        return [benchmark("ASDiv", {file: records(file)}, _asdiv_record, number_is_right, shapes=shapes)]
     try:
         problems = ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
@@ -383,7 +384,7 @@ def svamp(file: Path) -> list[Benchmark]:
 
     Raises BenchmarkError.
     """
-    return [benchmark("SVAMP", {file: records(file)}, _svamp, number_is_right, known="Body, Question and Answer")]
+    return [benchmark("SVAMP", {file: records(file)}, _svamp, number_is_right, shapes="Body, Question and Answer")]
 
 
 def mawps(folder: Path) -> list[Benchmark]:
@@ -393,8 +394,8 @@ def mawps(folder: Path) -> list[Benchmark]:
     CSV. Raises BenchmarkError.
     """
     sources = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
-    known = "sQuestion and lSolutions; input and target"
-    return [benchmark("MAWPS", sources, _mawps, number_is_right, known=known)]
+    shapes = "sQuestion and lSolutions; input and target"
+    return [benchmark("MAWPS", sources, _mawps, number_is_right, shapes=shapes)]
 
 
 def _asdiv_problem(problem: Any) -> QuestionOrReason:

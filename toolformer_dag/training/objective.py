@@ -96,14 +96,18 @@ class LanguageModeling(Objective):
         one text, `attention_mask` is 0 for padding. Where some are packed, `position_ids` begin at 0 with each text;
         transformers' masks follow them, so that no token attends to another text.
         """
-        labels = [[[IGNORED, *part[1:]] for part in parts] for parts in sequences]
+        labels: list[list[list[int]]] = []
+        positions: list[list[range]] = []
+        mask: list[list[list[int]]] = []
+        for parts in sequences:
+            labels.append([[IGNORED, *part[1:]] for part in parts])
+            positions.append([range(len(part)) for part in parts])
+            mask.append([[1] * len(part) for part in parts])
         batch = {"input_ids": padded(sequences, 0), "labels": padded(labels, IGNORED)}
         is_packed = any(len(parts) > 1 for parts in sequences)
         if is_packed:
-            positions = [[range(len(part)) for part in parts] for parts in sequences]
             batch["position_ids"] = padded(positions, 0)
         else:
-            mask = [[[1] * len(part) for part in parts] for parts in sequences]
             batch["attention_mask"] = padded(mask, 0)
         return batch
 

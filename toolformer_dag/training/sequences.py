@@ -82,7 +82,7 @@ def packed(parts: Sequence[list[int]], length: int) -> list[tuple[list[int], ...
     sequences: list[list[list[int]]] = []
     by_room: list[_Room] = []  # the room of every sequence, ascending
     for part in sorted(parts, key=len, reverse=True):
-        index = bisect_left(by_room, _Room(len(part), 0))
+        index = bisect_left(by_room, _Room(len(part), 0))  # the first with enough room
         if index < len(by_room):
             room = by_room.pop(index)
         else:
