@@ -189,8 +189,6 @@ CHUNK = 256
 """Prompts that are generated before their rows are stored; a killed run loses at most these."""
 KEY = ("prompt", "context")
 """The columns by which rows are found."""
-CHUNK = 256  # prompts per write: a killed run loses at most these
-KEY = ("prompt", "context")
 ROW = pl.Schema(
     {
         "prompt": pl.String(),

@@ -63,11 +63,6 @@ LIST_CELL = re.compile(rf"\s*\[(?:[\s,]|{QUOTED})*\]\s*", re.DOTALL)
 """A cell with a list, as Python or numpy writes it."""
 LIST_ITEM = re.compile(QUOTED, re.DOTALL)
 """An item of such a list."""
-HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body", "input", "target", "context"}
-ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
-QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-LIST_CELL = re.compile(rf"\s*\[(?:[\s,]|{QUOTED})*\]\s*", re.DOTALL)
-LIST_ITEM = re.compile(QUOTED, re.DOTALL)
 
 
 def _table_rows(file: Path) -> Iterator[dict[str, Any]]:

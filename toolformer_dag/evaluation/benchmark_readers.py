@@ -47,7 +47,6 @@ GOOGLE_RE = {
 """Templates of LAMA's Google-RE by relation, as in LAMA's scripts/run_experiments.py."""
 MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
 """A statement that ends with the mask; the group is what stands before it."""
-MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
 
 
 def lama(folder: Path) -> list[Benchmark]:
@@ -357,7 +356,6 @@ ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")
 """A number and its unit; the group is the number."""
 NO_NUMBER = "answer_is_no_number"
 """The reason of a question whose answer is not a single number."""
-NO_NUMBER = "answer_is_no_number"
 
 
 def asdiv(file: Path) -> list[Benchmark]:

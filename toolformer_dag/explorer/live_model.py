@@ -42,10 +42,6 @@ UNFIT = ("does_not_fit", "not_finite", "empty")
 """Reasons of proposing calls for which the model takes no text."""
 LOSSES = ("loss_empty", "loss_call", "loss_result")
 """The three losses of the paper: without a call, with a call, and with a call and its result."""
-TYPED = "typed"
-"""The digest of its document."""
-UNFIT = ("does_not_fit", "not_finite", "empty")
-"""Why the model takes no text."""
 
 
 class LiveModel:

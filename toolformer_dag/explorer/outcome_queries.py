@@ -20,7 +20,6 @@ MOST_COSTS = 500
 """The most rows of a small table."""
 MOST_POINTS = 20_000
 """The most points of the training curves."""
-MOST_COSTS = 500
 LONG = 600
 """Characters of a prompt or an answer that are shown."""
 PAIRS = """
@@ -56,7 +55,6 @@ WHERE one.calls AND NOT other.calls ORDER BY ALL
 """Selects the pairs of a condition with calls and one without."""
 COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 """The columns of costs, with times in UTC."""
-COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 
 
 def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The gain of a call is how much its result lowers the loss of what follows; a swa
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
@@ -18,24 +19,29 @@ MOST_MESSAGES = 100
 """Messages around the chosen call that are shown of a long conversation."""
 LONG = 2000
 """Characters of a message, of arguments and of a result that are shown."""
+RECORD_ID = "SELECT column_name FROM duckdb_columns() WHERE (table_name, column_name) = ('trace_calls', 'record_id')"
+"""Selects the column of the records' own ids; no row in files that were judged before these were stored."""
 CALL = f"""
-conversation, turn, call, tool, gain, delta, overlap, swapped_gains, verdict, reason, tokens,
+conversation, {{record_id}}, turn, call, tool, gain, delta, overlap, swapped_gains, verdict, reason, tokens,
 arguments[:{LONG}] AS arguments, length(arguments) AS arguments_length,
 result[:{LONG}] AS result, length(result) AS result_length
 """
-"""What the page shows of a call within its conversation."""
+"""What the page shows of a call within its conversation; `{record_id}` is for `_record_id`."""
 LISTED = f"""
-SELECT conversation, turn, call, tool, gain, verdict, reason, count(*) OVER () AS fitting FROM trace_calls
+SELECT conversation, {{record_id}}, turn, call, tool, gain, verdict, reason, count(*) OVER () AS fitting
+FROM trace_calls
 WHERE $tool IN ('', tool) AND $verdict IN ('', verdict)
 ORDER BY gain NULLS LAST, conversation, turn, call LIMIT {MOST_CALLS}
 """
-"""Selects the calls of a list; `fitting` is how many there are without the limit."""
+"""Selects the calls of a list; `fitting` is how many there are without the limit, `{record_id}` as in CALL."""
 TOOLS_NAMED = "SELECT DISTINCT tool FROM trace_calls ORDER BY tool"
 """Selects the tools of recorded calls."""
 VERDICTS_NAMED = "SELECT DISTINCT verdict FROM trace_calls ORDER BY verdict"
 """Selects the verdicts on recorded calls."""
 COUNTS = "SELECT tool, verdict, count(*) AS calls FROM trace_calls GROUP BY ALL ORDER BY ALL"
 """Counts the calls by tool and verdict."""
+JUDGE = "SELECT model FROM trace_settings"
+"""Selects the model that judged."""
 CHANCE = "SELECT share, trace_threshold(share) AS threshold FROM trace_settings"
 """Selects the share of swapped results that may pass, and the gain above which only so many do."""
 FIRST = f"""
@@ -59,24 +65,22 @@ SELECT gain, overlap, result[:{LONG}] AS result, length(result) AS result_length
 WHERE conversation = $conversation AND turn = $turn AND call = $call ORDER BY gain DESC, swap
 """
 """Selects the swapped results of a call."""
-CHANCE = "SELECT share, trace_threshold(share) AS threshold FROM trace_settings"
-FIRST = f"""
-SELECT count(*) AS messages, greatest(0, least($turn - {MOST_MESSAGES // 2}, count(*) - {MOST_MESSAGES})) AS first
-FROM trace_messages WHERE conversation = $conversation
-"""
-SAID = f"""
-SELECT number, role, text[:{LONG}] AS text, length(text) AS length FROM trace_messages
-WHERE conversation = $conversation AND number >= $first ORDER BY number LIMIT {MOST_MESSAGES}
-"""
-CALLED = f"""
-SELECT {CALL} FROM trace_calls
-WHERE conversation = $conversation AND turn BETWEEN $first AND $first + {MOST_MESSAGES - 1}
-ORDER BY abs(turn - $turn), abs(call - $call), turn, call LIMIT {MOST_CALLS}
-"""
-SWAPPED = f"""
-SELECT gain, overlap, result[:{LONG}] AS result, length(result) AS result_length FROM trace_chance
-WHERE conversation = $conversation AND turn = $turn AND call = $call ORDER BY gain DESC, swap
-"""
+
+
+def judge_name(reader: WarehouseReader) -> str:
+    """Return the model that judged; of a path on this machine the last part, since pages are passed on."""
+    [row] = reader.rows(JUDGE)
+    return name_to_show(row["model"])
+
+
+def name_to_show(model: str) -> str:
+    """Return a model's name without the folders of this machine."""
+    return Path(model).name if Path(model).is_absolute() else model
+
+
+def _record_id(reader: WarehouseReader) -> str:
+    """Return SQL for the record's own id; it is null in files that were judged before it was stored."""
+    return "record_id" if reader.rows(RECORD_ID) else "NULL AS record_id"
 
 
 def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
@@ -87,7 +91,8 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
     - `rows`: at most MOST_CALLS calls. `fitting`: how many calls there are of this tool and verdict.
     - `tools`, `verdicts`: what calls can be filtered by.
     """
-    rows = reader.rows(LISTED, {name: query.get(name, "") for name in ("tool", "verdict")})
+    listed = LISTED.format(record_id=_record_id(reader))
+    rows = reader.rows(listed, {name: query.get(name, "") for name in ("tool", "verdict")})
     return {
         "rows": rows,
         "fitting": rows[0]["fitting"] if rows else 0,
@@ -107,7 +112,7 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
     """
     [size] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
     part = {"conversation": key["conversation"], "first": size["first"]}
-    calls = reader.rows(CALLED, {**key, **part})
+    calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **part})
     if not any(_has_key(call, key) for call in calls):
         return None
     [chance] = reader.rows(CHANCE)

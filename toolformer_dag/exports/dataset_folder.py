@@ -217,7 +217,6 @@ SIZES = (
 """The hub's names for sizes of data sets, each with the number of rows that is too many for it."""
 CITATION = sql_text(__package__, "citation.md")
 """How to cite the paper, for cards."""
-CITATION = sql_text(__package__, "citation.md")
 TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
 """Headings of the columns of `lane_cells`, and of the threshold that was applied."""
 
