@@ -16,7 +16,7 @@ from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes, compare
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.catalogue import synthetic_benchmark
 from toolformer_dag.evaluation.measurements import ACCURACY, read_accuracy
-from toolformer_dag.evaluation.scores import (
+from toolformer_dag.evaluation.outcomes import (
     Condition,
     QuestionOutcome,
     accuracy_by_condition,

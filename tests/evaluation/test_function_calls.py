@@ -15,7 +15,7 @@ from toolformer_dag.evaluation.asking import Asking, benchmark_outcomes
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.function_calls import calls_are_right
-from toolformer_dag.evaluation.scores import Condition
+from toolformer_dag.evaluation.outcomes import Condition
 from toolformer_dag.settings.settings_file import load_settings
 
 PAINT = {

@@ -19,7 +19,7 @@ from toolformer_dag.evaluation.asking import benchmark_outcomes
 from toolformer_dag.evaluation.benchmark import predicted_number
 from toolformer_dag.evaluation.catalogue import read_benchmark
 from toolformer_dag.evaluation.harness_adapter import HarnessModel, harness_task
-from toolformer_dag.evaluation.scores import Condition
+from toolformer_dag.evaluation.outcomes import Condition
 from toolformer_dag.files import UserError
 from toolformer_dag.model.loading import load_identified, load_model
 from toolformer_dag.settings.sections import Settings

@@ -20,6 +20,15 @@ from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, number_is_right
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS, publish
+from toolformer_dag.evaluation.outcomes import (
+    Condition,
+    QuestionOutcome,
+    Weights,
+    judge,
+    outcome_table,
+    score_table,
+    wilson,
+)
 from toolformer_dag.evaluation.paper_tables import (
     PAPER_TABLES,
     PaperTable,
@@ -30,14 +39,6 @@ from toolformer_dag.evaluation.paper_tables import (
     tools_called,
 )
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
-from toolformer_dag.evaluation.scores import (
-    Condition,
-    QuestionOutcome,
-    judge,
-    outcome_table,
-    score_table,
-    wilson,
-)
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import CLOSED, opened, query
 from toolformer_dag.lake.warehouse_building import build
@@ -66,7 +67,12 @@ CONDITIONS = (
     Condition("Toolformer (k = 3)", 3, "Toolformer"),
     Condition("tiny", 0),
 )
-WEIGHTS = {"base": ("gpt2", 124), "base + C": ("gpt2", 124), "Toolformer": ("gpt2", 124), "tiny": ("opt", 7)}
+WEIGHTS = {
+    "base": Weights("gpt2", 124),
+    "base + C": Weights("gpt2", 124),
+    "Toolformer": Weights("gpt2", 124),
+    "tiny": Weights("opt", 7),
+}
 
 IN_CORPUS = (True, None, True, *[False] * 10)
 """Of the questions of SVAMP."""
@@ -247,7 +253,7 @@ def test_every_cell_of_table_9_is_counted_in_outcomes(database: Path) -> None:
 
 def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> None:
     names = {3: "LAMA", 4: "Math", 5: "QA"}
-    sizes = {condition.name: WEIGHTS[condition.of_model][1] for condition in CONDITIONS}
+    sizes = {condition.name: WEIGHTS[condition.of_model].parameters for condition in CONDITIONS}
     ours = rows(database, "from figure_4 where figures_of = 'ours' and published")
     assert len(ours) == 3 * 5
     for row in ours:

@@ -22,8 +22,8 @@ from toolformer_dag.evaluation.benchmark import (
 )
 from toolformer_dag.evaluation.benchmark_files import completion, mathematics, multilingual, question_answering
 from toolformer_dag.evaluation.catalogue import read_benchmark
+from toolformer_dag.evaluation.outcomes import baseline_outcomes, wilson
 from toolformer_dag.evaluation.question_overlap import overlap_counts, own_words, question_overlap
-from toolformer_dag.evaluation.scores import baseline_outcomes, wilson
 
 
 @pytest.mark.parametrize(

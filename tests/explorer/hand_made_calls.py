@@ -13,7 +13,7 @@ from toolformer_dag.decoding.generation import DecodedCall, Generation
 from toolformer_dag.evaluation import measurements as measured
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.evaluated_tables import all_tables
-from toolformer_dag.evaluation.scores import Condition, judge, outcome_table, score_table
+from toolformer_dag.evaluation.outcomes import Condition, Weights, judge, outcome_table, score_table
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.method.call_warehouse import CallWarehouse
@@ -117,7 +117,7 @@ def _measured(lake: Lake) -> None:
         for number in range(1, QUESTIONS + 1)
     ]
     measured.publish(lake, measured.OUTCOMES, outcome_table(asked), {}, {})
-    weights = dict.fromkeys(("base", "Toolformer"), ("gpt2", 124))
+    weights = dict.fromkeys(("base", "Toolformer"), Weights("gpt2", 124))
     measured.publish(lake, measured.ACCURACY, score_table(outcome_table(asked), weights), {}, {})
     perplexity = pl.DataFrame(
         [("WikiText", "base", 2, 10, 9.5, 9.0, 10.1, 1.25, "base")], measured.PERPLEXITY_COLUMNS, orient="row"

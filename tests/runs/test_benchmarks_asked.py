@@ -11,7 +11,7 @@ import pytest
 from toolformer_dag.evaluation.asking import GENERATIONS, compared
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError
 from toolformer_dag.evaluation.measurements import ACCURACY, PERPLEXITY
-from toolformer_dag.evaluation.scores import Condition
+from toolformer_dag.evaluation.outcomes import Condition
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.model.weights import checkpoint_folder, model_name

@@ -203,7 +203,7 @@ def test_the_window_of_the_attention_shortens_no_sequence(
     config = tmp_path / "base" / "config.json"
     windowed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
     config.write_text(json.dumps(json.loads(config.read_text()) | windowed))
-    _, train, _ = prepare(ModelSettings(name=str(tmp_path / "base")), DATA, SETTINGS, tmp_path / "run")
+    train = prepare(ModelSettings(name=str(tmp_path / "base")), DATA, SETTINGS, tmp_path / "run").examples
     assert train.split == 0 and max(len(ids) for [ids] in train.sequences) > 8
 
 

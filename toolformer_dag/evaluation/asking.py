@@ -1,8 +1,12 @@
-"""Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2)."""
+"""Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2).
+
+A condition is a model and k of decoding. What a model writes is a generation, stored in the lake's row store of
+generations, so that a later run judges it again without the model.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import polars as pl
 
@@ -12,7 +16,7 @@ from toolformer_dag.decoding.greedy import generate
 from toolformer_dag.decoding.rules import DecodingRules, rules_for
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion
 from toolformer_dag.evaluation.function_calls import OFFERING, offered_functions
-from toolformer_dag.evaluation.scores import CALLS, Condition, QuestionOutcome, is_lost, judge
+from toolformer_dag.evaluation.outcomes import CALLS, Condition, QuestionOutcome, is_lost, judge
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.lake.table import Lake
@@ -27,55 +31,68 @@ from toolformer_dag.tools.tool import Tool
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, disabled
 
 NO_CALLS = 0
-"""k of a disabled model."""
+"""k of a model that calls nothing."""
 BASE = Condition("base", NO_CALLS)
 
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def compared(
-    settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Found]]
-) -> Iterator[Found]:
-    """Yield the results of `measure` for each of `compared_models`.
+    settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
+) -> Iterator[Result]:
+    """Yield the results of `measure` for each of `compared_models`, as they are computed.
 
     Models are loaded in turn, and only a single model is in memory unless `measure` keeps a reference. The first
     condition of each model is without calls.
     """
-    for model, folder, conditions in compared_models(settings):
-        yield from measure(load_identified(model, folder), conditions)
+    for compared_model in compared_models(settings):
+        yield from measure(load_identified(compared_model.settings, compared_model.folder), compared_model.conditions)
 
 
-def compared_models(settings: Settings) -> list[tuple[ModelSettings, str | None, list[Condition]]]:
-    """Return settings, folder (none: the settings' own) and conditions of the base, checkpoints and named models."""
-    checkpoints = [
-        (settings.model, str(checkpoint_folder(settings, name)), _conditions(settings, one.condition, one.calls))
-        for name, one in CHECKPOINTS.items()
-    ]
-    named = [
-        (settings.model.other(model.name, model.revision), None, _conditions(settings, name, model.tools))
-        for name, model in settings.evaluation.models.items()
-    ]
-    return [(settings.model, None, [BASE]), *checkpoints, *named]
+class ComparedModel(NamedTuple):
+    """A model that is evaluated.
+
+    - `settings`: of which the name is not used where there is a folder.
+    - `folder`: that of a checkpoint; None for the model that the settings name.
+    - `conditions`: under which it is asked; the first is without calls.
+    """
+
+    settings: ModelSettings
+    folder: str | None
+    conditions: list[Condition]
 
 
-def _conditions(settings: Settings, model: str, calls: bool) -> list[Condition]:
-    """Return a condition without calls; for a model that calls tools also decoding's k, and the other k of Table 9."""
+def compared_models(settings: Settings) -> list[ComparedModel]:
+    """Return the models that are evaluated: the base model, the checkpoints, and those of [evaluation.models]."""
+    models = [ComparedModel(settings.model, folder=None, conditions=[BASE])]
+    for name, checkpoint in CHECKPOINTS.items():
+        folder = str(checkpoint_folder(settings, name))
+        conditions = _conditions(settings, checkpoint.condition, calls=checkpoint.calls)
+        models.append(ComparedModel(settings.model, folder, conditions))
+    for name, model in settings.evaluation.models.items():
+        other_model = settings.model.other(model.name, model.revision)
+        conditions = _conditions(settings, name, calls=model.tools)
+        models.append(ComparedModel(other_model, folder=None, conditions=conditions))
+    return models
+
+
+def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
+    """Return the conditions of a model: one without calls and, if it calls tools, decoding's k and those of Table 9."""
     if not calls:
         return [Condition(model, NO_CALLS)]
-    own = settings.decoding.k
-    others = sorted({*settings.evaluation.decoding_k} - {NO_CALLS, own})
-    return [
-        Condition(disabled(model), NO_CALLS, model),
-        Condition(model, own, model),
-        *(Condition(f"{model} (k = {k})", k, model) for k in others),
-    ]
+    decoding_k = settings.decoding.k
+    conditions = [Condition(disabled(model), NO_CALLS, model), Condition(model, decoding_k, model)]
+    for k in sorted({*settings.evaluation.decoding_k} - {NO_CALLS, decoding_k}):
+        conditions.append(Condition(f"{model} (k = {k})", k, model))
+    return conditions
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
     """A model with the settings under which it is asked.
 
+    - `lanes`: the tools with their settings.
     - `language_model`: loaded by `load_identified`.
     - `k`: as in decoding.
     - `withheld`: names, in the text, of tools that may not be called.
@@ -92,23 +109,32 @@ class Asking:
 
     def identity(self) -> dict[str, Any]:
         """Return what determines a generation besides prompt and context; tools are included for k > 0."""
-        weights = {**self.language_model.identity, "dtype": self.language_model.dtype}
-        decoding = determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability"))
-        names = sorted(lane.tool.name for lane in self.lanes)  # no look-alike of a call to them is written
-        written = {"model": weights, **decoding, "decoding": DECODING, "names": names, "columns": list(ROW)}
+        identity: dict[str, Any] = {
+            "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
+            **determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability")),
+            "decoding": DECODING,
+            "names": sorted(lane.tool.name for lane in self.lanes),  # no look-alike of a call to them is written
+            "columns": list(ROW),
+        }
         if self.k == 0:
-            return written
+            return identity
         if self.function_calls:
-            chosen = determining(self.settings.decoding)
-            return {
-                **written,
-                "functions": [OFFERING, self.function_calls, {**chosen, "k": self.k}],
-                "max_call_tokens": self.settings.sampling.max_call_tokens,
-            }
-        least = start_thresholds(self.lanes)
+            return {**identity, **self._function_identity()}
+        return {**identity, **self._tool_identity()}
+
+    def _function_identity(self) -> dict[str, Any]:
+        """Return what determines calls of a question's own functions."""
+        decoding = {**determining(self.settings.decoding), "k": self.k}
         return {
-            **written,
-            **({"min_probability": least} if least else {}),
+            "functions": [OFFERING, self.function_calls, decoding],
+            "max_call_tokens": self.settings.sampling.max_call_tokens,
+        }
+
+    def _tool_identity(self) -> dict[str, Any]:
+        """Return what determines calls of the lanes' tools."""
+        thresholds = start_thresholds(self.lanes)
+        return {
+            **({"min_probability": thresholds} if thresholds else {}),
             "k": self.k,
             **determining(self.settings.decoding, "calls", "depth"),
             **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
@@ -120,9 +146,10 @@ class Asking:
     def write(
         self, prompts: Sequence[str], contexts: Sequence[str], max_new_tokens: int | None = None
     ) -> list[Generation]:
-        """Generate a text per prompt; `contexts` are ISO dates for the calendar, else empty.
+        """Generate a text per prompt, greedily.
 
-        `max_new_tokens`: by default decoding's.
+        contexts: for each prompt, the ISO date for the calendar, else empty; with `function_calls`, its functions.
+        max_new_tokens: by default decoding's.
         """
         rules = replace(
             rules_for(self.language_model, self.lanes, self.settings),
@@ -130,10 +157,14 @@ class Asking:
             withheld=self._not_called,
             max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
         )
-        if self.function_calls and self.k:
-            pairs = zip(prompts, contexts, strict=True)
-            return [generate(self._calling(rules, offered_functions(own)), [one])[0] for one, own in pairs]
-        return generate(rules, prompts, contexts)
+        brings_functions = self.function_calls > 0 and self.k > 0
+        if not brings_functions:
+            return generate(rules, prompts, contexts)
+        texts = []
+        for prompt, context in zip(prompts, contexts, strict=True):
+            rules_of_prompt = self._calling(rules, offered_functions(context))
+            texts += generate(rules_of_prompt, [prompt])
+        return texts
 
     def _calling(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
         """Return the rules for a question that comes with functions of its own."""
@@ -148,67 +179,106 @@ class Asking:
 
     @property
     def _not_called(self) -> frozenset[str]:
+        """Return the names of the lanes' tools that may not be called."""
         return self.withheld & {lane.tool.name for lane in self.lanes}
 
 
 GENERATIONS = "evaluation/generations"
-CHUNK = 256  # prompts per write: a killed run loses at most these
+"""The row store of what models wrote."""
+CHUNK = 256
+"""Prompts that are generated before their rows are stored; a killed run loses at most these."""
 KEY = ("prompt", "context")
+"""The columns by which rows are found."""
 ROW = pl.Schema(
-    {name: pl.String() for name in (*KEY, "text", "plain")}
-    | {"calls": CALLS, "tokens": pl.Int64(), "reason": pl.String(), "look_alikes": pl.Int64(), "p_start": pl.Float64()}
+    {
+        "prompt": pl.String(),
+        "context": pl.String(),
+        "text": pl.String(),
+        "plain": pl.String(),
+        "calls": CALLS,
+        "tokens": pl.Int64(),
+        "reason": pl.String(),
+        "look_alikes": pl.Int64(),
+        "p_start": pl.Float64(),
+    }
 )
+"""The columns of a stored generation: KEY, and the fields of Generation."""
+
+
+class Generations(NamedTuple):
+    """What was written after the prompts of some questions.
+
+    - `texts`: a generation per question, in order.
+    - `fresh`: the rows, with the columns of ROW, that were generated now because the store lacked them.
+    """
+
+    texts: list[Generation]
+    fresh: pl.DataFrame
 
 
 def generations(
     store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion], advance: Callable[[int], None]
-) -> tuple[list[Generation], pl.DataFrame]:
-    """Return a generation per question, in order, and the rows that were generated because `store` lacked them.
+) -> Generations:
+    """Return what the model writes after the prompt of each question; only what `store` lacks is generated.
 
-    `advance` is called with the questions answered so far. Generations with a lost call (time limit, connection,
-    outage) are not stored, so that the next run retries them.
+    advance: called with the number of questions answered so far.
+
+    Generations with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
     Raises StorageError, WriteError.
     """
     pairs = [(question.prompt, question.context) for question in questions]
     requested = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
     missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
-    generated = []
-    for at in range(0, missing.height, CHUNK):
-        advance(len(questions) - missing.height + at)
-        generated.append(_generated(store, asking, missing[at : at + CHUNK]))
-    fresh = pl.concat([ROW.to_frame(), *generated])
-    rows = pl.concat([fresh, store.stored(requested)]).iter_rows(named=True)
-    by_pair = {(row["prompt"], row["context"]): _generation(row) for row in rows}
-    if damaged := requested.height - len(by_pair):
+    chunks = []
+    for start in range(0, missing.height, CHUNK):
+        advance(len(questions) - missing.height + start)
+        chunks.append(_generated(store, asking, missing[start : start + CHUNK]))
+    fresh = pl.concat([ROW.to_frame(), *chunks])
+
+    generation_of: dict[tuple[str, str], Generation] = {}
+    for row in pl.concat([fresh, store.stored(requested)]).iter_rows(named=True):
+        generation_of[row["prompt"], row["context"]] = _generation(row)
+    damaged = requested.height - len(generation_of)
+    if damaged:
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
-    return [by_pair[pair] for pair in pairs], fresh
+    return Generations([generation_of[pair] for pair in pairs], fresh)
 
 
 def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
-    """Generate a row per prompt and store the rows without a lost call."""
-    prompts, contexts = (chunk[name].to_list() for name in KEY)
+    """Generate a text per row of `chunk` (columns KEY); return the rows, and store those without a lost call."""
+    prompts = chunk["prompt"].to_list()
+    contexts = chunk["context"].to_list()
     texts = asking.write(prompts, contexts)
-    rows = [
-        {"prompt": prompt, "context": context, **asdict(text)}
-        for prompt, context, text in zip(prompts, contexts, texts, strict=True)
-    ]
+    rows = []
+    has_lost_call = []
+    for prompt, context, text in zip(prompts, contexts, texts, strict=True):
+        rows.append({"prompt": prompt, "context": context, **asdict(text)})
+        has_lost_call.append(any(is_lost(call) for call in text.calls))
     frame = pl.DataFrame(rows, schema=ROW)
-    lost = [any(map(is_lost, text.calls)) for text in texts]
-    store.append(frame.filter(~pl.Series(lost, dtype=pl.Boolean)))
+    store.append(frame.filter(~pl.Series(has_lost_call, dtype=pl.Boolean)))
     return frame
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
-    calls = tuple(DecodedCall(**call) for call in row["calls"])
-    written = (row["text"], row["plain"], calls, row["tokens"], row["reason"], row["look_alikes"])
-    return Generation(*written, p_start=row["p_start"])
+    """Return the generation of a row."""
+    return Generation(
+        text=row["text"],
+        plain=row["plain"],
+        calls=tuple(DecodedCall(**call) for call in row["calls"]),
+        tokens=row["tokens"],
+        reason=row["reason"],
+        look_alikes=row["look_alikes"],
+        p_start=row["p_start"],
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class AskedBenchmark:
-    """An outcome per question, in order; `store` is the name of the row store of the generations.
+class BenchmarkOutcomes:
+    """The answers of a model to a benchmark under a condition.
 
-    `tokens`, `calls`: what was written and called now, without what an earlier run had stored.
+    - `outcomes`: an outcome per question, in order.
+    - `store`: the name of the row store of the generations.
+    - `tokens`, `calls`: what was written and called now, without what an earlier run had stored.
     """
 
     outcomes: list[QuestionOutcome]
@@ -224,14 +294,30 @@ def benchmark_outcomes(
     condition: Condition,
     benchmark: Benchmark,
     advance: Callable[[int], None] = lambda answered: None,
-) -> AskedBenchmark:
+) -> BenchmarkOutcomes:
     """Ask a model a benchmark's questions; it may call the tools of all `lanes` that are not withheld.
+
+    advance: called with the number of questions answered so far.
 
     Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
-    asking = Asking(settings, lanes, model, condition.k or NO_CALLS, benchmark.withheld, benchmark.function_calls)
+    asking = Asking(
+        settings=settings,
+        lanes=lanes,
+        language_model=model,
+        k=condition.k or NO_CALLS,
+        withheld=benchmark.withheld,
+        function_calls=benchmark.function_calls,
+    )
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
+    written = generations(store, asking, benchmark.questions, advance)
     lane_of = {lane.tool.name: lane.tool.key for lane in lanes}
-    written, fresh = generations(store, asking, benchmark.questions, advance)
-    outcomes = [judge(benchmark, number, condition, text, lane_of) for number, text in enumerate(written, 1)]
-    return AskedBenchmark(outcomes, store.name, int(fresh["tokens"].sum()), int(fresh["calls"].list.len().sum()))
+    outcomes = []
+    for number, text in enumerate(written.texts, 1):
+        outcomes.append(judge(benchmark, number, condition, text, lane_of))
+    return BenchmarkOutcomes(
+        outcomes=outcomes,
+        store=store.name,
+        tokens=int(written.fresh["tokens"].sum()),
+        calls=int(written.fresh["calls"].list.len().sum()),
+    )

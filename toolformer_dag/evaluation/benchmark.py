@@ -10,11 +10,12 @@ from unicodedata import normalize
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkQuestion:
-    """A question whose `prompt` the model continues; any of `answers` is right.
+    """A question: the model continues `prompt`, and any of `answers` is right.
 
     - `tool`: the key of the tool that the question targets, else empty.
-    - `context`: the ISO date for the calendar, else empty; where the question brings functions, these as JSON.
-    - `wording`: the template or type of the question.
+    - `context`: the ISO date that the calendar returns; for a question that brings its own functions, these as JSON;
+      else empty.
+    - `wording`: the template or type of the question, else empty.
     """
 
     prompt: str
@@ -25,18 +26,19 @@ class BenchmarkQuestion:
 
 
 Rule = Callable[[str, Sequence[str]], bool]
-"""(output without calls, right answers) -> whether the output is right."""
+"""Called as (text written after the prompt, without calls; right answers); returns whether the text is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Questions with their rule.
+    """Questions with the rule that judges what is written after their prompts.
 
+    - `correct`: the rule.
     - `withheld`: names, in the text, of tools that may not be called because they would make the benchmark trivial.
-    - `left_out`: the number of the source's records without a question, by reason.
-    - `calls_nothing`: whether an answer is right that calls no tool, whatever it says; `correct` is then not asked.
-    - `function_calls`: where questions bring functions, the most calls of an answer, which is right by its calls alone;
-      0 where the tools of the settings are called.
+    - `left_out`: the number of the source's records that are no question here, by reason.
+    - `calls_nothing`: whether exactly the answers without a call are right; `correct` is then not used.
+    - `function_calls`: where questions bring their own functions, the most calls of an answer, which is judged by its
+      calls alone; 0 where the tools of the settings are called.
     """
 
     name: str
@@ -48,16 +50,23 @@ class Benchmark:
     function_calls: int = 0
 
 
-SIGN = r"(?:(?<!\w)[-\u2212])?"  # not the hyphen of `COVID-19`
+SIGN = r"(?:(?<!\w)[-\u2212])?"
+"""A minus, or nothing. The hyphen of `COVID-19` is no minus."""
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
-EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")  # not the `=` in `width=300` or `?id=77`
+"""A number, maybe with commas between thousands."""
+EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")
+"""The `=` of an equation, but not that of `width=300` or `?id=77`."""
 WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
+"""A word: a number with its commas and decimals, or letters and digits, as in `C++`."""
 
 
 def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
-    """Return whether any of `answers` occurs within the first `words` words of `output`; empty answers do not."""
-    written = _words(" ".join(output.split()[:words]))
-    return any(_holds(written, _words(answer)) for answer in answers)
+    """Return whether any of `answers` occurs within the first `words` words of `output`; empty answers do not.
+
+    The first words are separated by white space. They are compared with an answer by WORD, without case.
+    """
+    first_words = _words(" ".join(output.split()[:words]))
+    return any(_holds(first_words, _words(answer)) for answer in answers)
 
 
 in_first_five_words: Rule = partial(in_first_words, words=5)
@@ -69,17 +78,24 @@ in_first_twenty_words: Rule = partial(in_first_words, words=20)
 
 
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
-    """Judge ASDiv, SVAMP and MAWPS: compare the predicted number with the answers, within 0.005."""
+    """Judge ASDiv, SVAMP and MAWPS: return whether the predicted number is within 0.005 of an answer."""
     predicted = predicted_number(output)
-    return predicted is not None and any(
-        abs(predicted - number) <= Decimal("0.005") for number in map(_number, answers)
-    )
+    if predicted is None:
+        return False
+    return any(abs(predicted - _number(answer)) <= Decimal("0.005") for answer in answers)
 
 
 def predicted_number(output: str) -> Decimal | None:
-    """Return the first number, or the first number after `=` of an equation such as `5+3=8` (footnote 7)."""
+    """Return the first number, or the first number after `=` of an equation such as `5+3=8` (footnote 7).
+
+    Return None where there is no number.
+    """
+    match = None
     equals = EQUALS.search(output)
-    match = (NUMBER.search(output, equals.end()) if equals else None) or NUMBER.search(output)
+    if equals:
+        match = NUMBER.search(output, equals.end())
+    if match is None:
+        match = NUMBER.search(output)
     return _number(match[0]) if match else None
 
 
@@ -93,9 +109,13 @@ def _number(text: str) -> Decimal:
 
 
 def _words(text: str) -> list[str]:
+    """Split a text into words by WORD, without case and without the commas of numbers."""
     composed = normalize("NFC", text)  # `é` is one letter, or `e` and an accent
     return [word.replace(",", "") for word in WORD.findall(composed.casefold())]
 
 
 def _holds(words: list[str], answer: list[str]) -> bool:
-    return bool(answer) and any(words[at : at + len(answer)] == answer for at in range(len(words)))
+    """Return whether the words of an answer occur in `words` one after another; False without words."""
+    if not answer:
+        return False
+    return any(words[start : start + len(answer)] == answer for start in range(len(words)))

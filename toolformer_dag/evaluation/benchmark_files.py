@@ -28,58 +28,75 @@ class BenchmarkError(UserError):
 def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterator[Any]:
     """Yield the records of a file: a JSON list (under `key` of an object), JSON lines, or a table (`.csv`, `.tsv`).
 
-    `lone`: whether a file that is one JSON object holds one record, as `*.jsonl` does. Raises BenchmarkError.
+    lone: whether a file that is one JSON object, without `key`, holds a single record. `*.jsonl` always does.
+
+    Raises BenchmarkError.
     """
     if file.suffix.lower() in (".csv", ".tsv"):
         yield from _table_rows(file)
         return
     try:
-        whole = json.loads(_text(file))
+        parsed = json.loads(_text(file))
     except (ValueError, RecursionError):  # several lines, or an error that reading by line locates
         yield from json_lines(file)
         return
-    if isinstance(whole, dict) and (lone or file.suffix == ".jsonl") and not (key and key in whole):
-        yield whole
-    else:
-        yield from list_in(whole, file, key if isinstance(whole, dict) or not whole else None)
+    is_object = isinstance(parsed, dict)
+    may_be_record = lone or file.suffix == ".jsonl"
+    has_key = is_object and key is not None and key in parsed
+    if is_object and may_be_record and not has_key:
+        yield parsed
+        return
+    # Only an object is looked into; an empty list is reported as one that lacks the key.
+    needs_key = is_object or not parsed
+    yield from list_in(parsed, file, key if needs_key else None)
 
 
 COMMA = re.compile(r",\s*(?:[\]}]|\Z)")
 """A comma after which nothing comes."""
 HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body", "input", "target", "context"}
+"""Headings of tables; a first line without any of them is a row."""
 ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
+"""Headings of columns whose cells may hold a list."""
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+"""A string literal of Python."""
 LIST_CELL = re.compile(rf"\s*\[(?:[\s,]|{QUOTED})*\]\s*", re.DOTALL)
+"""A cell with a list, as Python or numpy writes it."""
 LIST_ITEM = re.compile(QUOTED, re.DOTALL)
+"""An item of such a list."""
 
 
 def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table by heading; without headings, as in DPR's `nq-test.qa.csv`, question and answers.
 
     Tabs separate columns where the first line has one, else commas; quotes are doubled within quotes (RFC 4180).
+    Answers are lists, all other cells texts. Raises BenchmarkError.
     """
     text = _text(file)
-    delimiter = "\t" if "\t" in text.partition("\n")[0] else ","
+    first_line = text.partition("\n")[0]
+    delimiter = "\t" if "\t" in first_line else ","
     try:
-        rows = list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)))
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        rows = [row for row in lines if row]
     except csv.Error as error:
         raise BenchmarkError(f"{file} is not readable CSV ({error}); give the benchmark's own file") from error
-    headed = any(cell.strip().lower() in HEADINGS for cell in next(iter(rows), []))
-    names = [name.strip() for name in rows.pop(0)] if headed else ["question", "answers"]
-    for number, row in enumerate(rows, 1 + headed):
+    has_headings = bool(rows) and any(cell.strip().lower() in HEADINGS for cell in rows[0])
+    names = ["question", "answers"]
+    if has_headings:
+        names = [name.strip() for name in rows.pop(0)]
+    for number, row in enumerate(rows, 2 if has_headings else 1):
         if len(row) != len(names):
             raise BenchmarkError(
                 f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
                 "benchmark's own file"
             )
-        yield {
-            name: _cell_answers(cell) if name in ANSWER_HEADINGS else cell
-            for name, cell in zip(names, row, strict=True)
-        }
+        record: dict[str, Any] = {}
+        for name, cell in zip(names, row, strict=True):
+            record[name] = _cell_answers(cell) if name in ANSWER_HEADINGS else cell
+        yield record
 
 
 def _cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: one, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
+    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
     if not LIST_CELL.fullmatch(cell):
         return [cell]
     return [str(ast.literal_eval(item)) for item in LIST_ITEM.findall(cell)]
@@ -87,7 +104,10 @@ def _cell_answers(cell: str) -> list[str]:
 
 def field_of(record: Any, *names: str) -> Any:
     """Return the value of the first of `names` that a record has. Raises KeyError with the first where it has none."""
-    return record[next((name for name in names if name in record), names[0])]
+    for name in names:
+        if name in record:
+            return record[name]
+    return record[names[0]]  # raises
 
 
 def json_lines(file: Path) -> Iterator[Any]:
@@ -103,29 +123,40 @@ def json_file(file: Path) -> Any:
 
 
 def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
-    """Return the list in `parsed`, the parsed content of `file`, or under its `key`. Raises BenchmarkError."""
-    listed = parsed if key is None else parsed.get(key) if isinstance(parsed, dict) else None
+    """Return `parsed` if it is a list; with a `key`, the list under that key of the object `parsed`.
+
+    file: whose content was parsed. Raises BenchmarkError where there is no list.
+    """
+    listed = parsed
+    if key is not None:
+        listed = parsed.get(key) if isinstance(parsed, dict) else None
     if not isinstance(listed, list):
-        what = f"{file} holds no list{f' {key!r}' if key else ''}"
-        raise BenchmarkError(f"{what}; give the benchmark's own file ({_described(parsed)})")
+        under_key = f" {key!r}" if key else ""
+        raise BenchmarkError(f"{file} holds no list{under_key}; give the benchmark's own file ({_described(parsed)})")
     return listed
 
 
 def files(folder: Path, *patterns: str) -> list[Path]:
     """Return the files of a folder that match a pattern, sorted. Raises BenchmarkError where none matches."""
-    if matching := sorted(file for pattern in patterns for file in folder.glob(pattern)):
-        return matching
-    raise BenchmarkError(f"{folder} holds no {' or '.join(patterns)}; put the benchmark's files there")
+    matching: list[Path] = []
+    for pattern in patterns:
+        matching += folder.glob(pattern)
+    if not matching:
+        raise BenchmarkError(f"{folder} holds no {' or '.join(patterns)}; put the benchmark's files there")
+    return sorted(matching)
 
 
 def content(path: Path) -> str:
     """Hash a file, or all files of a folder with their names, to 32 hex characters. Raises BenchmarkError."""
-    paths = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(file for file in path.rglob("*") if file.is_file())
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in paths:
             require_regular(file)
-            digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode() + file.read_bytes())
+            digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
+            digest.update(file.read_bytes())
     except OSError as error:
         raise BenchmarkError(
             f"{error.filename or path} cannot be read ({error.strerror or error}); set the path of the benchmark's "
@@ -135,7 +166,7 @@ def content(path: Path) -> str:
 
 
 def _described(value: Any) -> str:
-    """Say what a value is: its fields, or its type."""
+    """Say for a message what a value is: its fields, or its type."""
     if not isinstance(value, dict):
         return f"it holds {type(value).__name__} {value!r:.40}"
     return f"it has the fields {', '.join(map(str, value)) or 'none'}"[:200]
@@ -147,25 +178,35 @@ def benchmark(
     convert: Callable[[Any], QuestionOrReason],
     correct: Rule,
     withheld: frozenset[str] = frozenset(),
-    known: str = "",
+    shapes: str = "",
 ) -> Benchmark:
-    """Convert the records of all files to a benchmark; the other records are counted by reason.
+    """Convert the records of all files to the questions of a benchmark; records without a question are counted.
 
-    Raises BenchmarkError for a record of another shape, with what it holds and the shapes that are `known`.
+    sources: the records by file.
+    convert: returns the question of a record, or the reason why it has none.
+    correct, withheld: as in Benchmark.
+    shapes: the shapes that a record may have, for messages.
+
+    Raises BenchmarkError for a record of another shape.
     """
-    results = [
-        _converted(f"{file}, record {number}", record, convert, known)
-        for file, records in sources.items()
-        for number, record in enumerate(records, 1)
-    ]
-    questions = tuple(result for result in results if isinstance(result, BenchmarkQuestion))
-    left_out = Counter(result for result in results if isinstance(result, str))
-    return Benchmark(name, questions, correct, withheld, dict(left_out))
+    questions: list[BenchmarkQuestion] = []
+    left_out: Counter[str] = Counter()
+    for file, records_of_file in sources.items():
+        for number, record in enumerate(records_of_file, 1):
+            result = _converted(f"{file}, record {number}", record, convert, shapes)
+            if isinstance(result, BenchmarkQuestion):
+                questions.append(result)
+            else:
+                left_out[result] += 1
+    return Benchmark(name, tuple(questions), correct, withheld, dict(left_out))
 
 
 @contextmanager
 def expect_shape(where: str, details: str = "") -> Iterator[None]:
-    """Raise BenchmarkError with `where` and `details` when the block finds that a record has another shape."""
+    """Raise BenchmarkError with `where` and `details` where the block fails because a record has another shape.
+
+    Errors of another kind than those of looking up and converting values are passed on.
+    """
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -174,27 +215,35 @@ def expect_shape(where: str, details: str = "") -> Iterator[None]:
         ) from error
 
 
-def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], known: str) -> QuestionOrReason:
-    details = f": {_described(record)}; known: {known}"
-    with expect_shape(where, details if known else ""):
+def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str) -> QuestionOrReason:
+    """Convert a record and check its question; see `benchmark`. where: the file and record for messages."""
+    details = f": {_described(record)}; known: {shapes}" if shapes else ""
+    with expect_shape(where, details):
         result = convert(record)
-        return _answerable(result) if isinstance(result, BenchmarkQuestion) else result
+        if isinstance(result, BenchmarkQuestion):
+            return _answerable(result)
+        return result
 
 
 def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
-    """Remove blank and repeated answers. Raises AttributeError for an answer that is not a string.
+    """Return a question without blank and repeated answers, or the reason why it cannot be used.
 
-    A question with half a character, such as "\\ud83d" in JSON, has the reason `not_utf8`: no tokenizer takes it.
+    The reasons are `no_answer`, and `not_utf8` for half a character, such as "\\ud83d" in JSON, which no tokenizer
+    takes. Raises AttributeError for an answer that is not a string.
     """
-    right = tuple(dict.fromkeys(answer for answer in question.answers if answer.strip()))
+    answers = [answer for answer in question.answers if answer.strip()]
+    distinct = tuple(dict.fromkeys(answers))
     try:
-        "".join((question.prompt, question.context, question.wording, *right)).encode()
+        "".join((question.prompt, question.context, question.wording, *distinct)).encode()
     except UnicodeEncodeError:
         return "not_utf8"
-    return replace(question, answers=right) if right else "no_answer"
+    if not distinct:
+        return "no_answer"
+    return replace(question, answers=distinct)
 
 
 def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
+    """Read a file, which may be compressed. Raises BenchmarkError with the remedy."""
     try:
         return text_of(file)
     except (OSError, ValueError) as error:
@@ -202,12 +251,17 @@ def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
 
 
 def _parsed(text: str, where: str) -> Any:
+    """Parse JSON. Raises BenchmarkError that says `where` and what the text is instead."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets
+        reason = str(error)
+        if COMMA.search(text):
+            reason += ", after a comma too many"
         kind = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
-        why = f"it is {kind}" if kind else f"{error}{', after a comma too many' * bool(COMMA.search(text))}"
-        raise BenchmarkError(f"{where} is not readable JSON ({why}); give the benchmark's own file") from error
+        if kind:
+            reason = f"it is {kind}"
+        raise BenchmarkError(f"{where} is not readable JSON ({reason}); give the benchmark's own file") from error
 
 
 def completion(statement: str) -> str:
@@ -234,8 +288,11 @@ def multilingual(paragraph: str, question: str) -> str:
 
 
 WIKITEXT = "give wiki.test.tokens or a similar file"
+"""The remedy for an unreadable WikiText file."""
 BLANK = "\n \n"
-TITLE = re.compile(rf"(?<={BLANK})(?= = [^=\n].*[^=] = {BLANK})")  # an equation on its own line has text around it
+"""A blank line of WikiText."""
+TITLE = re.compile(rf"(?<={BLANK})(?= = [^=\n].*[^=] = {BLANK})")
+"""The place before a title, which is a line of its own; an equation on its own line has text around it."""
 
 
 def wikitext(file: Path) -> list[str]:
@@ -244,6 +301,7 @@ def wikitext(file: Path) -> list[str]:
     Raises BenchmarkError for a file that cannot be read or holds no text.
     """
     text = _text(file, WIKITEXT)
+    # With a blank line before it, a title at the beginning of the file is found like the others.
     articles = [article for article in TITLE.split(BLANK + text) if article.strip()]
     if not articles:
         raise BenchmarkError(f"{file} holds no text; {WIKITEXT}")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from toolformer_dag.evaluation import readers
+from toolformer_dag.evaluation import benchmark_readers
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words, number_is_right
 from toolformer_dag.evaluation.benchmark_files import BenchmarkError, content
 from toolformer_dag.evaluation.dateset import dateset
@@ -16,23 +16,24 @@ from toolformer_dag.synthetic.phenomena import TWO_HOP, questions
 from toolformer_dag.synthetic.web import VERSION
 
 READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
-    "lama": readers.lama,
-    "templama": readers.templama,
-    "asdiv": readers.asdiv,
-    "svamp": readers.svamp,
-    "mawps": readers.mawps,
-    "webquestions": readers.web_questions,
-    "nq": readers.natural_questions,
-    "triviaqa": readers.trivia_qa,
-    "mlqa": readers.mlqa,
-    "irrelevance": readers.irrelevance,
-    "when2call": readers.when2call,
+    "lama": benchmark_readers.lama,
+    "templama": benchmark_readers.templama,
+    "asdiv": benchmark_readers.asdiv,
+    "svamp": benchmark_readers.svamp,
+    "mawps": benchmark_readers.mawps,
+    "webquestions": benchmark_readers.web_questions,
+    "nq": benchmark_readers.natural_questions,
+    "triviaqa": benchmark_readers.trivia_qa,
+    "mlqa": benchmark_readers.mlqa,
+    "irrelevance": benchmark_readers.irrelevance,
+    "when2call": benchmark_readers.when2call,
     "functions": function_calling,
     "dateset": lambda _: [dateset()],
 }
 """Readers by name: `lama`, `mawps`, `mlqa` and `functions` read a folder, `irrelevance` a file or a folder, `dateset`
 ignores its path, the others read a file."""
-READING = 7  # raise this when the same files would give other questions, or the same output another judgement
+READING = 7
+"""Raise this when the same files would give other questions, or the same output another judgement."""
 
 
 def read_benchmark(name: str, path: Path) -> list[Benchmark]:
@@ -42,55 +43,82 @@ def read_benchmark(name: str, path: Path) -> list[Benchmark]:
 
 def benchmark_identity(name: str, path: Path) -> str:
     """Return a hash of the benchmark's files, or `made` for a generated benchmark. Raises BenchmarkError."""
-    return "made" if _reader(name) is READERS["dateset"] else content(path)
+    is_generated = _reader(name) is READERS["dateset"]
+    return "made" if is_generated else content(path)
 
 
 def _reader(name: str) -> Callable[[Path], list[Benchmark]]:
+    """Return the reader of that name. Raises BenchmarkError for an unknown name."""
     if name not in READERS:
         raise BenchmarkError(f"there is no benchmark {name!r}; known: {', '.join(READERS)}")
     return READERS[name]
 
 
 WITHHELD = {"wiki_search": frozenset({"QA"})}
-FIRST_ASKED = {TWO_HOP: "question_answering"}
-"""The tool that is right where the phenomenon's own is that of the last call."""
+"""By tool of the synthetic world's questions, the names of tools that may not be called there."""
+FIRST_TOOLS = {TWO_HOP: "question_answering"}
+"""By kind of questions that take several calls, the tool of the first call; it is the question's target."""
 
 
 def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
-    """Generate `n` questions for a tool, or questions that take several calls (TWO_HOP).
+    """Generate `n` questions of the synthetic world for a tool, or questions that take several calls (TWO_HOP).
 
-    The calculator's are judged like mathematics, all others like LAMA. WikiSearch's questions withhold QA.
+    wordings: whether the templates are those of the synthetic corpus.
+
+    The calculator's questions are judged like mathematics, all others like LAMA. WikiSearch's withhold QA.
     """
-    generated = tuple(
-        BenchmarkQuestion(each.before, (each.answer,), FIRST_ASKED.get(tool, tool), str(each.date or ""), each.wording)
-        for each in questions(seed, tool, n, wordings)
+    generated = []
+    for phenomenon in questions(seed, tool, n, wordings):
+        generated.append(
+            BenchmarkQuestion(
+                prompt=phenomenon.before,
+                answers=(phenomenon.answer,),
+                tool=FIRST_TOOLS.get(tool, tool),
+                context=str(phenomenon.date or ""),
+                wording=phenomenon.wording,
+            )
+        )
+    return Benchmark(
+        name=f"{tool} ({wordings})",
+        questions=tuple(generated),
+        correct=number_is_right if tool == "calculator" else in_first_five_words,
+        withheld=WITHHELD.get(tool, frozenset()),
     )
-    rule = number_is_right if tool == "calculator" else in_first_five_words
-    return Benchmark(f"{tool} ({wordings})", generated, rule, WITHHELD.get(tool, frozenset()))
 
 
 def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
-    """Return the synthetic world's benchmark of each tool, then the chosen benchmarks. Raises BenchmarkError."""
-    asked_tools = tools if section.questions else ()
-    synthetic = [synthetic_benchmark(tool, section.questions, section.seed, "seen") for tool in asked_tools]
-    chosen = [each for name, path in section.benchmarks.items() for each in read_benchmark(name, path)]
-    for each in chosen:
-        if not each.questions:
-            raise BenchmarkError(
-                f"{each.name} has no questions ({dict(each.left_out)}); give the benchmark's own files"
-            )
-    return synthetic + [sampled(each, section.benchmark_questions) for each in chosen]
+    """Return the benchmarks that the settings choose: the synthetic world's for each tool, then those of files.
+
+    tools: as in `synthetic_benchmark`. Raises BenchmarkError, also for a benchmark without questions.
+    """
+    benchmarks: list[Benchmark] = []
+    if section.questions:
+        for tool in tools:
+            benchmarks.append(synthetic_benchmark(tool, section.questions, section.seed, "seen"))
+    for name, path in section.benchmarks.items():
+        for benchmark in read_benchmark(name, path):
+            if not benchmark.questions:
+                raise BenchmarkError(
+                    f"{benchmark.name} has no questions ({dict(benchmark.left_out)}); give the benchmark's own files"
+                )
+            benchmarks.append(sampled(benchmark, section.benchmark_questions))
+    return benchmarks
 
 
 def sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
-    """Take at most `limit` questions at equal distances: benchmarks are sorted by kinds of questions."""
+    """Keep at most `limit` questions of a benchmark, at equal distances, since files are sorted by kind of question."""
     questions = benchmark.questions
-    taken = len(questions) if limit is None else min(limit, len(questions))
-    return replace(benchmark, questions=tuple(questions[at * len(questions) // taken] for at in range(taken)))
+    if limit is None or limit >= len(questions):
+        return benchmark
+    indices = [number * len(questions) // limit for number in range(limit)]
+    return replace(benchmark, questions=tuple(questions[index] for index in indices))
 
 
 def chosen_identity(section: EvaluationSettings) -> Mapping[str, object]:
     """Return what determines the questions. Raises BenchmarkError for an unknown benchmark or missing files."""
-    files = {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()}
-    counted = determining(section, "questions", "seed", "benchmark_questions")
-    return {**counted, "world": VERSION, "benchmarks": files, "reading": READING}
+    return {
+        **determining(section, "questions", "seed", "benchmark_questions"),
+        "world": VERSION,
+        "benchmarks": {name: benchmark_identity(name, path) for name, path in section.benchmarks.items()},
+        "reading": READING,
+    }

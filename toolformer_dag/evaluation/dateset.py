@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 from random import Random
+from typing import NamedTuple
 
 from toolformer_dag.evaluation.benchmark import Benchmark, BenchmarkQuestion, in_first_five_words
 from toolformer_dag.evaluation.benchmark_files import question_answering
@@ -34,37 +35,56 @@ def holidays(year: int) -> dict[str, date]:
         "Thanksgiving": _nth(year, 11, THURSDAY, 4),
         "Christmas": date(year, 12, 25),
     }
-    return {name: day for name, day in days.items() if name != "Juneteenth" or year >= 2021}
+    if year < 2021:
+        del days["Juneteenth"]
+    return days
 
 
 def _nth(year: int, month: int, weekday: int, n: int) -> date:
     """Return the n-th such weekday of the month; n = 0 is the last before the month."""
-    first = date(year, month, 1)
-    return first + timedelta(days=(weekday - first.weekday()) % 7 + 7 * (n - 1))
+    first_of_month = date(year, month, 1)
+    days_to_weekday = (weekday - first_of_month.weekday()) % 7
+    return first_of_month + timedelta(days=days_to_weekday + 7 * (n - 1))
 
 
 UNITS = ("days", "weeks", "months", "years")
+"""Units of distances."""
 
 
 def whole_units(early: date, late: date, unit: str) -> int:
-    """Count the whole units from `early` to `late`, which must not be before `early`."""
+    """Count the whole units from `early` to `late`, which must not be before `early`. unit: one of UNITS."""
     days = (late - early).days
-    months = 12 * (late.year - early.year) + late.month - early.month - (late.day < early.day)
-    return {"days": days, "weeks": days // 7, "months": months, "years": months // 12}[unit]
+    months = 12 * (late.year - early.year) + late.month - early.month
+    if late.day < early.day:
+        months -= 1  # the last month is not whole
+    counts = {"days": days, "weeks": days // 7, "months": months, "years": months // 12}
+    return counts[unit]
 
 
 def back(day: date, count: int, unit: str) -> date:
     """Return the date `count` units before `day`; a day that its month lacks becomes the month's last."""
-    if unit in ("days", "weeks"):
-        return day - timedelta(days=count * (7 if unit == "weeks" else 1))
-    months = 12 * day.year + day.month - 1 - count * (12 if unit == "years" else 1)
-    year, month = divmod(months, 12)
-    return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))
+    if unit == "days":
+        return day - timedelta(days=count)
+    if unit == "weeks":
+        return day - timedelta(weeks=count)
+    months_back = 12 * count if unit == "years" else count
+    months = 12 * day.year + day.month - 1 - months_back  # months from year 0
+    year, month_index = divmod(months, 12)
+    month = month_index + 1
+    days_in_month = monthrange(year, month)[1]
+    return date(year, month, min(day.day, days_in_month))
 
 
 DATES = 500
-FIRST, LAST = date(2013, 1, 1), date(2022, 12, 31)
+"""How many current dates there are."""
+FIRST = date(2013, 1, 1)
+"""The first day that may be a current date."""
+LAST = date(2022, 12, 31)
+"""The last day that may be a current date."""
+MOST_DAYS = 1461
+"""How far away past and future dates are at most."""
 RELATIVE = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
+"""Words for a day -> how many days after the current date it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +96,15 @@ class Dates:
     future: date
 
 
-QuestionAndAnswers = tuple[str, tuple[str, ...]]
-"""A question and its right answers."""
+class QuestionAndAnswers(NamedTuple):
+    """A question and its right answers."""
+
+    question: str
+    answers: tuple[str, ...]
+
+
+Template = Callable[[Dates], Iterator[QuestionAndAnswers]]
+"""Yields all variants of a question for some dates."""
 
 
 def dateset(seed: int = 0) -> Benchmark:
@@ -85,73 +112,100 @@ def dateset(seed: int = 0) -> Benchmark:
     random = Random(seed)
     days = random.sample(range((LAST - FIRST).days + 1), DATES)
     dates = [_dates(random, FIRST + timedelta(days=day)) for day in days]
-    questions = tuple(
-        BenchmarkQuestion(
-            question_answering(question), answers, "calendar", current.isoformat(), template.__name__.lstrip("_")
-        )
-        for template, size in TEMPLATES
-        for current, (question, answers) in _drawn(random, dates, template, size)
-    )
-    return Benchmark("Dateset", questions, in_first_five_words)
+    questions: list[BenchmarkQuestion] = []
+    for template, size in TEMPLATES:
+        questions.extend(_drawn(random, dates, template, size))
+    return Benchmark("Dateset", tuple(questions), in_first_five_words)
 
 
 def _dates(random: Random, current: date) -> Dates:
-    past, future = (timedelta(days=random.randint(1, 1461)) for _ in range(2))
-    return Dates(current, current - past, current + future)
+    """Draw a past and a future date for a current date."""
+    days_back = random.randint(1, MOST_DAYS)
+    days_ahead = random.randint(1, MOST_DAYS)
+    return Dates(
+        current=current,
+        past=current - timedelta(days=days_back),
+        future=current + timedelta(days=days_ahead),
+    )
 
 
-def _drawn(
-    random: Random, dates: list[Dates], template: Callable[[Dates], Iterator[QuestionAndAnswers]], size: int
-) -> Iterator[tuple[date, QuestionAndAnswers]]:
-    each, more = divmod(size, len(dates))
-    for place, chosen in enumerate(random.sample(dates, len(dates))):
-        for question in random.sample(list(template(chosen)), each + (place < more)):
-            yield chosen.current, question
+def _drawn(random: Random, dates: list[Dates], template: Template, size: int) -> Iterator[BenchmarkQuestion]:
+    """Yield `size` questions of a template; every current date has the same number, up to a difference of 1."""
+    per_date, remainder = divmod(size, len(dates))
+    for number, chosen in enumerate(random.sample(dates, len(dates))):
+        variants = list(template(chosen))
+        count = per_date + 1 if number < remainder else per_date
+        for variant in random.sample(variants, count):
+            yield BenchmarkQuestion(
+                prompt=question_answering(variant.question),
+                answers=variant.answers,
+                tool="calendar",
+                context=chosen.current.isoformat(),
+                wording=template.__name__.lstrip("_"),
+            )
 
 
 def _days_between(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    yield f"How many days ago was {_text(dates.past)}?", _number((dates.current - dates.past).days)
-    yield f"How many days are there until {_text(dates.future)}?", _number((dates.future - dates.current).days)
+    """Yield `How many days ago was August 14, 2020?` and the same ahead."""
+    days_back = (dates.current - dates.past).days
+    days_ahead = (dates.future - dates.current).days
+    yield QuestionAndAnswers(f"How many days ago was {_text(dates.past)}?", _number(days_back))
+    yield QuestionAndAnswers(f"How many days are there until {_text(dates.future)}?", _number(days_ahead))
 
 
 def _ago(dates: Dates) -> Iterator[QuestionAndAnswers]:
+    """Yield `What month was it 3 weeks ago?` and the like, for the whole units since the past date."""
     for unit in UNITS:
-        if count := whole_units(dates.past, dates.current, unit):
-            for part, answers in _parts(back(dates.current, count, unit)):
-                yield f"What {part} was it {_count(count, unit)} ago?", answers
+        count = whole_units(dates.past, dates.current, unit)
+        if count == 0:
+            continue
+        for part in _parts(back(dates.current, count, unit)):
+            yield QuestionAndAnswers(f"What {part.name} was it {_count(count, unit)} ago?", part.answers)
 
 
 def _ahead(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    for part, answers in _parts(dates.future):
-        yield f"What {part} will it be in {_count((dates.future - dates.current).days, 'days')}?", answers
+    """Yield `What month will it be in 3 days?` and the like, for the future date."""
+    days = _count((dates.future - dates.current).days, "days")
+    for part in _parts(dates.future):
+        yield QuestionAndAnswers(f"What {part.name} will it be in {days}?", part.answers)
 
 
 def _weekday(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    yield f"What day of the week was it on {_text(dates.past)}?", (WEEK_DAYS[dates.past.weekday()],)
-    yield f"What day of the week is it on {_text(dates.future)}?", (WEEK_DAYS[dates.future.weekday()],)
+    """Yield `What day of the week was it on August 14, 2020?` and the same for the future date."""
+    past_weekday = WEEK_DAYS[dates.past.weekday()]
+    future_weekday = WEEK_DAYS[dates.future.weekday()]
+    yield QuestionAndAnswers(f"What day of the week was it on {_text(dates.past)}?", (past_weekday,))
+    yield QuestionAndAnswers(f"What day of the week is it on {_text(dates.future)}?", (future_weekday,))
 
 
 def _relative(dates: Dates) -> Iterator[QuestionAndAnswers]:
+    """Yield `What month was it yesterday?` and the like, for RELATIVE."""
     for words, days in RELATIVE.items():
-        for part, answers in _parts(dates.current + timedelta(days=days)):
-            yield f"What {part} {'was' if days < 0 else 'is'} it {words}?", answers
+        verb = "was" if days < 0 else "is"
+        for part in _parts(dates.current + timedelta(days=days)):
+            yield QuestionAndAnswers(f"What {part.name} {verb} it {words}?", part.answers)
 
 
 def _holiday(dates: Dates) -> Iterator[QuestionAndAnswers]:
+    """Yield `What month is Christmas this year?` and the like; nobody asks for the year."""
     for name, day in holidays(dates.current.year).items():
-        for part, answers in _parts(day)[:3]:
-            yield f"What {part} {'was' if day < dates.current else 'is'} {name} this year?", answers
+        verb = "was" if day < dates.current else "is"
+        for part in _parts(day):
+            if part.name != "year":
+                yield QuestionAndAnswers(f"What {part.name} {verb} {name} this year?", part.answers)
 
 
 def _holiday_distance(dates: Dates) -> Iterator[QuestionAndAnswers]:
+    """Yield `How many weeks are there until Christmas this year?` and the like, for all UNITS."""
     for name, day in holidays(dates.current.year).items():
-        asked = "ago was" if day < dates.current else "are there until"
+        words = "ago was" if day < dates.current else "are there until"
         early, late = sorted((day, dates.current))
         for unit in UNITS:
-            yield f"How many {unit} {asked} {name} this year?", _number(whole_units(early, late, unit))
+            count = whole_units(early, late, unit)
+            yield QuestionAndAnswers(f"How many {unit} {words} {name} this year?", _number(count))
 
 
-TEMPLATES: tuple[tuple[Callable[[Dates], Iterator[QuestionAndAnswers]], int], ...] = (
+TEMPLATES: tuple[tuple[Template, int], ...] = (
     (_days_between, 400),
     (_ago, 800),
     (_ahead, 800),
@@ -160,28 +214,42 @@ TEMPLATES: tuple[tuple[Callable[[Dates], Iterator[QuestionAndAnswers]], int], ..
     (_holiday, 1800),
     (_holiday_distance, 1200),
 )
+"""The templates with their numbers of questions, as in Table 11."""
 
 
-def _parts(day: date) -> list[tuple[str, tuple[str, ...]]]:
+class DatePart(NamedTuple):
+    """A part of a date that can be asked for, and the right answers."""
+
+    name: str
+    answers: tuple[str, ...]
+
+
+def _parts(day: date) -> list[DatePart]:
     return [
-        ("day of the week", (WEEK_DAYS[day.weekday()],)),
-        ("day of the month", (str(day.day), f"{day.day}{_ordinal(day.day)}")),
-        ("month", (MONTHS[day.month - 1],)),
-        ("year", (str(day.year),)),
+        DatePart("day of the week", (WEEK_DAYS[day.weekday()],)),
+        DatePart("day of the month", (str(day.day), f"{day.day}{_ordinal(day.day)}")),
+        DatePart("month", (MONTHS[day.month - 1],)),
+        DatePart("year", (str(day.year),)),
     ]
 
 
 def _number(count: int) -> tuple[str, ...]:
+    """Return the ways to write a number: plain and, where that differs, with commas."""
     return tuple(dict.fromkeys((str(count), f"{count:,}")))
 
 
 def _ordinal(number: int) -> str:
-    return "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    """Return the ending of an ordinal, such as `th`."""
+    if 10 <= number % 100 <= 20:
+        return "th"
+    return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
 def _count(count: int, unit: str) -> str:
+    """Return `3 weeks` or `1 week`."""
     return f"{count} {unit if count != 1 else unit.removesuffix('s')}"
 
 
 def _text(day: date) -> str:
+    """Return a date as in `August 14, 2020`."""
     return f"{MONTHS[day.month - 1]} {day.day}, {day.year}"

@@ -8,9 +8,9 @@ from toolformer_dag.computing.change_log import CHANGE_COLUMNS, CHANGES
 from toolformer_dag.computing.spending import COST_COLUMNS, COSTS
 from toolformer_dag.computing.stage import TableOutput
 from toolformer_dag.evaluation.measurements import ACCURACY, OUTCOMES, OVERLAP, PERPLEXITY, PERPLEXITY_COLUMNS
+from toolformer_dag.evaluation.outcomes import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.evaluation.paper_tables import VIEWS
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
-from toolformer_dag.evaluation.scores import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.table import DamagedPart, Lake
 from toolformer_dag.lake.warehouse_table import WarehouseTable
@@ -18,6 +18,7 @@ from toolformer_dag.pipeline.stages import warehouse_tables
 from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
 
 BENCHMARK = "name of the benchmark; `(seen)` ends those of the synthetic world"
+"""The comment of a column that several tables have; so are the next."""
 CONDITION = (
     "the model and how it was asked: base; base + C, the model finetuned on C without calls; Toolformer; Toolformer "
     "(disabled), whose probability of ` [` is 0; a model of [evaluation.models]; `no model: a + b` and the like"
@@ -152,17 +153,19 @@ def all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
 
 
 def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
-    """Withdraw damaged parts of these tables and return table -> what was wrong.
+    """Withdraw the damaged parts of these tables; return for each `TABLE PART` what was wrong with it.
 
     The first job fills the warehouse and does not measure: it must not fail because of a measurement, which the second
     job makes again.
     """
     damaged = {}
-    for table in (lake.table(name) for declared in EVALUATED for name in declared.sources):
-        for part in table.parts():
-            try:
-                table.files(part)
-            except DamagedPart as error:
-                table.remove(part)
-                damaged[f"{table.name} {part}"] = str(error)
+    for declared in EVALUATED:
+        for source in declared.sources:
+            table = lake.table(source)
+            for part in table.parts():
+                try:
+                    table.files(part)
+                except DamagedPart as error:
+                    table.remove(part)
+                    damaged[f"{table.name} {part}"] = str(error)
     return damaged

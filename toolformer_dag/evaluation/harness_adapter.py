@@ -6,7 +6,7 @@ is the harness's own command line with the model `toolformer`. `harness_task` ma
 package: its prompts, its rule of correctness.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.training.training_report import finetuned_or_base
 
 NAME = "toolformer"
+"""The name of the model in the harness."""
 METRIC = "acc"
+"""The metric of the tasks of `harness_task`."""
 
 
 @register_model(NAME)
@@ -46,10 +48,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
     ) -> None:
         """Load the model and its tools as `toolformer-dag generate` does.
 
-        - `config`: toolformer.toml; `model`: a folder or hub id in place of the finetuned checkpoint.
+        - `config`: toolformer.toml. `model`: a folder or hub id in place of the finetuned checkpoint.
         - `k`: as in decoding, 0 disables calls. `withheld`: names of tools that may not be called, with `+` between.
         - `max_new_tokens`: where a task does not say.
-        - `of_the_harness`: batch size and device, which the settings tell.
+        - `of_the_harness`: batch size and device, which the settings say here; ignored.
 
         Raises SettingsError, ModelError, ToolError.
         """
@@ -57,9 +59,13 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         settings = load_settings(Path(config) if config else None)
         in_torch = settings.model.model_copy(update={"engine": "transformers"})  # logits of whole texts are asked for
         self._model = load_model(in_torch, model or finetuned_or_base(settings))
-        called = [lane.at_inference() for lane in lanes(settings)]
-        k = settings.decoding.k if k is None else int(k)
-        self._asking = Asking(settings, called, self._model, k, frozenset(withheld.split("+")))
+        self._asking = Asking(
+            settings=settings,
+            lanes=[lane.at_inference() for lane in lanes(settings)],
+            language_model=self._model,
+            k=settings.decoding.k if k is None else int(k),
+            withheld=frozenset(withheld.split("+")),
+        )
         self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -67,19 +73,26 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
         A task's document may have a `context`, the ISO date for the calendar. Raises UserError for a task that samples.
         """
-        limits = [self._limit(request.args[1]) for request in requests]
-        written: dict[int, str] = {}
-        for limit in sorted(set(limits)):
-            places = [at for at, one in enumerate(limits) if one == limit]
-            prompts = [requests[at].args[0] for at in places]
-            generated = self._asking.write(prompts, [_context(requests[at].doc) for at in places], limit)
-            written |= {at: _until(one.plain, requests[at].args[1]) for at, one in zip(places, generated, strict=True)}
-        for at, request in enumerate(requests):
-            self.cache_hook.add_partial("generate_until", request.args, written[at])
-        return [written[at] for at in range(len(requests))]
+        indices_of_limit: dict[int, list[int]] = {}  # requests with the same limit of tokens are written together
+        for index, request in enumerate(requests):
+            limit = self._limit(request.args[1])
+            indices_of_limit.setdefault(limit, []).append(index)
+
+        texts = [""] * len(requests)
+        for limit, indices in sorted(indices_of_limit.items()):
+            prompts = [requests[index].args[0] for index in indices]
+            contexts = [_context(requests[index].doc) for index in indices]
+            generations = self._asking.write(prompts, contexts, limit)
+            for index, generation in zip(indices, generations, strict=True):
+                texts[index] = _until(generation.plain, requests[index].args[1])
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
 
     def _limit(self, options: dict[str, Any]) -> int:
-        if options.get("do_sample") or (options.get("temperature") or 0) > 0:
+        """Return how many tokens a request may write. Raises UserError for a request that samples."""
+        samples = options.get("do_sample") or (options.get("temperature") or 0) > 0
+        if samples:
             raise UserError("decoding with tools is greedy; give the task do_sample=False and temperature=0")
         return int(options.get("max_gen_toks") or options.get("max_new_tokens") or self._max_new_tokens)
 
@@ -93,18 +106,21 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
     @torch.no_grad()
     def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
+        """Return log p of a continuation and whether it is greedy; (0, True) without tokens. See `loglikelihood`."""
         encoding = self._model.encoding
-        before, whole = (text.ids for text in encoding.texts([context, context + continuation]))
-        ids = [*encoding.bos, *whole]
-        new = min(len(whole) - len(before), len(ids) - 1)
-        if new < 1:
+        context_tokens, all_tokens = encoding.texts([context, context + continuation])
+        ids = [*encoding.bos, *all_tokens.ids]
+        # The first token of all is never predicted.
+        new_tokens = min(len(all_tokens.ids) - len(context_tokens.ids), len(ids) - 1)
+        if new_tokens < 1:
             return 0.0, True
-        ids = ids[-(self._model.context_length) :]
-        inputs = torch.tensor([ids], device=self._model.device)
-        logits = self._model.model(inputs, use_cache=False).logits[0, -new - 1 : -1].float()
-        right = inputs[0, -new:]
-        log_p = logits.log_softmax(-1).gather(-1, right[:, None])
-        return float(log_p.double().sum()), bool((logits.argmax(-1) == right).all())
+        inputs = torch.tensor([ids[-self._model.context_length :]], device=self._model.device)
+        # The logits at a token predict the next one; [new tokens, vocabulary].
+        logits = self._model.model(inputs, use_cache=False).logits[0, -new_tokens - 1 : -1].float()
+        targets = inputs[0, -new_tokens:]
+        log_p = logits.log_softmax(-1).gather(-1, targets[:, None])
+        is_greedy = (logits.argmax(-1) == targets).all()
+        return float(log_p.double().sum()), bool(is_greedy)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return log p of each text in nats, in windows as `perplexity` cuts them; 0 for a text of one token."""
@@ -125,22 +141,21 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
     """
     if benchmark.calls_nothing or benchmark.function_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
-    asked = [
-        {"prompt": question.prompt, "answers": list(question.answers), "context": question.context}
-        for question in benchmark.questions
-    ]
+    documents = []
+    for question in benchmark.questions:
+        documents.append({"prompt": question.prompt, "answers": list(question.answers), "context": question.context})
 
-    def judged(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+    def process_results(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
         return {METRIC: float(benchmark.correct(results[0], document["answers"]))}
 
     return {
         "task": name,
-        "custom_dataset": lambda **_: {"test": Dataset.from_list(asked)},
+        "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)},
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": lambda document: document["prompt"],
         "doc_to_target": lambda document: document["answers"][0],
-        "process_results": judged,
+        "process_results": process_results,
         "generation_kwargs": {"until": [], "max_gen_toks": max_new_tokens, "do_sample": False},
         "metric_list": [{"metric": METRIC, "aggregation": "mean", "higher_is_better": True}],
         "metadata": {},
@@ -148,14 +163,18 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
 
 
 def _context(document: dict[str, Any] | None) -> str:
+    """Return the context of a task's document, empty without one."""
     return str((document or {}).get("context") or "")
 
 
 def _until(text: str, options: dict[str, Any]) -> str:
-    """Cut a text at the first of the task's stop strings."""
-    stops: Iterable[str] = options.get("until") or ()
-    for stop in [stops] if isinstance(stops, str) else stops:
-        text = text.partition(stop)[0] if stop else text
+    """Cut a text at the first of the task's stop strings (`until`: a text or a list of them)."""
+    stops = options.get("until") or []
+    if isinstance(stops, str):
+        stops = [stops]
+    for stop in stops:
+        if stop:
+            text = text.partition(stop)[0]
     return text
 
 

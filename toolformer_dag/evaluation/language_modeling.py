@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from toolformer_dag.evaluation.scores import Z_95
+from toolformer_dag.evaluation.outcomes import Z_95
 from toolformer_dag.model.backend import Backend, TokenQuery
 from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.loading import LanguageModel
@@ -15,15 +16,15 @@ from toolformer_dag.training.sequences import windows
 
 PASS_TOKENS = 2_048
 """The most tokens of a window."""
-PIECES = 256
-"""Windows that are asked for together."""
+BATCH_WINDOWS = 256
+"""How many windows the backend gets together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """The summed loss `nats` of `tokens` predicted tokens in texts of `utf8_bytes` bytes.
+    """The summed loss `nats` of `tokens` predicted tokens, in texts of `utf8_bytes` bytes.
 
-    `error`: the standard error of the nats per token with texts as the sample; None for fewer than two texts.
+    `error` is the standard error of the nats per token with texts as the sample; None for fewer than two texts.
     """
 
     nats: float
@@ -43,11 +44,18 @@ class Perplexity:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """Return the 95 % interval of the perplexity over texts like these; (None, None) for fewer than two."""
+        """Return the ends of the perplexity's 95 % interval over texts like these; (None, None) for fewer than two."""
         if self.error is None:
             return None, None
         mean = self.nats / self.tokens
         return math.exp(mean - Z_95 * self.error), math.exp(mean + Z_95 * self.error)
+
+
+class _Window(NamedTuple):
+    """Token ids that the model reads at once, and the index of the text that they are of."""
+
+    ids: list[int]
+    text: int
 
 
 def perplexity(
@@ -55,8 +63,8 @@ def perplexity(
 ) -> Perplexity:
     """Compute the perplexity of texts, each on its own, with BOS where the tokenizer adds it, without EOS.
 
-    - A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Windows share a token
-      with the window before.
+    - A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Each begins with the last
+      token of the window before.
     - The first token of a text without BOS is not predicted.
     - `disabled` sets the probability of ` [` to 0 (of its last token after the others). Where a text holds ` [`, this
       token is left out. Compare only models with the same `disabled`.
@@ -64,29 +72,42 @@ def perplexity(
 
     Raises ValueError where nothing can be predicted.
     """
-    backend = backend or backend_of(language_model)
+    if backend is None:
+        backend = backend_of(language_model)
     encoding = language_model.encoding
-    rows = [encoding.bos + text.ids for text in encoding.with_calls(texts)]
     length = min(backend.context_length, PASS_TOKENS)
-    pieces = [(piece, text) for text, ids in enumerate(rows) for piece in windows(ids, length)]
-    pieces.sort(key=lambda one: len(one[0]))
-    start = encoding.start if disabled else []
-    nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
-    for first in range(0, len(pieces), PIECES):
-        batch = pieces[first : first + PIECES]
-        answers = backend.log_probabilities([_query(piece, start) for piece, _ in batch])
-        for (piece, text), log_p in zip(batch, answers, strict=True):
-            losses = _losses(piece, log_p.astype(np.float64), start)
-            nats[text] += losses.sum()
-            tokens[text] += len(losses)
-    predicted = int(tokens.sum())
-    if not predicted:
+    text_windows: list[_Window] = []
+    for text, tokens in enumerate(encoding.with_calls(texts)):
+        for ids in windows(encoding.bos + tokens.ids, length):
+            text_windows.append(_Window(ids, text))
+    text_windows.sort(key=lambda window: len(window.ids))  # less padding within a batch
+
+    call_start = encoding.start if disabled else []  # the tokens of ` [`
+    nats_of_texts = np.zeros(len(texts))
+    tokens_of_texts = np.zeros(len(texts), np.int64)
+    for first in range(0, len(text_windows), BATCH_WINDOWS):
+        batch = text_windows[first : first + BATCH_WINDOWS]
+        answers = backend.log_probabilities([_query(window.ids, call_start) for window in batch])
+        for window, log_p in zip(batch, answers, strict=True):
+            losses = _losses(window.ids, log_p.astype(np.float64), call_start)
+            nats_of_texts[window.text] += losses.sum()
+            tokens_of_texts[window.text] += len(losses)
+    predicted_tokens = int(tokens_of_texts.sum())
+    if not predicted_tokens:
         raise ValueError("no text has two tokens: there is nothing to predict")
-    return Perplexity(float(nats.sum()), predicted, len("".join(texts).encode()), _error(nats, tokens))
+    return Perplexity(
+        nats=float(nats_of_texts.sum()),
+        tokens=predicted_tokens,
+        utf8_bytes=len("".join(texts).encode()),
+        error=_standard_error(nats_of_texts, tokens_of_texts),
+    )
 
 
-def _error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
-    """Return the standard error of sum(nats) / sum(tokens), a ratio estimate (Cochran 1977, equation 6.13)."""
+def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
+    """Return the standard error of sum(nats) / sum(tokens), a ratio estimate (Cochran 1977, equation 6.13).
+
+    nats, tokens: the summed loss and the predicted tokens of each text. None for fewer than two texts with tokens.
+    """
     n = int((tokens > 0).sum())
     if n < 2:
         return None
@@ -94,19 +115,46 @@ def _error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None
     return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / tokens.sum())
 
 
-def _query(piece: list[int], start: Sequence[int]) -> TokenQuery:
-    """Ask for every token of a piece but the first, and for the last token of ` [` beside it."""
-    places = range(1, len(piece))
-    return TokenQuery("perplexity", [], piece, places, [[piece[at], *start[-1:]] for at in places])
+def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
+    """Ask for log p of every token of a window but the first, and of the last token of ` [` at the same place.
+
+    call_start: the tokens of ` [`; without any, only the tokens of the window are asked for.
+    """
+    positions = range(1, len(ids))
+    return TokenQuery(
+        kind="perplexity",
+        prefix=[],
+        text=ids,
+        places=positions,
+        tokens=[[ids[position], *call_start[-1:]] for position in positions],
+    )
 
 
-def _losses(piece: list[int], log_p: NDArray[np.float64], start: Sequence[int]) -> NDArray[np.float64]:
-    """Return the losses in nats of the predicted tokens, from log p of each and of the last token of ` [`."""
-    if not start:
-        return -log_p[:, 0]
-    begun = list(start[:-1])
-    disabled = np.array([piece[:at][at - len(begun) :] == begun for at in range(1, len(piece))], np.bool_)
-    predicted = ~(disabled & (np.array(piece[1:], np.int64) == start[-1]))
-    rest = np.where(disabled, np.log1p(-np.exp(log_p[:, 1])), 0)  # log p of everything but the disabled token
-    losses: NDArray[np.float64] = (rest - log_p[:, 0])[predicted]
+def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
+    """Return the losses, in nats, of the tokens of a window after its first, with the start of a call disabled.
+
+    ids: the tokens of the window.
+    log_p: a row per token after the first: its log probability and, where `call_start` has tokens, that of the last
+        token of `call_start` at the same place.
+    call_start: the tokens of ` [`; empty where nothing is disabled.
+
+    Where the tokens before a position are all of `call_start` but the last, that one would begin a call. There its
+    probability is set to 0 and the others are scaled up to a sum of 1. Where the window does begin a call there, the
+    token gets no loss, so the result may be shorter than `log_p`.
+    """
+    token_log_p = log_p[:, 0]
+    if not call_start:
+        return -token_log_p
+    *opening, last_of_start = call_start
+    would_begin = []
+    for position in range(1, len(ids)):
+        opening_start = position - len(opening)
+        would_begin.append(opening_start >= 0 and ids[opening_start:position] == opening)
+    would_begin_call = np.array(would_begin, np.bool_)
+    begins_call = would_begin_call & (np.array(ids[1:], np.int64) == last_of_start)
+
+    # Without the disabled token, which has probability q, every other token has p / (1 - q).
+    log_of_rest = np.log1p(-np.exp(log_p[:, 1]))
+    log_scale = np.where(would_begin_call, log_of_rest, 0)
+    losses: NDArray[np.float64] = (log_scale - token_log_p)[~begins_call]
     return losses

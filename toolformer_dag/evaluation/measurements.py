@@ -1,15 +1,16 @@
-"""The tables of evaluation: their settings, their measurement, and why they are out of date.
+"""The tables of evaluation: what determines them, their measurement, and why they are out of date.
 
-Imports torch only to measure.
+Imports torch only to measure. A plan is the settings with the tables and the model that follow from them; a lane is a
+tool with its settings.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -19,11 +20,11 @@ from toolformer_dag.decoding.generation import DECODING
 from toolformer_dag.evaluation.benchmark import Benchmark
 from toolformer_dag.evaluation.benchmark_files import content, wikitext
 from toolformer_dag.evaluation.catalogue import READING, chosen_benchmarks, chosen_identity
-from toolformer_dag.evaluation.question_overlap import question_overlap
-from toolformer_dag.evaluation.scores import (
+from toolformer_dag.evaluation.outcomes import (
     BASELINES,
     OUTCOME_SCHEMA,
     Condition,
+    QuestionOutcome,
     Weights,
     accuracy_by_condition,
     baseline_outcomes,
@@ -31,6 +32,7 @@ from toolformer_dag.evaluation.scores import (
     outcome_table,
     score_table,
 )
+from toolformer_dag.evaluation.question_overlap import question_overlap
 from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.record import STORES, changes, record
@@ -47,11 +49,15 @@ from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import read_report
 
 if TYPE_CHECKING:
-    from toolformer_dag.evaluation.asking import AskedBenchmark
+    from toolformer_dag.evaluation.asking import BenchmarkOutcomes
     from toolformer_dag.model.loading import LanguageModel
 
-ACCURACY, OUTCOMES, PERPLEXITY = "evaluation/accuracy", "evaluation/outcomes", "evaluation/perplexity"
-"""Tables: scores (`score_table`), outcomes (`outcome_table`), and perplexity per source and condition."""
+ACCURACY = "evaluation/accuracy"
+"""The table of scores (`score_table`)."""
+OUTCOMES = "evaluation/outcomes"
+"""The table of judged answers (`outcome_table`)."""
+PERPLEXITY = "evaluation/perplexity"
+"""The table of perplexity, a row per source and condition (PERPLEXITY_COLUMNS)."""
 OVERLAP = "evaluation/question_overlap"
 """The table of the questions that occur in C*'s training texts (`question_overlap`)."""
 PERPLEXITY_COLUMNS = {
@@ -65,20 +71,23 @@ PERPLEXITY_COLUMNS = {
     "bits_per_byte": pl.Float64,
     "model": pl.String,
 }
+"""Columns of PERPLEXITY, described in evaluated_tables.py."""
 HELDOUT_C = "C, held out"
 """The source of perplexity that is drawn from C."""
 MEASURED_ON = "heldout_texts"
+"""The name, in the record of PERPLEXITY, of the texts of C that were measured."""
 TABLES = {ACCURACY: (ACCURACY, OUTCOMES, OVERLAP), PERPLEXITY: (PERPLEXITY,)}
 """The tables of each asset; the asset has the version of the first."""
 Progress = Callable[[int, int], None]
-"""Called with the units done and the units there are."""
+"""Called as (units done, total units)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What was measured and published.
 
-    - `version`: of the content of `rows`; `shown`: the same for people.
+    - `version`: the version of the content of `rows`.
+    - `rows`: the table. `shown`: the same in the form that people read.
     - `left_out`: by benchmark, the number of records without a question by reason.
     - `tokens`, `calls`: what it took now, without what an earlier run had stored.
     """
@@ -93,16 +102,18 @@ class Measurement:
 
 def accuracy_settings(plan: Plan) -> dict[str, Any]:
     """Return what determines the answers besides the checkpoints. Raises BenchmarkError."""
+    evaluation = plan.settings.evaluation
+    thresholds = start_thresholds(plan.lanes)
     return {
         "columns": fingerprint({name: str(kind) for name, kind in OUTCOME_SCHEMA.items()}),
-        "questions": chosen_identity(plan.settings.evaluation),
+        "questions": chosen_identity(evaluation),
         "baselines": list(BASELINES),
-        "decoding_k": sorted(set(plan.settings.evaluation.decoding_k)),
+        "decoding_k": sorted(set(evaluation.decoding_k)),
         "models": _models(plan),
         "overlap": MATCHING,
         "decoding": {**determining(plan.settings.decoding, but=("min_probability",)), "version": DECODING},
         **offer_identity([lane.tool for lane in plan.inference_lanes], plan.settings.decoding.tools),
-        **({"min_probability": least} if (least := start_thresholds(plan.lanes)) else {}),
+        **({"min_probability": thresholds} if thresholds else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "model": dict(plan.model),
         "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
@@ -123,54 +134,76 @@ def perplexity_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _models(plan: Plan) -> dict[str, Any]:
-    """Identify the further models. Raises ModelError."""
-    named = plan.settings.evaluation.models.items()
-    return {name: {**model_identity(model.name, model.revision), "tools": model.tools} for name, model in named}
+    """Return what determines the models of [evaluation.models], by name. Raises ModelError."""
+    identities = {}
+    for name, model in plan.settings.evaluation.models.items():
+        identities[name] = {**model_identity(model.name, model.revision), "tools": model.tools}
+    return identities
 
 
 SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
     ACCURACY: accuracy_settings,
     PERPLEXITY: perplexity_settings,
 }
+"""By table, what determines it besides checkpoints and texts."""
 
 
 def checkpoint_versions(plan: Plan) -> dict[str, str]:
-    """Return the fingerprints of the checkpoints that exist."""
-    reports = {name: read_report(checkpoint_folder(plan.settings, name)) for name in CHECKPOINTS}
-    return {name: report.fingerprint for name, report in reports.items() if report}
+    """Return the fingerprints of the checkpoints that exist, by name."""
+    versions = {}
+    for name in CHECKPOINTS:
+        report = read_report(checkpoint_folder(plan.settings, name))
+        if report:
+            versions[name] = report.fingerprint
+    return versions
 
 
 def measurement_reasons(plan: Plan, name: str) -> list[str]:
-    """Return why a table of evaluation is missing or out of date; empty if it is up to date."""
-    for table in map(plan.lake.table, TABLES[name]):
+    """Return why ACCURACY or PERPLEXITY is missing or out of date, a sentence per reason; empty if it is up to date."""
+    for table_name in TABLES[name]:
+        table = plan.lake.table(table_name)
         if not table.has(WHOLE):
             return ["never made"]
         try:
             table.files(WHOLE)
         except StorageError as error:
             return [str(error).partition(";")[0]]
-    now = record(SETTINGS[name](plan), {**checkpoint_versions(plan), **_texts_version(plan, name)})
-    return [str(change) for change in changes(plan.lake.table(name).record(WHOLE), json.loads(json.dumps(now)))]
+    inputs = {**checkpoint_versions(plan), **_texts_version(plan, name)}
+    record_now = json.loads(json.dumps(record(SETTINGS[name](plan), inputs)))  # as it is read from a file
+    return [str(change) for change in changes(plan.lake.table(name).record(WHOLE), record_now)]
 
 
 def _texts_version(plan: Plan, name: str) -> dict[str, str]:
-    """Return the fingerprint of the texts that perplexity is measured on; the recorded one where they are missing."""
+    """Return the fingerprint of the texts that perplexity is measured on, under MEASURED_ON; empty for ACCURACY.
+
+    Where the texts are missing, which has a reason of its own, it is the recorded fingerprint, if there is one.
+    """
     if name != PERPLEXITY:
         return {}
     try:
-        return {MEASURED_ON: _measured_on(plan)[0]}
-    except StorageError:  # their own reasons say so
+        return {MEASURED_ON: _measured_texts(plan).fingerprint}
+    except StorageError:
         inputs = plan.lake.table(name).record(WHOLE)["inputs"]
         return {MEASURED_ON: inputs[MEASURED_ON]} if MEASURED_ON in inputs else {}
 
 
-def _measured_on(plan: Plan) -> tuple[str, Callable[[], list[str]]]:
-    """Return the fingerprint of the held-out texts or documents that perplexity is measured on, and what reads them."""
+class _MeasuredTexts(NamedTuple):
+    """The texts of C that perplexity is measured on: their fingerprint, and a function that reads them."""
+
+    fingerprint: str
+    read: Callable[[], list[str]]
+
+
+def _measured_texts(plan: Plan) -> _MeasuredTexts:
+    """Choose the held-out texts or whole documents that perplexity is measured on.
+
+    Raises MissingPart, DamagedPart; so does `read`.
+    """
     if plan.settings.evaluation.perplexity_on == "documents":
         documents = heldout_documents(plan)
-        return fingerprint(documents.rows()), lambda: document_texts(plan, documents)
-    measuring = heldout_texts(plan).measuring
-    return fingerprint(measuring), lambda: measuring
+        return _MeasuredTexts(fingerprint(documents.rows()), lambda: document_texts(plan, documents))
+    texts = heldout_texts(plan).measuring
+    return _MeasuredTexts(fingerprint(texts), lambda: texts)
 
 
 def publish(
@@ -184,14 +217,23 @@ def publish(
 ) -> str:
     """Replace a table of measurements; return the version of its content. Raises WriteError.
 
-    `inputs`: the fingerprints of the measured checkpoints and texts, by name. `stores`: the names of the row stores
-    after the table, which `clean` then keeps. `left_out`: by benchmark, the number of records without a question by
-    reason.
+    settings: what determines the rows, as SETTINGS computes it.
+    inputs: the fingerprints of the measured checkpoints and texts, by name.
+    stores: the names of the row stores of the generations, which `clean` keeps as long as the table is there.
+    left_out: by benchmark, the number of records without a question by reason.
     """
-    counts = Counter({(name, reason): n for name, reasons in left_out.items() for reason, n in reasons.items()})
-    facts = {"stage": table.rpartition("/")[2], "tool": None, STORES: list(stores), REJECTIONS: encoded(counts)}
-    written = record(settings, inputs, **facts)
-    return lake.table(table).publish(WHOLE, [rows], lambda: written).data_version
+    left_out_counts: Counter[tuple[str, str]] = Counter()
+    for benchmark, reasons in left_out.items():
+        for reason, count in reasons.items():
+            left_out_counts[benchmark, reason] = count
+    facts = {
+        "stage": table.rpartition("/")[2],
+        "tool": None,
+        STORES: list(stores),
+        REJECTIONS: encoded(left_out_counts),
+    }
+    table_record = record(settings, inputs, **facts)
+    return lake.table(table).publish(WHOLE, [rows], lambda: table_record).data_version
 
 
 def read_accuracy(lake: Lake) -> pl.DataFrame:
@@ -199,116 +241,203 @@ def read_accuracy(lake: Lake) -> pl.DataFrame:
     return accuracy_by_condition(lake.table(ACCURACY).read(WHOLE))
 
 
-def measured_on(plan: Plan, checkpoint: str) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
-    """Return accuracy (`accuracy_by_condition`) and perplexity; None for what was not measured on this checkpoint."""
+class CheckpointTables(NamedTuple):
+    """The tables as they were measured on a checkpoint, None where they were not.
+
+    - `accuracy`: as `accuracy_by_condition` returns it.
+    - `perplexity`: with PERPLEXITY_COLUMNS.
+    """
+
+    accuracy: pl.DataFrame | None
+    perplexity: pl.DataFrame | None
+
+
+def measured_on(plan: Plan, checkpoint: str) -> CheckpointTables:
+    """Return the tables that were measured on a checkpoint as it is now. Raises DamagedPart."""
     version = checkpoint_versions(plan).get(checkpoint)
-    pointers = {name: plan.lake.table(name).whole_pointer(WHOLE) for name in TABLES}
-    tables = {
-        name: plan.lake.table(name).read(WHOLE)
-        if pointer and pointer.record["inputs"].get(checkpoint) == version
-        else None
-        for name, pointer in pointers.items()
-    }
-    accuracy = tables[ACCURACY]
-    return None if accuracy is None else accuracy_by_condition(accuracy), tables[PERPLEXITY]
+    scores = _table_of(plan.lake, ACCURACY, checkpoint, version)
+    return CheckpointTables(
+        accuracy=None if scores is None else accuracy_by_condition(scores),
+        perplexity=_table_of(plan.lake, PERPLEXITY, checkpoint, version),
+    )
+
+
+def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl.DataFrame | None:
+    """Return the rows of a table; None where it is missing or was measured on another version of the checkpoint."""
+    table = lake.table(name)
+    pointer = table.whole_pointer(WHOLE)
+    if pointer is None or pointer.record["inputs"].get(checkpoint) != version:
+        return None
+    return table.read(WHOLE)
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     """Ask all questions under all conditions; publish outcomes, scores and overlap with C* (paper, section 4.2).
 
-    Arithmetic questions are answered by the baselines without a model too. Raises ToolDown where a tool was down.
+    Arithmetic questions are answered by the baselines without a model too. Raises ToolDown where a tool was down, and
+    BenchmarkError.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
-    weights: dict[str, Weights] = {}
-    asked = _ask(plan, benchmarks, weights, progress)
-    groups = [*(one.outcomes for one in asked), *map(baseline_outcomes, benchmarks)]
-    outcomes = outcome_table(list(chain.from_iterable(groups)))
-    table = score_table(outcomes, weights)
-    settings, stores = accuracy_settings(plan), sorted({one.store for one in asked})
-    left_out = {one.name: one.left_out for one in benchmarks if one.left_out}
-    publish(plan.lake, OUTCOMES, outcomes, settings, versions, stores, left_out)
-    overlap = question_overlap(benchmarks, corpus_batches(plan.lake))  # the checkpoints' versions tell of C*
+    questioning = _Questioning(plan, benchmarks, progress)
+    questioning.ask_all_models()
+    answers = questioning.answers
+
+    outcomes: list[QuestionOutcome] = []
+    for of_model in answers:
+        outcomes += of_model.outcomes
+    for benchmark in benchmarks:
+        outcomes += baseline_outcomes(benchmark)
+    outcome_rows = outcome_table(outcomes)
+    score_rows = score_table(outcome_rows, questioning.weights)
+
+    settings = accuracy_settings(plan)
+    stores = sorted({of_model.store for of_model in answers})
+    left_out = {benchmark.name: benchmark.left_out for benchmark in benchmarks if benchmark.left_out}
+    publish(plan.lake, OUTCOMES, outcome_rows, settings, versions, stores=stores, left_out=left_out)
+    overlap = question_overlap(benchmarks, corpus_batches(plan.lake))  # follows from C*, as the checkpoints do
     publish(plan.lake, OVERLAP, overlap, settings, versions)
-    version = publish(plan.lake, ACCURACY, table, settings, versions)
-    tokens, calls = sum(one.tokens for one in asked), sum(one.calls for one in asked)
-    return Measurement(version, table, accuracy_by_condition(table), left_out, tokens, calls)
+    version = publish(plan.lake, ACCURACY, score_rows, settings, versions)
+    return Measurement(
+        version=version,
+        rows=score_rows,
+        shown=accuracy_by_condition(score_rows),
+        left_out=left_out,
+        tokens=sum(of_model.tokens for of_model in answers),
+        calls=sum(of_model.calls for of_model in answers),
+    )
 
 
 def _synthetic_kinds(plan: Plan) -> list[str]:
-    """Return what the synthetic world is asked: the lanes' tools, and chains where question answering has them."""
-    chained = any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes)
-    return [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS] + [TWO_HOP] * chained
+    """Return the kinds of questions of the synthetic world that are asked.
+
+    These are the tools of the lanes that it has questions for, and TWO_HOP where question answering has chains.
+    """
+    kinds = [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS]
+    if any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes):
+        kinds.append(TWO_HOP)
+    return kinds
 
 
-def _ask(
-    plan: Plan, benchmarks: Sequence[Benchmark], weights: dict[str, Weights], progress: Progress
-) -> "list[AskedBenchmark]":
-    """Ask every model; note in `weights` what each is."""
-    from toolformer_dag.evaluation.asking import benchmark_outcomes, compared, compared_models
+class _Questioning:
+    """Asks every compared model all benchmarks, and keeps the answers.
 
-    settings, lanes = plan.settings, plan.inference_lanes
-    asked_as = sum(len(conditions) for _, _, conditions in compared_models(settings))
-    total = asked_as * sum(len(benchmark.questions) for benchmark in benchmarks)
-    asked: list[AskedBenchmark] = []
+    Both are empty at first and complete once `ask_all_models` has returned:
 
-    def advance(answered: int) -> None:
-        progress(sum(len(group.outcomes) for group in asked) + answered, total)
+    - `answers`: an entry per condition and benchmark.
+    - `weights`: what each model is, by its name in `Condition`.
+    """
 
-    def ask(model: "LanguageModel", conditions: list[Condition]) -> "Iterator[AskedBenchmark]":
+    def __init__(self, plan: Plan, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
+        self.answers: list[BenchmarkOutcomes] = []
+        self.weights: dict[str, Weights] = {}
+        self._plan = plan
+        self._benchmarks = benchmarks
+        self._progress = progress
+        self._total = 0  # questions under all conditions
+
+    def ask_all_models(self) -> None:
+        """Ask all models. Raises ToolDown where a tool was down or gave too few results."""
+        from toolformer_dag.evaluation.asking import compared, compared_models
+
+        settings = self._plan.settings
+        conditions = sum(len(model.conditions) for model in compared_models(settings))
+        self._total = conditions * sum(len(benchmark.questions) for benchmark in self._benchmarks)
+        for answers in compared(settings, self._ask):
+            check_outage(answers.outcomes)
+            self.answers.append(answers)
+            self._advance(0)
+
+    def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
+        """Yield the answers of a model under each condition to each benchmark."""
+        from toolformer_dag.evaluation.asking import benchmark_outcomes
+
+        settings = self._plan.settings
         for condition in conditions:
-            named = settings.evaluation.models.get(condition.of_model, settings.model)
-            weights[condition.of_model] = folder_name(named.name), model.parameters
-            for benchmark in benchmarks:
-                yield benchmark_outcomes(settings, lanes, model, condition, benchmark, advance)
+            model_settings = settings.evaluation.models.get(condition.of_model, settings.model)
+            self.weights[condition.of_model] = Weights(folder_name(model_settings.name), model.parameters)
+            for benchmark in self._benchmarks:
+                yield benchmark_outcomes(
+                    settings, self._plan.inference_lanes, model, condition, benchmark, self._advance
+                )
 
-    for group in compared(settings, ask):
-        check_outage(group.outcomes)
-        asked.append(group)
-        advance(0)
-    return asked
+    def _advance(self, answered: int) -> None:
+        """Report progress; `answered` questions were answered beside those of `answers`."""
+        done = sum(len(answers.outcomes) for answers in self.answers)
+        self._progress(done + answered, self._total)
 
 
 def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     """Publish the perplexity, with calls disabled, of held-out texts of C and WikiText (paper, section 4.3).
 
-    WikiText is measured where the settings name its file.
+    WikiText is measured where the settings name its file. Raises MissingPart, DamagedPart, BenchmarkError.
     """
     from toolformer_dag.evaluation.asking import compared, compared_models
-    from toolformer_dag.evaluation.language_modeling import perplexity
 
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
-    file = plan.settings.evaluation.wikitext
-    measured_on, read = _measured_on(plan)
-    sources = {HELDOUT_C: read()}
-    sources |= {"WikiText": wikitext(file)} if file else {}
+    measured_texts = _measured_texts(plan)
+    sources = {HELDOUT_C: measured_texts.read()}
+    wikitext_file = plan.settings.evaluation.wikitext
+    if wikitext_file:
+        sources["WikiText"] = wikitext(wikitext_file)
 
-    def rows(model: "LanguageModel", conditions: list[Condition]) -> Iterator[tuple[object, ...]]:
-        plainly = conditions[0]
-        for source, texts in sources.items():
-            measure = perplexity(model, texts)
-            low, high = measure.interval
-            figures = (measure.tokens, measure.perplexity, low, high, measure.bits_per_byte)
-            yield source, plainly.name, len(texts), *figures, plainly.of_model
-
-    measured: list[tuple[object, ...]] = []
-    for row in compared(plan.settings, rows):
-        measured.append(row)
-        progress(len(measured), len(compared_models(plan.settings)) * len(sources))
-    table = pl.DataFrame(measured, schema=PERPLEXITY_COLUMNS, orient="row")
-    inputs = {**versions, MEASURED_ON: measured_on}
+    rows: list[dict[str, object]] = []
+    total = len(compared_models(plan.settings)) * len(sources)
+    for row in compared(plan.settings, partial(_perplexities, sources)):
+        rows.append(row)
+        progress(len(rows), total)
+    table = pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)
+    inputs = {**versions, MEASURED_ON: measured_texts.fingerprint}
     version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)
-    return Measurement(version, table, table, {}, int(table["tokens"].sum()), 0)
+    return Measurement(
+        version=version,
+        rows=table,
+        shown=table,
+        left_out={},
+        tokens=int(table["tokens"].sum()),
+        calls=0,
+    )
+
+
+def _perplexities(
+    sources: Mapping[str, list[str]], model: "LanguageModel", conditions: list[Condition]
+) -> Iterator[dict[str, object]]:
+    """Yield a row of PERPLEXITY_COLUMNS per source of texts, under the first condition, which is without calls."""
+    from toolformer_dag.evaluation.language_modeling import perplexity
+
+    without_calls = conditions[0]
+    for source, texts in sources.items():
+        measure = perplexity(model, texts)
+        low, high = measure.interval
+        yield {
+            "source": source,
+            "condition": without_calls.name,
+            "texts": len(texts),
+            "tokens": measure.tokens,
+            "perplexity": measure.perplexity,
+            "low": low,
+            "high": high,
+            "bits_per_byte": measure.bits_per_byte,
+            "model": without_calls.of_model,
+        }
 
 
 def stored_measurement(lake: Lake, name: str) -> Measurement:
-    """Return what a table holds, as if it had been measured for nothing. Raises MissingPart, DamagedPart."""
-    rows = lake.table(name).read(WHOLE)
-    shown = accuracy_by_condition(rows) if name == ACCURACY else rows
-    return Measurement(lake.table(name).pointer(WHOLE).data_version, rows, shown, {}, 0, 0)
+    """Return what ACCURACY or PERPLEXITY holds, with no tokens and no calls. Raises MissingPart, DamagedPart."""
+    table = lake.table(name)
+    rows = table.read(WHOLE)
+    return Measurement(
+        version=table.pointer(WHOLE).data_version,
+        rows=rows,
+        shown=accuracy_by_condition(rows) if name == ACCURACY else rows,
+        left_out={},
+        tokens=0,
+        calls=0,
+    )
 
 
 MEASURES: Mapping[str, Callable[[Plan, Progress], Measurement]] = {
     ACCURACY: measure_accuracy,
     PERPLEXITY: measure_perplexity,
 }
+"""By table, the function that measures it."""

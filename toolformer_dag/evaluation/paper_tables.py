@@ -1,4 +1,4 @@
-"""Tables 2 to 10 and Figure 4 of the paper: their views, and how people see them. Imports no torch.
+"""Tables 2 to 10 and Figure 4 of the paper beside ours: their SQL views, and how people see them. Imports no torch.
 
 The views stand in paper_tables.sql, the paper's figures in paper_figures.toml. A figure of the paper is never ours to
 reproduce exactly: the model, the corpus and the tools behind it differ, which `notes` says.
@@ -6,11 +6,11 @@ reproduce exactly: the model, the corpus and the tools behind it differ, which `
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 from duckdb import DuckDBPyConnection
@@ -19,7 +19,11 @@ from toolformer_dag.files import UserError
 from toolformer_dag.lake.queries import quoted, rows, sql_text
 
 FIGURES: Mapping[str, Any] = tomllib.loads(files(__package__).joinpath("paper_figures.toml").read_text("utf-8"))
-FIGURES_OF_PAPER, DASH = "the paper", "–"
+"""The content of paper_figures.toml."""
+FIGURES_OF_PAPER = "the paper"
+"""The value of the column `figures_of` in the paper's rows."""
+DASH = "–"
+"""Stands for a missing figure."""
 BENCHMARK_COLUMNS = {
     "figures_of": "`ours` or `the paper`",
     "model": "condition of the model; in the paper's rows its name there",
@@ -31,6 +35,7 @@ BENCHMARK_COLUMNS = {
     "high": "upper end of its 95 % interval (Wilson), per cent; null in the paper's rows",
     "calls": "questions with a call, per cent; null in the paper's rows",
 }
+"""Comments of the columns of Tables 3 to 7."""
 COLUMN_COMMENTS = {
     "paper_figures": {
         "paper_table": "number of the table of the paper, 2 to 9",
@@ -53,52 +58,92 @@ COLUMN_COMMENTS = {
 """Comments of the columns, by view."""
 
 
-def paper_figures() -> Iterator[tuple[int, str, str, str, float | None, float, int]]:
-    """Yield (table, measure, model, item, at, figure, place of the row) of every figure that the paper prints."""
+class PaperFigure(NamedTuple):
+    """A figure that the paper prints; the fields are columns of the view `paper_figures`, described above.
+
+    - `tau_f_or_k`: tau_f (Table 2) or k of decoding (Table 9); None elsewhere.
+    - `place`: the place of its row in the paper's table, from 0.
+    """
+
+    paper_table: int
+    measure: str
+    model: str
+    item: str
+    tau_f_or_k: float | None
+    figure: float
+    place: int
+
+
+def paper_figures() -> Iterator[PaperFigure]:
+    """Yield every figure that the paper prints, in the order of paper_figures.toml."""
     for grid in FIGURES["grid"]:
         for place, (row, figures) in enumerate(grid["rows"].items()):
             for column, figure in zip(grid["columns"], figures, strict=True):
+                if math.isnan(figure):  # a dash in the paper
+                    continue
+                # Two of measure, model, item and at are the axes of the grid, the others are the same everywhere.
                 cell = {**grid, grid["rows_are"]: row, grid["columns_are"]: column}
-                at = cell.get("at")
-                if not math.isnan(figure):
-                    named = cell["measure"], cell["model"], cell["item"]
-                    yield grid["table"], *named, None if at is None else float(at), figure, place
+                tau_f_or_k = cell.get("at")
+                yield PaperFigure(
+                    paper_table=grid["table"],
+                    measure=cell["measure"],
+                    model=cell["model"],
+                    item=cell["item"],
+                    tau_f_or_k=None if tau_f_or_k is None else float(tau_f_or_k),
+                    figure=figure,
+                    place=place,
+                )
 
 
 def _views() -> str:
     """Return the statements that make paper_figures and paper_examples, then those of paper_tables.sql."""
-    figures = ", ".join(map(_row, paper_figures()))
-    example = COLUMN_COMMENTS["paper_examples"]
-    examples = ", ".join(_row(tuple(one[column] for column in example)) for one in FIGURES["example"])
-    comments = [
-        f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};'
-        for view, columns in COLUMN_COMMENTS.items()
-        for column, comment in columns.items()
-    ]
+    figures = ", ".join(_sql_row(figure) for figure in paper_figures())
+    example_columns = COLUMN_COMMENTS["paper_examples"]
+    example_rows = []
+    for example in FIGURES["example"]:
+        example_rows.append(_sql_row([example[column] for column in example_columns]))
+    examples = ", ".join(example_rows)
+    comments = []
+    for view, columns in COLUMN_COMMENTS.items():
+        for column, comment in columns.items():
+            comments.append(f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};')
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
 FROM (VALUES {figures}) AS figures(paper_table, measure, model, item, "at", figure, place);
 COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a model on an item (benchmark, tool or corpus), at a tau_f (Table 2) or a k of decoding (Table 9); shares in per cent.';
 CREATE VIEW paper_examples AS
-SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(example)});
+SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(example_columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
 {sql_text(__package__, "paper_tables.sql")}
 {"".join(comments)}"""  # noqa: E501, a comment of the warehouse is one line
 
 
-def _row(values: tuple[object, ...]) -> str:
-    written = ["NULL" if value is None else quoted(value) if isinstance(value, str) else str(value) for value in values]
-    return f"({', '.join(written)})"
+def _sql_row(values: Iterable[object]) -> str:
+    """Return values as a row of VALUES in SQL."""
+    literals = []
+    for value in values:
+        if value is None:
+            literals.append("NULL")
+        elif isinstance(value, str):
+            literals.append(quoted(value))
+        else:
+            literals.append(str(value))
+    return f"({', '.join(literals)})"
 
 
 VIEWS = _views()
-"""Statements for the warehouse; their text is part of its fingerprint."""
+"""Statements that make the views in the warehouse; their text is part of its fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """A table or figure of the paper. `view`: its rows in the warehouse; `wide`: turns these into what people read."""
+    """A table or figure of the paper.
+
+    - `view`: the view of the warehouse with its rows.
+    - `title`: its heading.
+    - `wide`: turns the rows of the view into those that people read, with texts as cells.
+    """
 
     view: str
     title: str
@@ -120,35 +165,44 @@ class PaperTable:
 
 
 def _interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
-    """Format `33.8 (31.0-36.7)`; a figure without an interval alone, none as a dash."""
-    ends = [pl.col(name).round(1).cast(pl.String) for name in (figure, low, high)]
-    return pl.coalesce(pl.format("{} ({}-{})", *ends), ends[0], pl.lit(DASH))
+    """Format columns as `33.8 (31.0-36.7)`; as `33.8` where the ends are null, as a dash where the figure is."""
+    figure_text = pl.col(figure).round(1).cast(pl.String)
+    low_text = pl.col(low).round(1).cast(pl.String)
+    high_text = pl.col(high).round(1).cast(pl.String)
+    return pl.coalesce(pl.format("{} ({}-{})", figure_text, low_text, high_text), figure_text, pl.lit(DASH))
 
 
 def _count(name: str) -> pl.Expr:
-    """Format a number with commas, none as a dash."""
+    """Format a column of numbers with commas, null as a dash."""
     return pl.col(name).map_elements("{:,}".format, pl.String).fill_null(DASH)
 
 
-def _named() -> pl.Expr:
-    """Name the row of a model: whose figures are the paper's."""
-    return (
-        pl.when(pl.col("figures_of") == FIGURES_OF_PAPER)
-        .then(pl.format("paper: {}", "model"))
-        .otherwise("model")
-        .alias("model")
-    )
+def _model_name() -> pl.Expr:
+    """Return the column `model`, with `paper: ` before the models whose figures are the paper's."""
+    is_of_paper = pl.col("figures_of") == FIGURES_OF_PAPER
+    return pl.when(is_of_paper).then(pl.format("paper: {}", "model")).otherwise("model").alias("model")
 
 
 def _beside(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
-    """Return a row per model and a column per item, headed by n; the paper's items come first."""
-    sizes = dict(rows.filter(pl.col("n").is_not_null()).select(item, "n").iter_rows())
-    paper = list(dict.fromkeys(name for _, _, _, name, *_ in paper_figures() if name in set(rows[item])))
-    others = sorted(set(rows[item]) - set(paper))
-    long = rows.select(_named(), item, cell.alias("cell"))
+    """Return a row per model and a column per item, such as a benchmark; the paper's items come first.
+
+    rows: those of a view, with the columns model, figures_of, n and `item`.
+    item: the column that becomes columns; their headings have n, the number of questions or texts.
+    cell: the text of a cell.
+    """
+    with_n = rows.filter(pl.col("n").is_not_null())
+    n_of = dict(with_n.select(item, "n").iter_rows())
+    items = set(rows[item])
+    paper_items = dict.fromkeys(figure.item for figure in paper_figures() if figure.item in items)
+    other_items = sorted(items - paper_items.keys())
+
+    long = rows.select(_model_name(), item, cell.alias("cell"))
     wide = long.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
-    headed = {name: f"{name}, n = {sizes[name]:,}" if name in sizes else name for name in (*paper, *others)}
-    return wide.select("model", *(pl.col(name).alias(head) for name, head in headed.items()))
+    columns = [pl.col("model")]
+    for name in (*paper_items, *other_items):
+        heading = f"{name}, n = {n_of[name]:,}" if name in n_of else name
+        columns.append(pl.col(name).alias(heading))
+    return wide.select(columns)
 
 
 _accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(_beside, item="benchmark", cell=_interval("accuracy"))
@@ -156,24 +210,25 @@ _perplexities = partial(_beside, item="source", cell=_interval("perplexity"))
 
 
 def _examples(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return Table 2 as it is read: examples with calls by tool and tau_f, and how many would be kept by chance."""
     chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
+    chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))
+    kept_by_chance = pl.when("too_few_swaps").then(pl.lit("?")).otherwise(chance_text)
     return rows.select(
         "tool",
         "tau_f",
         "examples",
         "calls",
-        pl.when("too_few_swaps")
-        .then(pl.lit("?"))
-        .otherwise(pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH)))
-        .alias("kept by chance"),
+        kept_by_chance.alias("kept by chance"),
         _count("paper").alias("paper: GPT-J"),
     )
 
 
 def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return Table 9 as it is read: accuracy over k of all questions, of those with a call and of those without."""
     return rows.select(
         "benchmark",
-        _named(),
+        _model_name(),
         "k",
         _count("n"),
         _interval("accuracy").alias("All"),
@@ -185,35 +240,52 @@ def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-SHOWN_BESIDE, SHOWN_CALL = 24, 58
-"""Characters of the text on either side of a call, and of the call, in a row for people: the call is in sight."""
+SHOWN_BESIDE = 24
+"""How many characters of the text stand on either side of a call in a row for people."""
+SHOWN_CALL = 58
+"""How many characters of a call stand there: the whole row fits into a line."""
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
-    before, call, after = (pl.col(name).str.replace_all(r"\s+", " ") for name in ("before", "call", "after"))
-    short = pl.when(call.str.len_chars() > SHOWN_CALL).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
-    shown = pl.when(call.str.starts_with("[")).then(short).otherwise(pl.format("[{}]", short))
-    whose = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).when("kept").then(pl.lit("kept"))
+    """Return Table 10 as it is read: each call in its text, with whether it was kept and found useful."""
+    before = _without_breaks("before")
+    call = _without_breaks("call")
+    after = _without_breaks("after")
+    is_long = call.str.len_chars() > SHOWN_CALL
+    short_call = pl.when(is_long).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
+    in_brackets = pl.when(call.str.starts_with("[")).then(short_call).otherwise(pl.format("[{}]", short_call))
+    example = pl.format("{}{} {}", before.str.tail(SHOWN_BESIDE), in_brackets, after.str.head(SHOWN_BESIDE))
+    ours = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
+    kept = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(ours)
+    useful = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
         pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
-        whose.otherwise(pl.lit("rejected")).alias("kept"),
+        kept.alias("kept"),
         "tool",
-        pl.format("{}{} {}", before.str.tail(SHOWN_BESIDE), shown, after.str.head(SHOWN_BESIDE)).alias("example"),
-        pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no")).alias("judged useful"),
+        example.alias("example"),
+        useful.alias("judged useful"),
     )
 
 
+def _without_breaks(column: str) -> pl.Expr:
+    """Return a column of texts with a space in place of each run of white space."""
+    return pl.col(column).str.replace_all(r"\s+", " ")
+
+
 def _averages(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.select(
+    """Return Figure 4 as it is read: the average accuracy of benchmarks by model and its parameters."""
+    whose_questions = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
+    table = rows.select(
         "benchmarks",
-        pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic")).alias("questions"),
+        whose_questions.alias("questions"),
         pl.col("condition").alias("model"),
         "parameters",
         _count("n"),
         _interval("accuracy").alias("average"),
         "figures_of",
-    ).select(_named(), pl.exclude("model", "figures_of"))
+    )
+    return table.select(_model_name(), pl.exclude("model", "figures_of"))
 
 
 PAPER_TABLES = (
@@ -232,23 +304,25 @@ PAPER_TABLES = (
 
 def paper_table(number: str) -> PaperTable:
     """Return the table of that number, or `figure_4`. Raises UserError for another."""
-    known = {table.number: table for table in PAPER_TABLES}
-    if number not in known:
-        raise UserError(f"there is no table {number!r} of figures; there are {', '.join(known)}")
-    return known[number]
+    table_of = {table.number: table for table in PAPER_TABLES}
+    if number not in table_of:
+        raise UserError(f"there is no table {number!r} of figures; there are {', '.join(table_of)}")
+    return table_of[number]
 
 
-WHOSE = """
+MODELS_SQL = """
 SELECT any_value(weights) || coalesce(format(' ({:,} parameters)', any_value(parameters)), '') || ': '
        || string_agg(DISTINCT model, ', ' ORDER BY model)
 FROM accuracy WHERE weights IS NOT NULL GROUP BY weights, parameters ORDER BY min(condition_order(condition))
 """
-LEFT_OUT = """
+"""Selects a line per model: what it is, and the names under which it was asked."""
+LEFT_OUT_SQL = """
 SELECT shard || ': ' || string_agg(format('{:,} {}', count, reason), ', ' ORDER BY reason)
 FROM rejections WHERE stage = 'outcomes' AND paper_table_of(shard) = {number} GROUP BY shard ORDER BY shard
 """
+"""Selects a line per benchmark of the table {number}: how many records were left out, by reason."""
 BENCHMARK_KEYS = {"Natural Questions": "nq"}
-"""Keys of [evaluation.benchmarks], where these are not the first word of the benchmark's name in small letters."""
+"""Keys of [evaluation.benchmarks] that are not the first word of the benchmark's name in small letters."""
 COMPARABLE = {
     "2": "?: none of the swapped results was kept, and there are too few to tell. The paper's examples are of CCNet "
     "with GPT-J 6.7B and its five tools.",
@@ -260,34 +334,48 @@ COMPARABLE = {
 }
 """What stands in the way of a comparison, by table."""
 PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
+"""The same for the other tables."""
 
 
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
-    """Say whose figures are of which model, and what was left out."""
-    whose = [f"Ours are of {line}." for [line] in rows(warehouse, WHOSE).iter_rows()]
-    lines = (
-        [] if table.number in ("2", "10") else whose or ["Nothing of ours was measured yet; run `toolformer-dag run`."]
-    )
+    """Return sentences for below a table: whose figures are of which model, what was left out, what is missing."""
+    lines = []
+    if table.number not in ("2", "10"):  # these two are of the corpus, not of models' answers
+        for [line] in rows(warehouse, MODELS_SQL).iter_rows():
+            lines.append(f"Ours are of {line}.")
+        if not lines:
+            lines.append("Nothing of ours was measured yet; run `toolformer-dag run`.")
     lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))
     if table.is_of_benchmarks:
-        asked = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)["benchmark"]
-        lines += _lines_that_fill(table, {"All", *asked})
-        left_out = rows(warehouse, LEFT_OUT.replace("{number}", table.number)).iter_rows()
-        lines += [f"Left out by the reader: {line}." for [line] in left_out]
+        ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
+        lines += _lines_that_fill(table, measured={"All", *ours["benchmark"]})
+        for [line] in rows(warehouse, LEFT_OUT_SQL.replace("{number}", table.number)).iter_rows():
+            lines.append(f"Left out by the reader: {line}.")
     return lines
 
 
-def _lines_that_fill(table: PaperTable, asked: set[str]) -> list[str]:
-    """Name the benchmarks of a table of the paper that were not asked, and the settings that would."""
-    of_table = (item for number, _, _, item, *_ in paper_figures() if str(number) == table.number)
-    names = [name for name in dict.fromkeys(of_table) if name not in asked]
-    keys = dict.fromkeys(BENCHMARK_KEYS.get(name, name.split()[0].lower()) for name in names)
-    lines = [f'{key} = "{"made" if key == "dateset" else "PATH"}"' for key in keys]
-    return [f"Not asked: {', '.join(names)}; add {', '.join(lines)} under [evaluation.benchmarks]."] if names else []
+def _lines_that_fill(table: PaperTable, measured: set[str]) -> list[str]:
+    """Return a sentence with the benchmarks of a table that are not in `measured`, and the settings that add them.
+
+    No sentence where none is missing.
+    """
+    items = [figure.item for figure in paper_figures() if str(figure.paper_table) == table.number]
+    missing = [name for name in dict.fromkeys(items) if name not in measured]
+    if not missing:
+        return []
+    keys = dict.fromkeys(BENCHMARK_KEYS.get(name, name.split()[0].lower()) for name in missing)
+    settings = []
+    for key in keys:
+        path = "made" if key == "dateset" else "PATH"
+        settings.append(f'{key} = "{path}"')
+    return [f"Not asked: {', '.join(missing)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
 
 
 def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return calls and right answers of Toolformer over `decoding.min_probability`; None where that has no place."""
+    """Return calls and right answers of Toolformer over `decoding.min_probability`, to be drawn with Table 9.
+
+    The columns are those of the view over_min_probability. None for other tables, and where it has no rows.
+    """
     if table.number != "9":
         return None
     curve = rows(warehouse, "FROM over_min_probability WHERE benchmark = 'All' AND condition = 'Toolformer'")
@@ -295,10 +383,14 @@ def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl
 
 
 def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return which tools were called, in per cent; None for a table without benchmarks."""
+    """Return which tools were called, in per cent: a row per benchmark and model, a column per tool.
+
+    None for a table without benchmarks.
+    """
     if not table.is_of_benchmarks:
         return None
     where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
-    called = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
-    cells = called.select("benchmark", _named(), _count("n"), "called", _interval("share").alias("cell"))
-    return cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True).fill_null(DASH)
+    shares = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
+    cells = shares.select("benchmark", _model_name(), _count("n"), "called", _interval("share").alias("cell"))
+    wide = cells.pivot("called", index=["benchmark", "model", "n"], values="cell", maintain_order=True)
+    return wide.fill_null(DASH)

@@ -1,6 +1,7 @@
 """Find the questions of benchmarks that occur in the texts that were trained on. Imports no torch."""
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import polars as pl
 
@@ -11,8 +12,21 @@ from toolformer_dag.texts.shared_passages import FEWEST_WORDS, SharedPassages
 
 BATCH = 2_000
 """Texts of C* that are searched together."""
-Place = tuple[int, str, int, str]
-"""Where a text stands in the order of C*: hash and digest of its document, its number there; and its shard."""
+
+
+class Place(NamedTuple):
+    """Where a text stands in C*. Places compare in the order of C*.
+
+    - `document_hash`, `digest`: two hashes of its document. `segment`: its number within the document.
+    - `shard`: the shard of the document.
+    """
+
+    document_hash: int
+    digest: str
+    segment: int
+    shard: str
+
+
 OVERLAP_COLUMNS = {
     "benchmark": pl.String,
     "question": pl.Int64,
@@ -21,55 +35,104 @@ OVERLAP_COLUMNS = {
     "digest": pl.String,
     "segment": pl.Int32,
 }
-"""`question`: its number, from 1. `in_corpus`: null where it has fewer words than any passage that is looked for. The
-others: the first text of C* that holds a passage of the question."""
+"""Columns of the overlap. `question`: its number, from 1. `in_corpus`: null where it has fewer words than any passage
+that is looked for. The others: the first text of C* that holds a passage of the question; null without one."""
 MARK = "\0"
-FRAMES = tuple(
-    (before, "" if template is multilingual else after)
-    for template, filled in (
-        (completion, completion(MARK)),
-        (question_answering, question_answering(MARK)),
-        (multilingual, multilingual(MARK, "")),
-        (mathematics, mathematics("", MARK)),
-    )
-    for before, _, after in [filled.partition(MARK)]
-)
-"""What the prompts of appendix C put before and after a question; MLQA's question stands after its paragraph."""
+"""Stands for the question in a prompt."""
+
+
+class Frame(NamedTuple):
+    """What a template of prompts puts before and after a question."""
+
+    before: str
+    after: str
+
+
+def _frames() -> tuple[Frame, ...]:
+    """Return the frames of appendix C; MLQA's has no end, since its question stands after a paragraph."""
+    before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
+    frames = []
+    for prompt in (completion(MARK), question_answering(MARK)):
+        before, _, after = prompt.partition(MARK)
+        frames.append(Frame(before, after))
+    frames.append(Frame(before_paragraph, ""))
+    before, _, after = mathematics("", MARK).partition(MARK)
+    frames.append(Frame(before, after))
+    return tuple(frames)
+
+
+FRAMES = _frames()
+"""The frames of all templates of appendix C."""
+
+
+class _Numbered(NamedTuple):
+    """A question: its benchmark, its number there from 1, and its prompt."""
+
+    benchmark: str
+    number: int
+    prompt: str
 
 
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Return a row per question: whether 13 words of it in a row stand in a training text of `corpus` (rows of C*).
+    """Return a row per question, with OVERLAP_COLUMNS: whether it occurs in a training text of C*.
 
-    A question of 8 to 12 words is looked for as a whole. The words of the prompt's template are not the question's;
-    the paragraph of MLQA is.
+    It does where 13 words of it in a row stand in the text; a question of 8 to 12 words is looked for as a whole. The
+    words of the prompt's template are not the question's; the paragraph of MLQA is.
+
+    corpus: batches of rows of C*, read once. Columns split, text, document_hash, digest, segment and shard.
     """
-    asked = [(one.name, number, each.prompt) for one in benchmarks for number, each in enumerate(one.questions, 1)]
-    passages = SharedPassages([own_words(prompt) for *_, prompt in asked])
-    places: dict[int, Place] = {}
+    numbered: list[_Numbered] = []
+    for benchmark in benchmarks:
+        for number, question in enumerate(benchmark.questions, 1):
+            numbered.append(_Numbered(benchmark.name, number, question.prompt))
+    passages = SharedPassages([own_words(row.prompt) for row in numbered])
+    first_places = _first_places(passages, corpus)
+
+    rows = []
+    for index, (row, words) in enumerate(zip(numbered, passages.words, strict=True)):
+        place = first_places.get(index)
+        rows.append(
+            {
+                "benchmark": row.benchmark,
+                "question": row.number,
+                "in_corpus": place is not None if words >= FEWEST_WORDS else None,
+                "shard": place.shard if place else None,
+                "digest": place.digest if place else None,
+                "segment": place.segment if place else None,
+            }
+        )
+    return pl.DataFrame(rows, schema=OVERLAP_COLUMNS)
+
+
+def _first_places(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, Place]:
+    """Return the first place in C*, by index of the question, of the questions that occur in a training text."""
+    first_places: dict[int, Place] = {}
     for rows in corpus:
         texts = rows.filter(pl.col("split") == TRAIN)
-        for at in range(0, texts.height, BATCH):
-            batch = texts[at : at + BATCH]
+        for start in range(0, texts.height, BATCH):
+            batch = texts[start : start + BATCH]
+            places = batch.select(Place._fields)
             for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
-                place = batch.select("document_hash", "digest", "segment", "shard").row(row)
-                places[question] = min(places.get(question, place), place)
-    first = {question: (shard, digest, segment) for question, (_, digest, segment, shard) in places.items()}
-    table = [
-        (name, number, at in first if words >= FEWEST_WORDS else None, *first.get(at, (None, None, None)))
-        for at, ((name, number, _), words) in enumerate(zip(asked, passages.words, strict=True))
-    ]
-    return pl.DataFrame(table, schema=OVERLAP_COLUMNS, orient="row")
+                place = Place(*places.row(row))
+                first_places[question] = min(first_places.get(question, place), place)
+    return first_places
 
 
 def own_words(prompt: str) -> str:
-    """Return a prompt without what its template puts before and after (appendix C)."""
-    for before, after in FRAMES:
-        if prompt.startswith(before) and prompt.endswith(after):
-            return prompt.removeprefix(before).removesuffix(after)
+    """Return a prompt without what its template (appendix C) puts before and after the question."""
+    for frame in FRAMES:
+        if prompt.startswith(frame.before) and prompt.endswith(frame.after):
+            return prompt.removeprefix(frame.before).removesuffix(frame.after)
     return prompt
 
 
 def overlap_counts(overlap: pl.DataFrame) -> pl.DataFrame:
-    """Return questions, those in the corpus, and those too short to tell, by benchmark."""
-    counts = (pl.len().alias("n"), pl.col("in_corpus").sum(), pl.col("in_corpus").is_null().sum().alias("too_short"))
-    return overlap.group_by("benchmark", maintain_order=True).agg(*counts)
+    """Return a row per benchmark of a table of `question_overlap`.
+
+    Columns: benchmark, n (questions), in_corpus (those that occur in C*), too_short (those with too few words to tell).
+    """
+    return overlap.group_by("benchmark", maintain_order=True).agg(
+        pl.len().alias("n"),
+        pl.col("in_corpus").sum(),
+        pl.col("in_corpus").is_null().sum().alias("too_short"),
+    )

@@ -1,7 +1,12 @@
-"""What the page asks of the warehouse about calls: counts by threshold, calls near it, one text."""
+"""Queries of the page to the warehouse about calls: counts by threshold, the calls near it, a text with its calls.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+A tool is named here by the key of its settings. tau is the threshold tau_f, and delta what it is compared with (paper,
+section 2 "Filtering API Calls").
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 
@@ -17,6 +22,7 @@ SELECT lanes.tool, lanes.name, lanes.tau_f, by_chance, verdict, exact_above, pla
 FROM lanes LEFT JOIN filter_rules USING (tool) LEFT JOIN loss_floors USING (tool) LEFT JOIN control_sizes USING (tool)
 ORDER BY lanes.rowid
 """
+"""Selects a row per tool: its threshold and how that was found, and its kept calls."""
 STATISTICS = (
     "scored",
     "calls",
@@ -28,21 +34,26 @@ STATISTICS = (
     "fdr",
     "fdr_high",
 )
+"""Columns of curve_statistics that the page draws over tau."""
 LISTS = ", ".join(f"list({name} ORDER BY tau_f) AS {name}" for name in STATISTICS)
 CURVE = f"SELECT tool, min(round(tau_f * 100))::INTEGER AS first, {LISTS} FROM curve_statistics GROUP BY tool"
+"""Selects STATISTICS by tool, as lists over tau; `first` is the first tau in hundredths."""
 BARS = """
 SELECT tool, list(round(delta * 100)::INTEGER ORDER BY delta) AS bins, list(scored ORDER BY delta) AS scored,
        list(swapped ORDER BY delta) AS swapped
 FROM curves GROUP BY tool
 """
+"""Selects the histograms of delta by tool, of scored and of swapped results; `bins` are in hundredths."""
 APPLIED = """
 SELECT tool, calls, examples, kept_swapped, by_chance, by_chance_low, by_chance_high, fdr, fdr_high
 FROM swapped_statistics JOIN filter_statistics USING (tool, tau_f, calls) JOIN lanes USING (tool, tau_f)
 """
+"""Selects the statistics at the applied threshold, by tool."""
 BEST = """
 SELECT DISTINCT ON (tool) tool, shard, digest, segment, position, sample, delta FROM decisions WHERE kept
 ORDER BY tool, delta DESC, rowid
 """
+"""Selects the kept call with the largest delta, by tool."""
 REASONS_OF_THRESHOLD = ("no_threshold", "below_tau_f", "not_best_at_position")
 """The reasons of `why_not` that follow from a threshold and the deltas."""
 VERDICT = "CASE WHEN NOT eligible THEN reason ELSE coalesce(why_not(NULL, best, delta, $tau), 'kept') END"
@@ -53,8 +64,26 @@ input[:{SHORT}] AS input, length(input) AS input_length, result[:{SHORT}] AS res
 chain, need, source, echo, p_api, loss_empty, loss_call, loss_before, loss_result, loss_minus, loss_plus, delta,
 delta_is_bound, eligible, best, kept, reason
 """
-SIDES = (("delta >= $tau", "delta, rowid"), ("NOT delta >= $tau", "delta DESC, rowid"), ("delta IS NULL", "rowid"))
+"""What the page shows of a call in a list."""
+
+
+class Side(NamedTuple):
+    """Calls on a side of the threshold: a condition and an order of SQL, by distance from it."""
+
+    condition: str
+    order: str
+
+
+AT_OR_ABOVE = Side("delta >= $tau", "delta, rowid")
+"""Calls that the threshold $tau lets stay."""
+BELOW = Side("NOT delta >= $tau", "delta DESC, rowid")
+"""Calls that it rejects."""
+WITHOUT_DELTA = Side("delta IS NULL", "rowid")
+"""Calls without losses."""
 KEY = ("tool", "shard", "digest", "segment", "position", "sample")
+"""The columns that identify a call."""
+TEXT_KEY = KEY[:4]
+"""The columns that identify a text of a tool."""
 EXCERPTS = f"""
 SELECT decisions.rowid AS row,
        substr(text, greatest(1, char_offset - {AROUND - 1}), least({AROUND}, char_offset)) AS before,
@@ -62,52 +91,87 @@ SELECT decisions.rowid AS row,
 FROM decisions JOIN documents ON documents.rowid = decisions.document
 WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 """
+"""Selects the text around calls, by their rows in `decisions`."""
 
 
 def overview(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what every view needs at once: tools with their curves and best kept call, and reasons to filter by."""
+    """Return what every view needs at once, as the page's script takes it. Raises WarehouseError.
+
+    - `version`, `about`: those of the warehouse. `near`: NEAR.
+    - `tools`: the row of each tool; its keys `curve`, `bars`, `applied` and `best` hold its rows of these queries, or
+      None.
+    - `reasons`: why calls were rejected, to filter by.
+    """
     queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
-    known = {name: {row.pop("tool"): row for row in reader.rows(sql)} for name, sql in queries.items()}
-    tools = [{**row, **{name: of.get(row["tool"]) for name, of in known.items()}} for row in reader.rows(TOOLS)]
+    rows_of_tool = {name: _by_tool(reader.rows(sql)) for name, sql in queries.items()}
+    tools = []
+    for tool in reader.rows(TOOLS):
+        for name, rows in rows_of_tool.items():
+            tool[name] = rows.get(tool["tool"])
+        tools.append(tool)
     reasons = reader.rows("SELECT DISTINCT reason FROM rejections WHERE stage = 'filtered_calls' ORDER BY reason")
-    shown = {"version": reader.version(), "about": reader.about, "near": NEAR}
-    return {**shown, "tools": tools, "reasons": [row["reason"] for row in reasons]}
+    return {
+        "version": reader.version(),
+        "about": reader.about,
+        "near": NEAR,
+        "tools": tools,
+        "reasons": [row["reason"] for row in reasons],
+    }
+
+
+def _by_tool(rows: Iterable[Row]) -> dict[str, Row]:
+    """Return rows, one per tool, by that tool and without it."""
+    by_tool = {}
+    for row in rows:
+        tool = row.pop("tool")
+        by_tool[tool] = row
+    return by_tool
 
 
 def best_calls(shown: Mapping[str, Any]) -> list[Row]:
-    """Return the best kept call of each tool that an `overview` has one of."""
+    """Return the best kept call of each tool that has one, from an `overview`."""
     return [{**tool["best"], "tool": tool["tool"]} for tool in shown["tools"] if tool["best"]]
 
 
-def calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return calls by distance from a threshold: NEAR at or above, NEAR below, then those without a delta.
+def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return calls by distance from a threshold: NEAR at or above, NEAR below, then NEAR without a delta.
 
-    `asked`: tool and tau, and of domain, verdict (kept, lost), reason and text what the calls are filtered by.
+    query: `tool` and `tau`; and of `domain`, `verdict` (kept, lost), `reason` and `text` those that the calls are
+        filtered by.
+
+    Raises ValueError for a tau that is no number, and WarehouseError.
     """
-    where, given = _filter(asked)
-    by_side = [
-        reader.rows(
-            f"SELECT {COLUMNS}, {VERDICT} AS verdict FROM decisions "
-            f"WHERE {where} AND {side} ORDER BY {order} LIMIT {NEAR}",
-            given,
-        )
-        for side, order in SIDES
-    ]
-    scored = sorted([*by_side[0], *by_side[1]], key=lambda row: abs(row["delta"] - given["tau"]))
-    return {"version": reader.version(), "rows": [*scored, *by_side[2]]}
+    chosen = _filter(query)
+    above = _calls_of(reader, chosen, AT_OR_ABOVE)
+    below = _calls_of(reader, chosen, BELOW)
+    tau = chosen.parameters["tau"]
+    scored = sorted([*above, *below], key=lambda row: abs(row["delta"] - tau))
+    return {"version": reader.version(), "rows": [*scored, *_calls_of(reader, chosen, WITHOUT_DELTA)]}
+
+
+def _calls_of(reader: WarehouseReader, chosen: "_Filter", side: Side) -> list[Row]:
+    """Return the NEAR calls of a side that are nearest the threshold, with COLUMNS and `verdict`."""
+    return reader.rows(
+        f"SELECT {COLUMNS}, {VERDICT} AS verdict FROM decisions "
+        f"WHERE {chosen.condition} AND {side.condition} ORDER BY {side.order} LIMIT {NEAR}",
+        chosen.parameters,
+    )
 
 
 def excerpts(reader: WarehouseReader, numbers: Sequence[int]) -> dict[str, Any]:
-    """Return the text before and after the calls of these rows of `decisions`."""
+    """Return the text before and after calls. numbers: the rows of the calls in `decisions`. Raises WarehouseError."""
     return {"version": reader.version(), "rows": reader.rows(EXCERPTS, {"rows": list(numbers)})}
 
 
 def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
-    """Return one call with its whole input and result, and the text that it was scored in; None without it."""
+    """Return a call with its whole input and result, and the text that it was scored in.
+
+    key: KEY. None where there is no such call. Raises WarehouseError.
+    """
     sql = f"""
     SELECT decisions.*, lanes.name, substr(documents.text, texts."offset" + 1, characters::BIGINT) AS text, context
     FROM decisions JOIN lanes USING (tool) JOIN texts USING (tool, shard, digest, segment)
-    JOIN documents USING (shard, digest) WHERE {_is(KEY)}
+    JOIN documents USING (shard, digest) WHERE {_equal(KEY)}
     """
     rows = reader.rows(sql, dict(key))
     return rows[0] if rows else None
@@ -116,60 +180,99 @@ def whole_call(reader: WarehouseReader, key: Mapping[str, Any]) -> Row | None:
 def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a text of a tool with the calls of every tool in it, and the samples that gave no call.
 
-    `key`: tool, shard, digest, segment. None where there is no such text.
+    key: TEXT_KEY. None where there is no such text. Raises WarehouseError.
+
+    The result has the text's columns and, as lists of rows: `calls`, of every tool; `samples` and `results`, of this
+    tool; `augmented`, the text in C*, if it is there.
     """
-    where = _is(KEY[:4])
     texts = reader.rows(
         'SELECT url, documents.domain, title, date, wanted, context, texts."offset", characters, '
         'substr(text, texts."offset" + 1, characters::BIGINT) AS text '
-        f"FROM texts JOIN documents USING (shard, digest) WHERE {where}",
+        f"FROM texts JOIN documents USING (shard, digest) WHERE {_equal(TEXT_KEY)}",
         dict(key),
     )
     if not texts:
         return None
     text = texts[0]
-    ends = {"low": text["offset"], "high": text["offset"] + text["characters"]}
-    given = {"shard": key["shard"], "digest": key["digest"], **ends}
-    inside = "shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high"
-    scored = reader.rows(f"SELECT {COLUMNS} FROM decisions WHERE {inside} ORDER BY char_offset, tool, sample", given)
-    samples = reader.rows(
+    start = text["offset"]
+    span = {"digest": key["digest"], "low": start, "high": start + text["characters"]}  # characters of the document
+    return {
+        **text,
+        "calls": _calls_within(reader, {**span, "shard": key["shard"]}),
+        "samples": _samples_of(reader, key),
+        "results": _results_of(reader, key),
+        "augmented": reader.rows(
+            "SELECT text_with_calls, split FROM augmented_corpus "
+            'WHERE digest = $digest AND "offset" < $high AND "offset" + length(text) > $low ORDER BY "offset" LIMIT 1',
+            span,
+        ),
+    }
+
+
+def _calls_within(reader: WarehouseReader, span: Mapping[str, Any]) -> list[Row]:
+    """Return the calls of all tools in a part of a document. span: shard, digest, low and high (characters)."""
+    return reader.rows(
+        f"SELECT {COLUMNS} FROM decisions "
+        "WHERE shard = $shard AND digest = $digest AND char_offset >= $low AND char_offset < $high "
+        "ORDER BY char_offset, tool, sample",
+        span,
+    )
+
+
+def _samples_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
+    """Return the samples of a text; those without a call have a reason. key: TEXT_KEY."""
+    return reader.rows(
         f"SELECT tool, position, sample, char_offset, p_api, body[:{SHORT}] AS body, input[:{SHORT}] AS input, reason "
-        f"FROM candidates WHERE {where} ORDER BY position, sample",
+        f"FROM candidates WHERE {_equal(TEXT_KEY)} ORDER BY position, sample",
         dict(key),
     )
-    results = reader.rows(
+
+
+def _results_of(reader: WarehouseReader, key: Mapping[str, Any]) -> list[Row]:
+    """Return the results of the calls that were sampled in a text. key: TEXT_KEY."""
+    of_text = _equal(TEXT_KEY)
+    return reader.rows(
         f"SELECT input[:{SHORT}] AS input, result[:{SHORT}] AS result, reason, seconds FROM tool_results "
-        f"WHERE tool = $tool AND context = (SELECT context FROM texts WHERE {where}) "
-        f"AND input IN (SELECT input FROM candidates WHERE {where})",
+        f"WHERE tool = $tool AND context = (SELECT context FROM texts WHERE {of_text}) "
+        f"AND input IN (SELECT input FROM candidates WHERE {of_text})",
         dict(key),
     )
-    augmented = reader.rows(
-        "SELECT text_with_calls, split FROM augmented_corpus "
-        'WHERE digest = $digest AND "offset" < $high AND "offset" + length(text) > $low ORDER BY "offset" LIMIT 1',
-        {name: given[name] for name in ("digest", "low", "high")},
-    )
-    return {**text, "calls": scored, "samples": samples, "results": results, "augmented": augmented}
 
 
-def _filter(asked: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """The conditions of `asked` in SQL, and their parameters. Raises ValueError for a tau that is no number."""
-    where, given = ["tool = $tool"], {"tool": asked.get("tool", ""), "tau": float(asked.get("tau", "nan"))}
-    if given["tau"] != given["tau"]:
+class _Filter(NamedTuple):
+    """A condition on `decisions` in SQL, and the values of its parameters, `tau` among them."""
+
+    condition: str
+    parameters: dict[str, Any]
+
+
+def _filter(query: Mapping[str, str]) -> _Filter:
+    """Return the condition of the filters of `calls`. Raises ValueError for a tau that is no number."""
+    tau = float(query.get("tau", "nan"))
+    if math.isnan(tau):
         raise ValueError("tau must be a number")
-    if asked.get("domain"):
-        where.append("domain = $domain")
-        given["domain"] = asked["domain"]
-    if asked.get("text"):
-        where.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
-        given["text"] = asked["text"].lower()
-    if verdict := asked.get("verdict"):
-        where.append(f"({VERDICT} = 'kept') = {verdict == 'kept'}")
-    if reason := asked.get("reason"):
-        # at another threshold other calls have these reasons; all others are those of the applied one
-        where.append(f"{VERDICT} = $reason" if reason in REASONS_OF_THRESHOLD else "reason = $reason")
-        given["reason"] = reason
-    return " AND ".join(where), given
+    conditions = ["tool = $tool"]
+    parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": tau}
+    domain = query.get("domain")
+    if domain:
+        conditions.append("domain = $domain")
+        parameters["domain"] = domain
+    text = query.get("text")
+    if text:
+        conditions.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
+        parameters["text"] = text.lower()
+    verdict = query.get("verdict")
+    if verdict:
+        conditions.append(f"({VERDICT} = 'kept') = {verdict == 'kept'}")
+    reason = query.get("reason")
+    if reason:
+        # At another threshold other calls have these reasons; all others are those of the applied threshold.
+        follows_from_threshold = reason in REASONS_OF_THRESHOLD
+        conditions.append(f"{VERDICT} = $reason" if follows_from_threshold else "reason = $reason")
+        parameters["reason"] = reason
+    return _Filter(" AND ".join(conditions), parameters)
 
 
-def _is(names: Sequence[str]) -> str:
+def _equal(names: Sequence[str]) -> str:
+    """Return the condition that columns equal the parameters of their names."""
     return " AND ".join(f"{name} = ${name}" for name in names)

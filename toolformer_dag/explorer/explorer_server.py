@@ -1,4 +1,7 @@
-"""The page's answers: JSON, nothing from outside, nothing from SQL in an address; what runs something is no GET."""
+"""The server of the page. It answers with JSON, and serves the page's files.
+
+Nothing comes from outside, no SQL is taken from an address, and what runs the model is no GET.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -16,6 +19,7 @@ from starlette.routing import Route
 
 from toolformer_dag.explorer.call_queries import (
     KEY,
+    TEXT_KEY,
     calls,
     excerpts,
     overview,
@@ -41,12 +45,14 @@ SCRIPTS = (
     "conversations.js",
     "page.js",
 )
-"""Each behind those that it imports, as an exported page has them."""
+"""The page's scripts, each after those that it imports, as an exported page has them."""
 FILES = {**dict.fromkeys(SCRIPTS, "text/javascript"), "page.css": "text/css", "index.html": "text/html"}
+"""The page's files with their media types."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
+"""The content security policy: the page runs only its own files and asks only this server."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -54,9 +60,13 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+"""Headers of every answer."""
 MOST_ROWS = 500
+"""The most calls whose excerpts are sent at once."""
 NUMBERS = ("segment", "position", "sample", "turn", "call")
+"""Columns of keys that are integers."""
 Answer = Callable[[Mapping[str, str]], Any]
+"""Called with the query of an address; returns what JSON can hold, None for what is not there."""
 
 
 def page_file(name: str) -> str:
@@ -65,42 +75,95 @@ def page_file(name: str) -> str:
 
 
 def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: WarehouseReader) -> Starlette:
-    """Return the application. Without a `model` nothing is asked of one. Who may ask is for the caller to guard.
+    """Return the application. Who may ask it is for the caller to guard.
 
-    `traces`: reads the file of `judge`, which need not be there.
+    reader: reads the warehouse.
+    model: answers what only a model can say; None: no such requests are taken.
+    traces: reads the file of `judge`, which need not be there.
     """
-    answers: dict[str, Answer] = {
-        "overview": lambda asked: {**page_overview(reader, traces), "live": model is not None},
-        "calls": partial(calls, reader),
-        "excerpts": lambda asked: excerpts(
-            reader, [int(number) for number in asked.get("rows", "").split(",") if number][:MOST_ROWS]
-        ),
-        "call": lambda asked: whole_call(reader, _key(asked, KEY)),
-        "text": lambda asked: text_with_calls(reader, _key(asked, KEY[:4])),
-        "outcomes": lambda asked: outcome_tables(reader),
-        "pairs": partial(pairs, reader),
-        "questions": partial(questions, reader),
-        "recorded": partial(recorded_calls, traces),
-        "conversation": lambda asked: conversation(traces, _key(asked, TRACE_KEY)),
-    }
-    running: dict[str, Answer] = {}
+    answers = _PageAnswers(reader, model, traces)
+    routes = []
+    for name, answer in answers.from_tables().items():
+        routes.append(Route(f"/api/{name}", _answering(answer), methods=["GET"]))
     if model is not None:
-        running = {
-            "tokens": lambda asked: _token_losses(reader, model, asked),
-            "line": lambda asked: _line(reader, model, asked),
-            "complete": lambda asked: model.completed(asked.get("text", ""), asked.get("context", "")),
-        }
-    routes = [Route(f"/api/{name}", _answering(answer), methods=["GET"]) for name, answer in answers.items()]
-    routes += [Route(f"/api/{name}", _answering(answer), methods=["POST"]) for name, answer in running.items()]
-    routes += [Route(f"/{name}", _file(name, kind), methods=["GET"]) for name, kind in FILES.items()]
+        for name, answer in answers.from_model(model).items():
+            routes.append(Route(f"/api/{name}", _answering(answer), methods=["POST"]))
+    for name, media_type in FILES.items():
+        routes.append(Route(f"/{name}", _file(name, media_type), methods=["GET"]))
     routes.append(Route("/", _file("index.html", "text/html"), methods=["GET"]))
     return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=2000)])
 
 
-def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
-    """Return what every view needs; without a warehouse, what the view of conversations needs.
+class _PageAnswers:
+    """The answers to the page's requests, by the name of their address; each takes the query of the address."""
 
-    `judge`: the model that judged the conversations, where there are some.
+    def __init__(self, reader: WarehouseReader, model: LiveModel | None, traces: WarehouseReader) -> None:
+        self._reader = reader
+        self._is_live = model is not None
+        self._traces = traces
+
+    def from_tables(self) -> dict[str, Answer]:
+        """Return the answers that only read the warehouse and the file of `judge`."""
+        return {
+            "overview": self._overview,
+            "calls": partial(calls, self._reader),
+            "excerpts": self._excerpts,
+            "call": self._call,
+            "text": self._text,
+            "outcomes": self._outcomes,
+            "pairs": partial(pairs, self._reader),
+            "questions": partial(questions, self._reader),
+            "recorded": partial(recorded_calls, self._traces),
+            "conversation": self._conversation,
+        }
+
+    def from_model(self, model: LiveModel) -> dict[str, Answer]:
+        """Return the answers that run the model or its tools."""
+        return {
+            "tokens": partial(self._token_losses, model),
+            "line": partial(self._line, model),
+            "complete": partial(self._completed, model),
+        }
+
+    def _overview(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return {**page_overview(self._reader, self._traces), "live": self._is_live}
+
+    def _excerpts(self, query: Mapping[str, str]) -> dict[str, Any]:
+        numbers = [int(number) for number in query.get("rows", "").split(",") if number]
+        return excerpts(self._reader, numbers[:MOST_ROWS])
+
+    def _call(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        return whole_call(self._reader, _key(query, KEY))
+
+    def _text(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        return text_with_calls(self._reader, _key(query, TEXT_KEY))
+
+    def _outcomes(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return outcome_tables(self._reader)
+
+    def _conversation(self, query: Mapping[str, str]) -> dict[str, Any] | None:
+        return conversation(self._traces, _key(query, TRACE_KEY))
+
+    def _token_losses(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any] | None:
+        call = self._call(query)
+        return None if call is None else model.token_losses(call)
+
+    def _line(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
+        """Run a tool's stages on a text, with the threshold of the warehouse where it was chosen by chance."""
+        tool = query.get("tool", "")
+        lanes = self._reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
+        tau_f = lanes[0]["tau_f"] if lanes else None
+        return model.line(tool, query.get("text", ""), query.get("context", ""), tau_f)
+
+    def _completed(self, model: LiveModel, query: Mapping[str, str]) -> dict[str, Any]:
+        return model.completed(query.get("text", ""), query.get("context", ""))
+
+
+def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
+    """Return what every view needs: the `overview`, and under `traces` whether there is a file of `judge`.
+
+    With that file, `judge` is the model that judged. With that file alone, without a warehouse, there are no tools.
+    Raises WarehouseError where there is neither.
     """
     if not traces.database.is_file():
         return {**overview(reader), "traces": False}
@@ -110,23 +173,29 @@ def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str,
 
 
 def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """Answer with JSON: 404 for what is not there, 400 with the reason for what cannot be answered."""
+    """Return an endpoint that answers with JSON, in a thread.
+
+    The status is 404 for what is not there, and 400 with the reason for what cannot be answered.
+    """
 
     async def respond(request: Request) -> Response:
         try:
             content = await run_in_threadpool(answer, request.query_params)
         except (UserError, ValueError) as error:
             return _json({"error": str(error)}, 400)
-        return _json({"error": "there is no such call or text"}, 404) if content is None else _json(content)
+        if content is None:
+            return _json({"error": "there is no such call or text"}, 404)
+        return _json(content)
 
     return respond
 
 
-def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with a file of the page, which is read once."""
     text = page_file(name)
 
     async def respond(request: Request) -> Response:
-        return Response(text, headers=HEADERS, media_type=kind)
+        return Response(text, headers=HEADERS, media_type=media_type)
 
     return respond
 
@@ -136,17 +205,10 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(content, status, headers=HEADERS, media_type="application/json")
 
 
-def _token_losses(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any] | None:
-    call = whole_call(reader, _key(asked, KEY))
-    return None if call is None else model.token_losses(call)
-
-
-def _line(reader: WarehouseReader, model: LiveModel, asked: Mapping[str, str]) -> dict[str, Any]:
-    tool = asked.get("tool", "")
-    lanes = reader.rows("SELECT tau_f FROM lanes WHERE tool = $tool", {"tool": tool})
-    return model.line(tool, asked.get("text", ""), asked.get("context", ""), lanes[0]["tau_f"] if lanes else None)
-
-
-def _key(asked: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
-    """Raises ValueError for a number that is none."""
-    return {name: int(asked.get(name, "")) if name in NUMBERS else asked.get(name, "") for name in names}
+def _key(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | int]:
+    """Return the columns of a key from a query. Raises ValueError where one of NUMBERS is no integer."""
+    key: dict[str, str | int] = {}
+    for name in names:
+        value = query.get(name, "")
+        key[name] = int(value) if name in NUMBERS else value
+    return key

@@ -1,15 +1,25 @@
-"""Evaluation, training and costs: tables of the warehouse that are empty until these were run."""
+"""Queries of the page to the warehouse about evaluation, training and costs; their tables may be empty.
+
+A condition is a model and how it may call tools, such as `Toolformer (disabled)`. A pair is two conditions whose
+answers to the same questions are compared, `one` and `other`; questions are won where only `one` is right, lost where
+only `other` is.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 
 MOST_QUESTIONS = 200
+"""The most questions that are listed at once."""
 MOST_EXPORTED = 25
 """Questions won and as many lost, of each benchmark, that an exported page holds."""
 PREFERRED = ("Toolformer", "Toolformer (disabled)", "base")
+"""Conditions that are compared first, where they were measured."""
 MOST_COSTS = 500
+"""The most rows of a small table."""
+MOST_POINTS = 20_000
+"""The most points of the training curves."""
 LONG = 600
 """Characters of a prompt or an answer that are shown."""
 PAIRS = """
@@ -22,6 +32,7 @@ FROM outcomes AS one JOIN outcomes AS other USING (benchmark, question)
 WHERE one.condition = $one AND other.condition = $other
 GROUP BY one.benchmark ORDER BY one.benchmark
 """
+"""Counts the questions of a pair by benchmark."""
 QUESTIONS = f"""
 SELECT one.benchmark, question, one.prompt[-{LONG}:] AS prompt, one.gold, one.written[:{LONG}] AS written,
        other.written[:{LONG}] AS other_written, one.correct, other.correct AS other_correct,
@@ -33,43 +44,55 @@ WHERE one.condition = $one AND other.condition = $other AND one.benchmark = $ben
                   WHEN 'lost' THEN other.correct AND NOT one.correct ELSE true END
 ORDER BY question LIMIT {MOST_QUESTIONS}
 """
+"""Selects the questions of a pair that were won, lost or either, with both answers; texts are cut at LONG."""
 CONDITIONS = "SELECT condition, coalesce(max(k), 0) > 0 AS calls FROM outcomes GROUP BY condition ORDER BY ALL"
+"""Selects the conditions, and whether tools may be called under them."""
 COMPARED = f"""
 WITH conditions AS ({CONDITIONS})
 SELECT one.condition AS one, other.condition AS other FROM conditions AS one, conditions AS other
 WHERE one.calls AND NOT other.calls ORDER BY ALL
 """
+"""Selects the pairs of a condition with calls and one without."""
 COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
+"""The columns of costs, with times in UTC."""
 
 
 def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
-    """Return the conditions of the questions, which two to compare first, and the rows of the small tables."""
-
-    def rows(name: str, order: str, limit: int = MOST_COSTS, columns: str = "*") -> list[dict[str, Any]]:
-        return reader.rows(f'SELECT {columns} FROM "{name}" ORDER BY {order} LIMIT {limit}')
-
+    """Return the conditions, which two to compare first, and the rows of the small tables. Raises WarehouseError."""
     conditions = _conditions(reader)
     return {
         "made_by": "toolformer-dag run",
         "conditions": conditions,
         "compared": _compared(conditions),
-        "accuracy": rows("accuracy", "benchmark, condition"),
-        "perplexity": rows("perplexity", "ALL"),
-        "training_curve": rows("training_curve", "ALL", 20_000),
-        "costs": rows("costs", "costs.ended DESC, stage, tool", columns=COSTS_SHOWN),
+        "accuracy": reader.rows(f"FROM accuracy ORDER BY benchmark, condition LIMIT {MOST_COSTS}"),
+        "perplexity": reader.rows(f"FROM perplexity ORDER BY ALL LIMIT {MOST_COSTS}"),
+        "training_curve": reader.rows(f"FROM training_curve ORDER BY ALL LIMIT {MOST_POINTS}"),
+        "costs": reader.rows(
+            f"SELECT {COSTS_SHOWN} FROM costs ORDER BY costs.ended DESC, stage, tool LIMIT {MOST_COSTS}"
+        ),
     }
 
 
 def exported_outcomes(reader: WarehouseReader) -> dict[str, Any]:
-    """Return what an exported page shows of questions: every condition with calls against every one without.
+    """Return what an exported page shows of questions. Raises WarehouseError.
 
-    Of the two that are compared first, MOST_EXPORTED questions won and lost of each benchmark.
+    - `pairs`: the counts of every pair of a condition with calls and one without.
+    - `questions`: of the pair that is compared first, MOST_EXPORTED questions won and lost of each benchmark.
     """
-    counted = [{**both, "rows": pairs(reader, both)} for both in reader.rows(COMPARED)]
-    first = dict(zip(("one", "other"), _compared(_conditions(reader)), strict=False))
-    benchmarks = [row["benchmark"] for one in counted if first.items() <= one.items() for row in one["rows"]]
-    asked = [{**first, "benchmark": name, "which": which} for name in benchmarks for which in ("won", "lost")]
-    return {"pairs": counted, "questions": [{**one, "rows": questions(reader, one)[:MOST_EXPORTED]} for one in asked]}
+    pairs_shown: list[Row] = []
+    for pair in reader.rows(COMPARED):
+        pairs_shown.append({**pair, "rows": pairs(reader, pair)})
+
+    first_pair = dict(zip(("one", "other"), _compared(_conditions(reader)), strict=False))
+    questions_shown: list[Row] = []
+    for pair in pairs_shown:
+        if not first_pair.items() <= pair.items():
+            continue
+        for counts in pair["rows"]:
+            for which in ("won", "lost"):
+                query = {**first_pair, "benchmark": counts["benchmark"], "which": which}
+                questions_shown.append({**query, "rows": questions(reader, query)[:MOST_EXPORTED]})
+    return {"pairs": pairs_shown, "questions": questions_shown}
 
 
 def _conditions(reader: WarehouseReader) -> list[str]:
@@ -77,16 +100,25 @@ def _conditions(reader: WarehouseReader) -> list[str]:
 
 
 def _compared(conditions: Sequence[str]) -> list[str]:
-    """The two conditions that are shown first: the paper's, else the first and the last."""
+    """Return the two conditions that are compared first: of PREFERRED, else the first and the last; at most two."""
     preferred = [name for name in PREFERRED if name in conditions]
-    return preferred[:2] if len(preferred) > 1 else [*conditions[:1], *conditions[-1:]]
+    if len(preferred) > 1:
+        return preferred[:2]
+    return [*conditions[:1], *conditions[-1:]]
 
 
-def pairs(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return how many questions of each benchmark one condition answers and the other does not."""
-    return reader.rows(PAIRS, {name: asked.get(name, "") for name in ("one", "other")})
+def pairs(reader: WarehouseReader, query: Mapping[str, str]) -> list[Row]:
+    """Count by benchmark the questions that only one of two conditions answers, and the calls.
+
+    query: the conditions, `one` and `other`. Raises WarehouseError.
+    """
+    return reader.rows(PAIRS, {name: query.get(name, "") for name in ("one", "other")})
 
 
-def questions(reader: WarehouseReader, asked: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return questions of a benchmark that were `won`, `lost` or either, with what both conditions wrote."""
-    return reader.rows(QUESTIONS, {name: asked.get(name, "") for name in ("one", "other", "benchmark", "which")})
+def questions(reader: WarehouseReader, query: Mapping[str, str]) -> list[Row]:
+    """Return questions of a benchmark with what two conditions wrote.
+
+    query: the conditions, `one` and `other`; `benchmark`; and `which`: won, lost, or another word for all. Raises
+        WarehouseError.
+    """
+    return reader.rows(QUESTIONS, {name: query.get(name, "") for name in ("one", "other", "benchmark", "which")})

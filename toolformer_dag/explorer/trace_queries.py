@@ -1,12 +1,16 @@
-"""What the page asks of the file of `judge`: calls by gain, and one conversation with the swapped results of a call."""
+"""Queries of the page to the file of `judge`: recorded calls by gain, and a conversation around one of them.
+
+The gain of a call is how much its result lowers the loss of what follows; a swapped result is that of another call.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolformer_dag.explorer.warehouse_reader import WarehouseReader
+from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
 
 TRACE_KEY = ("conversation", "turn", "call")
+"""The columns that identify a recorded call."""
 MOST_EXPORTED = 100
 """Calls of an exported page, each with its conversation."""
 MOST_CALLS = 200
@@ -16,38 +20,51 @@ MOST_MESSAGES = 100
 LONG = 2000
 """Characters of a message, of arguments and of a result that are shown."""
 RECORD_ID = "SELECT column_name FROM duckdb_columns() WHERE (table_name, column_name) = ('trace_calls', 'record_id')"
+"""Selects the column of the records' own ids; no row in files that were judged before these were stored."""
 CALL = f"""
 conversation, {{record_id}}, turn, call, tool, gain, delta, overlap, swapped_gains, verdict, reason, tokens,
 arguments[:{LONG}] AS arguments, length(arguments) AS arguments_length,
 result[:{LONG}] AS result, length(result) AS result_length
 """
+"""What the page shows of a call within its conversation; `{record_id}` is for `_record_id`."""
 LISTED = f"""
 SELECT conversation, {{record_id}}, turn, call, tool, gain, verdict, reason, count(*) OVER () AS fitting
 FROM trace_calls
 WHERE $tool IN ('', tool) AND $verdict IN ('', verdict)
 ORDER BY gain NULLS LAST, conversation, turn, call LIMIT {MOST_CALLS}
 """
-NAMED = "SELECT DISTINCT {0} FROM trace_calls ORDER BY {0}"
+"""Selects the calls of a list; `fitting` is how many there are without the limit, `{record_id}` as in CALL."""
+TOOLS_NAMED = "SELECT DISTINCT tool FROM trace_calls ORDER BY tool"
+"""Selects the tools of recorded calls."""
+VERDICTS_NAMED = "SELECT DISTINCT verdict FROM trace_calls ORDER BY verdict"
+"""Selects the verdicts on recorded calls."""
 COUNTS = "SELECT tool, verdict, count(*) AS calls FROM trace_calls GROUP BY ALL ORDER BY ALL"
+"""Counts the calls by tool and verdict."""
 JUDGE = "SELECT model FROM trace_settings"
+"""Selects the model that judged."""
 CHANCE = "SELECT share, trace_threshold(share) AS threshold FROM trace_settings"
+"""Selects the share of swapped results that may pass, and the gain above which only so many do."""
 FIRST = f"""
 SELECT count(*) AS messages, greatest(0, least($turn - {MOST_MESSAGES // 2}, count(*) - {MOST_MESSAGES})) AS first
 FROM trace_messages WHERE conversation = $conversation
 """
+"""Counts the messages of a conversation, and selects the first that is shown around the message $turn."""
 SAID = f"""
 SELECT number, role, text[:{LONG}] AS text, length(text) AS length FROM trace_messages
 WHERE conversation = $conversation AND number >= $first ORDER BY number LIMIT {MOST_MESSAGES}
 """
+"""Selects the messages from $first on."""
 CALLED = f"""
 SELECT {CALL} FROM trace_calls
 WHERE conversation = $conversation AND turn BETWEEN $first AND $first + {MOST_MESSAGES - 1}
 ORDER BY abs(turn - $turn), abs(call - $call), turn, call LIMIT {MOST_CALLS}
 """
+"""Selects the calls of these messages that are nearest a call."""
 SWAPPED = f"""
 SELECT gain, overlap, result[:{LONG}] AS result, length(result) AS result_length FROM trace_chance
 WHERE conversation = $conversation AND turn = $turn AND call = $call ORDER BY gain DESC, swap
 """
+"""Selects the swapped results of a call."""
 
 
 def judge_name(reader: WarehouseReader) -> str:
@@ -66,47 +83,67 @@ def _record_id(reader: WarehouseReader) -> str:
     return "record_id" if reader.rows(RECORD_ID) else "NULL AS record_id"
 
 
-def recorded_calls(reader: WarehouseReader, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return calls, lowest gain first and those without one last; and what they can be filtered by.
+def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
+    """Return recorded calls, those with the lowest gains first and those without a gain last. Raises WarehouseError.
 
-    `asked`: tool and verdict, each empty for all. `fitting`: how many calls there are of which MOST_CALLS are listed.
+    query: `tool` and `verdict`, each empty or absent for all.
+
+    - `rows`: at most MOST_CALLS calls. `fitting`: how many calls there are of this tool and verdict.
+    - `tools`, `verdicts`: what calls can be filtered by.
     """
     listed = LISTED.format(record_id=_record_id(reader))
-    rows = reader.rows(listed, {name: asked.get(name, "") for name in ("tool", "verdict")})
-    tools, verdicts = ([row[name] for row in reader.rows(NAMED.format(name))] for name in ("tool", "verdict"))
-    return {"rows": rows, "fitting": rows[0]["fitting"] if rows else 0, "tools": tools, "verdicts": verdicts}
+    rows = reader.rows(listed, {name: query.get(name, "") for name in ("tool", "verdict")})
+    return {
+        "rows": rows,
+        "fitting": rows[0]["fitting"] if rows else 0,
+        "tools": [row["tool"] for row in reader.rows(TOOLS_NAMED)],
+        "verdicts": [row["verdict"] for row in reader.rows(VERDICTS_NAMED)],
+    }
 
 
 def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the messages and calls around a call, its swapped results, and the threshold of all calls.
 
-    `key`: conversation, turn, call. None where there is no such call.
+    key: TRACE_KEY. None where there is no such call. Raises WarehouseError.
+
+    - `messages`: how many the conversation has. `first`: the number of the first message in `said`.
+    - `share`, `threshold`: as CHANCE selects them.
+    - `said`: messages. `calls`: their calls, in order. `swapped`: the results that this call got in place of its own.
     """
-    place = {name: key[name] for name in ("conversation", "turn")}
-    [size] = reader.rows(FIRST, place)
-    around = {"conversation": key["conversation"], "first": size["first"]}
-    calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **around})
-    if not any(all(call[name] == value for name, value in key.items()) for call in calls):
+    [size] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
+    part = {"conversation": key["conversation"], "first": size["first"]}
+    calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **part})
+    if not any(_has_key(call, key) for call in calls):
         return None
     [chance] = reader.rows(CHANCE)
     return {
         **size,
         **chance,
-        "said": reader.rows(SAID, around),
+        "said": reader.rows(SAID, part),
         "calls": sorted(calls, key=lambda call: (call["turn"], call["call"])),
         "swapped": reader.rows(SWAPPED, dict(key)),
     }
 
 
-def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
-    """Return the MOST_EXPORTED calls with the lowest gains as `recorded`, and as `conversations` what each opens.
+def _has_key(call: Row, key: Mapping[str, Any]) -> bool:
+    """Return whether a call is the one of a key (TRACE_KEY)."""
+    return all(call[name] == value for name, value in key.items())
 
-    `counts`: how many calls of all have a tool and a verdict.
+
+def exported_conversations(reader: WarehouseReader) -> dict[str, Any]:
+    """Return what an exported page shows of recorded conversations. Raises WarehouseError.
+
+    - `recorded`: as `recorded_calls`, with the MOST_EXPORTED calls with the lowest gains; and `counts`, how many of all
+      calls have each tool and verdict.
+    - `conversations`: for each of these calls its key, and under `shown` its `conversation`.
     """
     listed = recorded_calls(reader, {})
     rows = listed["rows"][:MOST_EXPORTED]
-    keys = [{name: row[name] for name in TRACE_KEY} for row in rows]
+    conversations = []
+    for row in rows:
+        key = {name: row[name] for name in TRACE_KEY}
+        conversations.append({**key, "shown": conversation(reader, key)})
     return {
         "recorded": {**listed, "rows": rows, "counts": reader.rows(COUNTS)},
-        "conversations": [{**key, "shown": conversation(reader, key)} for key in keys],
+        "conversations": conversations,
     }

@@ -1,11 +1,15 @@
-"""C* as a Hugging Face data set in a folder, in one of FORMS; read from the warehouse as a stream."""
+"""C* as a Hugging Face data set in a folder, in one of FORMS; read from the warehouse as a stream.
+
+A plan is the settings with the tables and the model that follow from them; a lane is a tool with its settings; a form
+is a shape of training data, such as texts or preference pairs.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
@@ -44,76 +48,125 @@ if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
 READ = (
-    *("settings", "raw_shards", "loss_deltas", "chained_deltas", "swapped_results", "chained_swaps", "filtered_calls"),
+    "settings",
+    "raw_shards",
+    "loss_deltas",
+    "chained_deltas",
+    "swapped_results",
+    "chained_swaps",
+    "filtered_calls",
     "augmented_corpus",
 )
-"""What the data set depends on, of the tables that the warehouse copied."""
+"""The tables that the data set depends on, of those that the warehouse copied."""
 FIGURES = """
 SELECT lanes.tool, lanes.tau_f, kept.calls AS kept, CASE WHEN NOT too_few_swaps THEN by_chance END AS by_chance
 FROM lanes
 LEFT JOIN filter_statistics AS kept ON kept.tool = lanes.tool AND kept.tau_f = lanes.tau_f
 LEFT JOIN swapped_statistics AS other ON other.tool = lanes.tool AND other.tau_f = lanes.tau_f
 """
+"""Selects what the card shows of each lane: tau_f, calls kept by the filter, and calls kept by chance."""
 LANGUAGES = """
 SELECT DISTINCT language
 FROM augmented_corpus JOIN (SELECT shard, digest, language FROM documents) USING (shard, digest)
 WHERE language IS NOT NULL ORDER BY language
 """
+"""Selects the languages of the documents of C*."""
 CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
-LONGEST = ("longest", "")
-"""Of what is counted: the tokens of the longest row."""
+"""The card after its header."""
 TITLE = "Toolformer C*: web text with tool calls"
+"""The name of the data set."""
 FORMS: Mapping[FormName, Callable[[Plan, str | None], Form]] = {
     "text": lambda plan, tokenizer: text_form(),
-    "masked": lambda plan, tokenizer: masked_form(
-        *_encoding(plan, tokenizer), sequence_length=plan.settings.training.sequence_length
-    ),
+    "masked": lambda plan, tokenizer: _masked_form(plan, tokenizer),
     "preference": lambda plan, tokenizer: preference_form(applied_thresholds(plan), plan.settings.model.markers),
-    "chat": lambda plan, tokenizer: chat_form(plan.lanes, _encoding(plan, tokenizer)[0]),
+    "chat": lambda plan, tokenizer: chat_form(plan.lanes, _tokenizer(plan, tokenizer).encoding),
     "functions": lambda plan, tokenizer: functions_form(plan.lanes),
 }
-"""The forms of C* by name, from a plan and the name of another tokenizer than the settings' model's."""
+"""The forms of C* by name, from a plan and the name of another tokenizer than the settings' model's (or None)."""
 
 
-def _encoding(plan: Plan, tokenizer: str | None) -> "tuple[Encoding, str]":
-    """Load a tokenizer; return it with its name for people. Raises ModelError."""
+def _masked_form(plan: Plan, tokenizer: str | None) -> Form:
+    chosen = _tokenizer(plan, tokenizer)
+    return masked_form(chosen.encoding, chosen.name, sequence_length=plan.settings.training.sequence_length)
+
+
+class _Tokenizer(NamedTuple):
+    """A loaded tokenizer, and its name for people."""
+
+    encoding: "Encoding"
+    name: str
+
+
+def _tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
+    """Load a tokenizer by its name, None for the settings' model's; code of another is not trusted.
+
+    Raises ModelError.
+    """
     from toolformer_dag.model.loading import load_encoding
 
     model = plan.settings.model
-    named = model if tokenizer is None else model.other(tokenizer).model_copy(update={"trust_remote_code": False})
-    return load_encoding(named), folder_name(named.name)
+    if name is not None:
+        model = model.other(name).model_copy(update={"trust_remote_code": False})
+    return _Tokenizer(load_encoding(model), folder_name(model.name))
+
+
+class _ExportedRows:
+    """The rows of C* in a form, and counts of what was exported, for the card.
+
+    The counts grow while `stream` is read and are complete once it has ended:
+
+    - `calls`, `texts`: by key of the lane, its calls, and the texts with a call of it.
+    - `kinds`: rows by their column `kind`; empty for forms without it.
+    - `longest`: the tokens of the longest row; 0 for forms that do not count tokens.
+    """
+
+    def __init__(self, plan: Plan, form: Form) -> None:
+        self._plan = plan
+        self._form = form
+        self.calls: Counter[str] = Counter()
+        self.texts: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self.longest = 0
+
+    def stream(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows in the order of C*. Raises WarehouseError."""
+        form = self._form
+        markers = self._plan.settings.model.markers
+        with opened(self._plan.settings.warehouse) as connection:
+            for text in corpus_texts(connection, self._plan.lane_names, form.preferences, markers):
+                tools = [call.tool for call in text.calls]
+                self.calls.update(tools)
+                self.texts.update(set(tools))
+                for row in form.rows(text):
+                    kind = row.get("kind")
+                    if kind:
+                        self.kinds[kind] += 1
+                    self.longest = max(self.longest, form.length(row))
+                    yield row
 
 
 def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = False) -> Exported:
     """Replace `folder` by the texts of C* in a form, with a card and a record. Texts are streamed.
 
-    The warehouse is what is read, so every figure is that of the warehouse. `of_the_lake`: the folder is the lake's
-    own, which is replaced whatever it holds, and where a data set without rows is one. Raises ExportError where
-    `folder` is not an export's, or nothing is there to export, WarehouseError, StorageError, WriteError.
+    The warehouse is what is read, so every figure is that of the warehouse.
+
+    of_the_lake: the folder is the lake's data set, which is replaced whatever it holds, and which may have no rows.
+
+    Raises ExportError where `folder` is not an export's, or nothing is there to export, WarehouseError, StorageError,
+    WriteError.
     """
     made_from = corpus_record(plan, form)
-    names = plan.lane_names
-    counts: Counter[tuple[str, str]] = Counter()
-
-    def rows() -> Iterator[Mapping[str, Any]]:
-        markers = plan.settings.model.markers
-        with opened(plan.settings.warehouse) as connection:
-            for text in corpus_texts(connection, names, form.preferences, markers):
-                counts.update(("calls", call.tool) for call in text.calls)
-                counts.update(("texts", tool) for tool in {call.tool for call in text.calls})
-                for row in form.rows(text):
-                    counts["kind", row.get("kind", "")] += 1
-                    counts[LONGEST] = max(counts[LONGEST], form.length(row))
-                    yield row
-
     if not of_the_lake:
         refuse_foreign(folder)
     with replacing(folder) as fresh:
-        splits = write_splits(fresh, form.schema, rows())
+        exported = _ExportedRows(plan, form)
+        splits = write_splits(fresh, form.schema, exported.stream())
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
-        (fresh / CARD).write_text(_card(fresh, plan, form, splits, counts), "utf-8")
-        return write_record(fresh, splits, {**made_from, **_longest(counts)})
+        (fresh / CARD).write_text(_card(fresh, plan, form, splits, exported), "utf-8")
+        if exported.longest:
+            made_from["longest"] = exported.longest
+        return write_record(fresh, splits, made_from)
 
 
 def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
@@ -128,9 +181,16 @@ def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
 
 
 def corpus_record(plan: Plan, form: Form) -> dict[str, Any]:
-    """Return settings and inputs as a record holds them, and what the card tells. Raises WarehouseError."""
-    sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source").iter_rows()
-    inputs = {source: version for source, version in sources if source.rpartition("/")[2] in READ}
+    """Return what an export of C* is made from: settings and inputs, and what its card shows of the settings.
+
+    Raises WarehouseError.
+    """
+    sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source")
+    inputs = {}
+    for source, version in sources.iter_rows():
+        table_name = source.rpartition("/")[2]
+        if table_name in READ:
+            inputs[source] = version
     return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _card_settings(plan)}
 
 
@@ -139,17 +199,21 @@ def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
     exported = read_exported(folder)
     if exported is None:
         return [f"{folder} is damaged: it has no record"] if folder.exists() else ["never made"]
-    if lost := damaged_beside(folder / RECORD):
-        return [f"{lost[0]} is missing, or its content is not what was written"]
+    damaged = damaged_beside(folder / RECORD)
+    if damaged:
+        return [f"{damaged[0]} is missing, or its content is not what was written"]
     try:
-        wanted = corpus_record(plan, form)
+        record_now = corpus_record(plan, form)
     except WarehouseError:  # the reasons of the warehouse say so
         return []
-    return [str(change) for change in changes(exported.made_from, wanted)]
+    return [str(change) for change in changes(exported.made_from, record_now)]
 
 
 def tells_the_same(plan: Plan, folder: Path) -> bool:
-    """Return whether the card of an exported folder shows the settings as they are: other ones may give equal rows."""
+    """Return whether the card of an exported folder shows the settings as they are now.
+
+    Rows may be equal under other settings, so an up-to-date data set may need another card.
+    """
     exported = read_exported(folder)
     return exported is not None and exported.made_from["told"] == _card_settings(plan)
 
@@ -160,25 +224,26 @@ def asset_folder(plan: Plan) -> Path:
 
 
 def asset_files(plan: Plan) -> LocalOutput:
-    """Return the files of that data set, as the lake shares them among machines."""
+    """Return the files of that data set as an output of the lake, through which machines share it."""
     return LocalOutput(plan.lake.storage, plan.named("warehouse/dataset"), asset_folder(plan))
 
 
 def applied_thresholds(plan: Plan) -> dict[str, float]:
-    """Return the tau_f that each lane's calls were kept by, as the warehouse has it; infinite where none was certified.
+    """Return by key of the lane the tau_f that its calls were kept by, as in the warehouse.
 
-    Raises WarehouseError.
+    It is infinite where no threshold was certified, so that no call was kept. Raises WarehouseError.
     """
     database = plan.settings.warehouse
     return dict(query(database, "SELECT tool, coalesce(tau_f, 'infinity'::DOUBLE) FROM lanes").iter_rows())
 
 
 def _card_settings(plan: Plan) -> dict[str, Any]:
-    """The settings that the card shows; a model folder by its name alone."""
+    """Return the settings that the card shows, by their names; a model folder by its name alone."""
     settings = plan.settings
-    rules = {lane.key: lane.tau_f for lane in plan.all_lanes}
-    thresholds = {key: tau_f if isinstance(tau_f, float) else tau_f.model_dump() for key, tau_f in rules.items()}
-    lanes = {lane.key: [lane.tool.name, lane.tau_s, lane.k, lane.m, thresholds[lane.key]] for lane in plan.all_lanes}
+    tools = {}
+    for lane in plan.all_lanes:
+        tau_f = lane.tau_f if isinstance(lane.tau_f, float) else lane.tau_f.model_dump()
+        tools[lane.key] = [lane.tool.name, lane.tau_s, lane.k, lane.m, tau_f]
     return {
         "model": folder_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
@@ -189,50 +254,68 @@ def _card_settings(plan: Plan) -> dict[str, Any]:
         "sampling.seed": settings.sampling.seed,
         "training.examples_per_tool": settings.training.examples_per_tool,
         **{f"training.{name}": value for name, value in determining(settings.training, "plain_texts").items()},
-        "tools": lanes,
+        "tools": tools,
     }
 
 
-def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
-    database, license = plan.settings.warehouse, plan.settings.export.license
-    languages = [code for [code] in query(database, LANGUAGES).iter_rows() if re.fullmatch("[a-z]{2,3}", code)]
-    shown = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
-    files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
-    configs = [{"config_name": "default", "data_files": files}] if files else []
-    top = header(folder, TITLE, license, languages, sum(splits.values()), configs, "text-generation")
-    return top + CARD_TEXT.substitute(
+def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], exported: _ExportedRows) -> str:
+    """Return the card of a data set whose files in `folder` are written. splits: rows by split."""
+    license = plan.settings.export.license
+    codes = query(plan.settings.warehouse, LANGUAGES)["language"]
+    shown_settings = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
+    configs = []
+    if splits:
+        data_files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
+        configs.append({"config_name": "default", "data_files": data_files})
+    yaml_header = header(
+        folder,
+        title=TITLE,
+        license=license,
+        languages=[code for code in codes if re.fullmatch("[a-z]{2,3}", code)],
+        rows=sum(splits.values()),
+        configs=configs,
+        task="text-generation",
+    )
+    return yaml_header + CARD_TEXT.substitute(
         title=TITLE,
         form=form.name,
-        rows=_sizes(splits, counts),
+        rows=_sizes(splits, exported),
         about=form.card,
         columns=columns_table(form.schema),
-        tools=_tools_table(plan, counts),
+        tools=_tools_table(plan, exported),
         join=form.join,
-        settings=table(("setting", "value"), shown),
+        settings=table(("setting", "value"), shown_settings),
         license=license,
         citation=CITATION.strip(),
     )
 
 
-def _longest(counts: Counter[tuple[str, str]]) -> dict[str, int]:
-    return {"longest": counts[LONGEST]} if counts[LONGEST] else {}
+def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
+    """Return `train 1,200, heldout 30`, with the kinds of pairs and the longest row where the form has these."""
+    sizes = [f"{split} {rows:,}" for split, rows in splits.items()]
+    text = ", ".join(sizes) or "none"
+    if exported.kinds:
+        kinds = [f"{kind} {count:,}" for kind, count in sorted(exported.kinds.items())]
+        text += f" (pairs: {', '.join(kinds)})"
+    if exported.longest:
+        text += f"; the longest has {exported.longest:,} tokens, tools and marks included"
+    return text
 
 
-def _sizes(splits: Mapping[str, int], counts: Counter[tuple[str, str]]) -> str:
-    sizes = ", ".join([f"{split} {rows:,}" for split, rows in splits.items()] or ["none"])
-    kinds = [f"{kind} {count:,}" for (what, kind), count in sorted(counts.items()) if what == "kind" and kind]
-    longest = f"; the longest has {counts[LONGEST]:,} tokens, tools and marks included" if counts[LONGEST] else ""
-    return sizes + (f" (pairs: {', '.join(kinds)})" if kinds else "") + longest
-
-
-def _tools_table(plan: Plan, counts: Counter[tuple[str, str]]) -> str:
-    """Return a line per tool: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
-    figures = {tool: counted for tool, *counted in query(plan.settings.warehouse, FIGURES).iter_rows()}
+def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
+    """Return a line per lane: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
+    figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
     lines = []
     for lane in plan.all_lanes:
-        tau_f, kept, by_chance = figures[lane.key]
-        numbers = (counts["calls", lane.key], counts["texts", lane.key], kept or 0)
-        chance = "too few swaps to tell" if by_chance is None else f"{by_chance:,}"
-        threshold = "none certified" if tau_f is None else tau_f
-        lines.append((*lane_cells(lane), threshold, *(f"{number:,}" for number in numbers), chance))
+        figures = figures_of[lane.key]
+        lines.append(
+            (
+                *lane_cells(lane),
+                "none certified" if figures["tau_f"] is None else figures["tau_f"],
+                f"{exported.calls[lane.key]:,}",
+                f"{exported.texts[lane.key]:,}",
+                f"{figures['kept'] or 0:,}",
+                "too few swaps to tell" if figures["by_chance"] is None else f"{figures['by_chance']:,}",
+            )
+        )
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)

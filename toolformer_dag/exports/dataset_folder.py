@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,10 +17,18 @@ from toolformer_dag.identity import fingerprint, stream_hash
 from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.markdown import table
 
-RECORD, CARD, DATA = "export.json", "README.md", "data"
+RECORD = "export.json"
+"""File of a data set: the record, by which an export knows the folder as its own."""
+CARD = "README.md"
+"""File of a data set: its card."""
+DATA = "data"
+"""Folder of a data set with its Parquet files."""
 LAYOUT = 1
 """Raised when the same rows would be written as other files."""
-GROUP_ROWS, FILE_ROWS = 1000, 20_000
+GROUP_ROWS = 1000
+"""Rows of a row group of a Parquet file."""
+FILE_ROWS = 20_000
+"""Rows of a Parquet file."""
 HUB_OPTIONS = {"compression": "zstd", "write_page_index": True, "use_content_defined_chunking": True}
 """The hub shows such files page by page, and stores them again without what did not change."""
 
@@ -29,31 +37,49 @@ class ExportError(UserError):
     """An export that cannot be written. The message names the folder, the reason and the remedy."""
 
 
+class ExportedFile(NamedTuple):
+    """The size of a file in bytes, and the hash of its content."""
+
+    size: int
+    hash: str
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a folder holds. `files`: path -> (bytes, hash); `rows`: split or table -> rows; `made_from`: the record."""
+    """What an export wrote into a folder.
 
-    files: Mapping[str, tuple[int, str]]
+    - `files`: the files by their paths within the folder, without the record.
+    - `rows`: the number of rows by split or table.
+    - `made_from`: the settings and inputs of the export.
+    """
+
+    files: Mapping[str, ExportedFile]
     rows: Mapping[str, int]
     made_from: Mapping[str, Any]
 
     @property
     def version(self) -> str:
         """Return the fingerprint of the content."""
-        return fingerprint({path: hashed for path, (_, hashed) in self.files.items()})
+        return fingerprint({path: file.hash for path, file in self.files.items()})
 
 
 class ParquetFiles:
-    """The Parquet files `folder/NAME-00000.parquet` and on: 1,000 rows in a group, 20,000 in a file.
+    """Writes the Parquet files `folder/NAME-00000.parquet` and on: 1,000 rows in a group, 20,000 in a file.
 
-    How rows are spread over calls of `write` makes no difference to the files; memory holds a group.
+    How rows are spread over calls of `write` makes no difference to the files. Rows wait in memory until they are a
+    group; `close` writes the rest, and has to be called.
+
+    - `rows`: how many were written, without those that wait.
     """
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
         self.rows = 0
-        self._folder, self._name, self._schema = folder, name, schema
+        self._folder = folder
+        self._name = name
+        self._schema = schema
         self._waiting = pa.Table.from_batches([], schema)
-        self._files = ExitStack()
+        self._open_file = ExitStack()  # closes the file of the last group
+        self._writer: pq.ParquetWriter | None = None  # writes that file; None before the first group
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, rows: pa.Table) -> None:
@@ -63,42 +89,49 @@ class ParquetFiles:
             self._write_group()
 
     def close(self) -> None:
-        """Write what is left; without rows, one file says which columns there are."""
+        """Write the rows that wait; without any rows, one file says which columns there are."""
         if self._waiting.num_rows or not self.rows:
             self._write_group()
-        self._files.close()
+        self._open_file.close()
 
     def _write_group(self) -> None:
-        if self.rows % FILE_ROWS == 0:
-            self._files.close()
+        """Write a group of the rows that wait, to a new file where the last one is full."""
+        if self._writer is None or self.rows % FILE_ROWS == 0:
+            self._open_file.close()
             path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
-            self._writer = self._files.enter_context(pq.ParquetWriter(path, self._schema, **HUB_OPTIONS))
-        group, self._waiting = self._waiting[:GROUP_ROWS], self._waiting[GROUP_ROWS:]
+            self._writer = self._open_file.enter_context(pq.ParquetWriter(path, self._schema, **HUB_OPTIONS))
+        group = self._waiting[:GROUP_ROWS]
+        self._waiting = self._waiting[GROUP_ROWS:]
         self._writer.write_table(group.combine_chunks())
         self.rows += group.num_rows
 
 
 def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Write rows to `data/` by their column `split`; return split -> rows.
+    """Write rows to Parquet files in `folder/data`, named by the rows' column `split`; return the rows per split.
 
-    A split without rows has no file: `load_dataset` cannot read an empty one.
+    The result is in descending order of names, so that `train` comes before `heldout`. A split without rows has no file
+    and is not in the result: `load_dataset` cannot read an empty file. Memory holds about GROUP_ROWS rows per split.
     """
-    files: dict[str, ParquetFiles] = {}
+    files_of_split: dict[str, ParquetFiles] = {}
     remaining = iter(rows)
     while batch := list(islice(remaining, GROUP_ROWS)):
-        for split in sorted({row["split"] for row in batch}):
-            of_split = pa.Table.from_pylist([row for row in batch if row["split"] == split], schema)
-            files.setdefault(split, ParquetFiles(folder / DATA, split, schema)).write(of_split)
-    for written in files.values():
-        written.close()
-    return {split: files[split].rows for split in sorted(files, reverse=True)}
+        splits = {row["split"] for row in batch}
+        for split in sorted(splits):
+            split_rows = [row for row in batch if row["split"] == split]
+            if split not in files_of_split:
+                files_of_split[split] = ParquetFiles(folder / DATA, split, schema)
+            files_of_split[split].write(pa.Table.from_pylist(split_rows, schema))
+    for files in files_of_split.values():
+        files.close()
+    return {split: files_of_split[split].rows for split in sorted(files_of_split, reverse=True)}
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Give an empty folder to write to; where the block ends well it replaces `folder`, else nothing changed.
+    """Yield an empty folder to write to; it replaces `folder` where the block ends without an error.
 
-    Raises ExportError where `folder` is being written by another export. What it holds is lost: see `refuse_foreign`.
+    After an error `folder` is as it was. What it held is lost otherwise: see `refuse_foreign`. Raises ExportError where
+    another export is writing to `folder`, and WriteError.
     """
     folder = folder.resolve()
     fresh = folder.with_name(f".{folder.name}.partial")
@@ -119,25 +152,37 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
-    """Write the record, the last file. It holds no time: equal inputs give equal bytes."""
-    files = {name: (path.stat().st_size, stream_hash(path)) for name, path in _files(folder).items()}
-    made = Exported(files, dict(rows), dict(made_from))
-    content = {"layout": LAYOUT, "rows": made.rows, "files": made.files, "made_from": made.made_from}
+    """Write the record, the last file of an export, and return what it says.
+
+    It holds no time: equal inputs give equal bytes. rows, made_from: as in `Exported`. Raises WriteError.
+    """
+    files = {}
+    for name, path in _files(folder).items():
+        files[name] = ExportedFile(path.stat().st_size, stream_hash(path))
+    exported = Exported(files, dict(rows), dict(made_from))
+    content = {
+        "layout": LAYOUT,
+        "rows": exported.rows,
+        "files": {path: [file.size, file.hash] for path, file in files.items()},
+        "made_from": exported.made_from,
+    }
     write_whole(folder / RECORD, sealed(str(folder), content))
-    return made
+    return exported
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Return all files below a folder by their paths within it, sorted."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def read_exported(folder: Path) -> Exported | None:
-    """Return what an export wrote into `folder`; None where there is no record, or not a whole one."""
+    """Return what an export wrote into `folder`; None where there is no record, or a damaged one."""
     try:
         content = unsealed((folder / RECORD).read_bytes())
         if content["layout"] != LAYOUT:
             return None
-        files = {path: (size, hashed) for path, (size, hashed) in content["files"].items()}
+        files = {path: ExportedFile(*file) for path, file in content["files"].items()}
         return Exported(files, content["rows"], content["made_from"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -145,7 +190,8 @@ def read_exported(folder: Path) -> Exported | None:
 
 def refuse_foreign(folder: Path) -> None:
     """Raise ExportError unless `folder` is absent, empty, or holds exactly what an export wrote."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    is_empty = folder.is_dir() and not any(folder.iterdir())
+    if not folder.exists() or is_empty:
         return
     remedy = "name another folder, or move it away"
     if not folder.is_dir():
@@ -154,20 +200,30 @@ def refuse_foreign(folder: Path) -> None:
     if exported is None:
         raise ExportError(f"{folder} is not empty, and no export wrote it; {remedy}")
     names = _files(folder)
-    if foreign := sorted({*names} - {*exported.files, RECORD}):
+    foreign = sorted(names.keys() - exported.files.keys() - {RECORD})
+    if foreign:
         raise ExportError(f"{folder} holds {foreign[0]}, which no export wrote; {remedy}")
-    if CARD in names and stream_hash(folder / CARD) != exported.files[CARD][1]:
+    if CARD in names and stream_hash(folder / CARD) != exported.files[CARD].hash:
         raise ExportError(f"{folder / CARD} was edited since it was exported; {remedy}")
 
 
-SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10**7, "1M<n<10M"))
+SIZES = (
+    (1_000, "n<1K"),
+    (10_000, "1K<n<10K"),
+    (100_000, "10K<n<100K"),
+    (1_000_000, "100K<n<1M"),
+    (10_000_000, "1M<n<10M"),
+)
+"""The hub's names for sizes of data sets, each with the number of rows that is too many for it."""
 CITATION = sql_text(__package__, "citation.md")
+"""How to cite the paper, for cards."""
 TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
-"""Of `lane_cells`, and the threshold that was applied."""
+"""Headings of the columns of `lane_cells`, and of the threshold that was applied."""
 
 
 def header(
     folder: Path,
+    *,
     title: str,
     license: str,
     languages: Sequence[str],
@@ -175,33 +231,49 @@ def header(
     configs: Sequence[Mapping[str, Any]],
     task: str | None,
 ) -> str:
-    """Return the YAML header, which `load_dataset` and the hub read, for the data files in `folder`.
+    """Return the YAML header of a card, which `load_dataset` and the hub read.
 
-    `configs`: those without files are left out. Each is described by a hash of the data: the cache of `load_dataset`
-    tells folders of one name apart by their configs alone, not by their files.
+    folder: the data set, whose data files are written already.
+    languages: codes such as `en`. rows: of all files. task: the hub's name of a task.
+    configs: the configs that have files, as `load_dataset` reads them. Each gets a hash of the data as its description:
+        the cache of `load_dataset` tells folders of one name apart by their configs alone, not by their files.
     """
     from huggingface_hub import DatasetCardData
 
-    data_files = _files(folder / DATA)
-    content = {"description": f"content {fingerprint({name: stream_hash(path) for name, path in data_files.items()})}"}
+    hashes = {name: stream_hash(path) for name, path in _files(folder / DATA).items()}
+    description = f"content {fingerprint(hashes)}"
     data = DatasetCardData(
         pretty_name=title,
         license=license,
         language=list(languages) or None,
-        size_categories=[next((name for limit, name in SIZES if rows < limit), "n>10M")],
+        size_categories=[_size_category(rows)],
         task_categories=[task] if task else None,
         tags=["toolformer", "tool-use"],
-        configs=[{**config, **content} for config in configs] or None,
+        configs=[{**config, "description": description} for config in configs] or None,
     )
     return f"---\n{data.to_yaml()}\n---\n"
 
 
+def _size_category(rows: int) -> str:
+    """Return the hub's name for the size of a data set."""
+    for limit, name in SIZES:
+        if rows < limit:
+            return name
+    return "n>10M"
+
+
 def columns_table(schema: pa.Schema) -> str:
-    """Return a Markdown table of the columns with their comments, which also tell the fields of structs and lists."""
-    rows = [(f"`{one.name}`", str(one.type).partition("<")[0], one.metadata[b"comment"].decode()) for one in schema]
+    """Return a Markdown table of the columns with their comments, which also describe the fields of structs and lists.
+
+    Every column needs a `comment` in its metadata.
+    """
+    rows = []
+    for field in schema:
+        type_name = str(field.type).partition("<")[0]
+        rows.append((f"`{field.name}`", type_name, field.metadata[b"comment"].decode()))
     return table(("column", "type", "meaning"), rows)
 
 
 def lane_cells(lane: Lane) -> tuple[object, ...]:
-    """Return what every table of tools tells of a lane first."""
+    """Return the cells with which a line about a lane (a tool with its settings) begins in tables of tools."""
     return f"`{lane.key}`", lane.tool.name, lane.tau_s, lane.k, lane.m

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from toolformer_dag.exports import FormName
 from toolformer_dag.identity import fingerprint
@@ -22,14 +24,20 @@ FROM (SELECT digest, unnest(calls) AS call FROM 'FOLDER/data/*.parquet') AS row
 JOIN loss_deltas AS scored
   ON (scored.tool, scored.shard, scored.digest, scored.segment, scored.position, scored.sample)
    = (call.tool, call.shard, row.digest, call.segment, call.position, call.sample)"""
+"""A query that finds the calls of exported rows in the warehouse again, for the card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`schema`: the columns, each with its `comment`; `rows`: the rows of a text; `card`: what the card says of it.
+    """A form of training data: the columns, and a function that makes rows of a text.
 
-    `settings`: what determines the rows beside the texts; `join`: a query from rows to loss_deltas; `preferences`:
-    whether `rows` reads `least_helpful`; `length`: the tokens of a row where a trainer encodes it, else 0.
+    - `schema`: the columns, each with its `comment`.
+    - `rows`: yields the rows of a text of C*; there may be none.
+    - `card`: what the card of the data set says of the form.
+    - `settings`: what determines the rows beside the texts.
+    - `join`: a query from rows to loss_deltas, for the card.
+    - `preferences`: whether `rows` reads `least_helpful` of a text.
+    - `length`: returns the tokens of a row where a trainer has to encode it, else 0.
     """
 
     name: FormName
@@ -43,6 +51,7 @@ class Form:
 
 
 def column(name: str, kind: pa.DataType, comment: str) -> pa.Field:
+    """Return a column with its comment in the metadata."""
     return pa.field(name, kind, metadata={"comment": comment})
 
 
@@ -79,17 +88,22 @@ ORIGIN = (
 )
 
 
-def own(text: CorpusText) -> dict[str, Any]:
-    """Return the columns that rows of every form share; pairs have no `calls`."""
-    calls = [asdict(call) for call in text.calls]
-    return {"calls": calls, "digest": text.digest, "segment": text.segment, "url": text.url, "split": text.split}
+def shared_columns(text: CorpusText) -> dict[str, Any]:
+    """Return the values of the columns that rows of every form have, CALLS and ORIGIN; pairs have no `calls`."""
+    return {
+        "calls": [asdict(call) for call in text.calls],
+        "digest": text.digest,
+        "segment": text.segment,
+        "url": text.url,
+        "split": text.split,
+    }
 
 
 def text_form() -> Form:
-    """Return x* and x as texts (paper, section 2): what the project's own finetuning trains on."""
+    """Return the form of x* and x as texts (paper, section 2), which the project's own finetuning trains on."""
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        yield {"text": text.text, "plain": text.plain, **own(text)}
+        yield {"text": text.text, "plain": text.plain, **shared_columns(text)}
 
     schema = pa.schema(
         [
@@ -107,26 +121,13 @@ def text_form() -> Form:
 
 
 def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> Form:
-    """Return token sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
+    """Return the form of token sequences of at most `sequence_length` tokens, with BOS and EOS where these are used.
 
     A token that holds a character of a result has the label -100, so it is read and not predicted. The paper predicts
     results too. A longer text becomes several rows (`window`), each of which begins with the last token before it.
+
+    tokenizer: its name for people.
     """
-    from toolformer_dag.training.sequences import IGNORED, windows
-
-    identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
-
-    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        [tokens] = encoding.with_calls([text.text])
-        labels = np.where(
-            _within(tokens.offsets, len(text.text), result_spans(text, encoding.markers)), IGNORED, tokens.ids
-        )
-        ids = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
-        targets = windows([*encoding.bos, *labels.tolist(), *encoding.eos], sequence_length)
-        for number, (window, target) in enumerate(zip(ids, targets, strict=True)):
-            fields = {"input_ids": window, "labels": target, "attention_mask": [1] * len(window), "window": number}
-            yield {**fields, **own(text)}
-
     schema = pa.schema(
         [
             column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
@@ -141,24 +142,65 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
         f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
         "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
     )
-    return Form("masked", schema, rows, about, {"tokenizer": identity, "sequence_length": sequence_length})
+    tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
+    return Form(
+        name="masked",
+        schema=schema,
+        rows=partial(_masked_rows, encoding, sequence_length),
+        card=about,
+        settings={"tokenizer": tokenizer_identity, "sequence_length": sequence_length},
+    )
 
 
-def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[tuple[int, int]]:
-    """Return where the results of the calls begin and end in x*, in characters."""
-    spans, inserted = [], 0
+def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
+    """Yield the windows of a text's tokens, with the labels of results masked."""
+    from toolformer_dag.training.sequences import IGNORED, windows
+
+    [tokens] = encoding.with_calls([text.text])
+    in_result = _within(tokens.offsets, len(text.text), result_spans(text, encoding.markers))
+    labels = np.where(in_result, IGNORED, tokens.ids).tolist()
+    id_windows = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
+    label_windows = windows([*encoding.bos, *labels, *encoding.eos], sequence_length)
+    for number, (ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
+        yield {
+            "input_ids": ids,
+            "labels": window_labels,
+            "attention_mask": [1] * len(ids),
+            "window": number,
+            **shared_columns(text),
+        }
+
+
+class TextSpan(NamedTuple):
+    """A part of a text: the index of its first character, and that after its last."""
+
+    start: int
+    end: int
+
+
+def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[TextSpan]:
+    """Return where the results of the calls stand in x*, the text with its calls, in characters."""
+    spans = []
+    inserted = 0  # characters of the calls so far
     for call in text.calls:
         inserted += len(call.written(markers))
-        end = call.offset + inserted - len(markers.end)
-        spans.append((end - len(call.result), end))
+        result_end = call.offset + inserted - len(markers.end)
+        spans.append(TextSpan(result_end - len(call.result), result_end))
     return spans
 
 
-def _within(starts: Any, length: int, spans: Sequence[tuple[int, int]]) -> Any:
-    """Whether each token holds a character of a span; [n], from the character at which each token begins."""
+def _within(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -> NDArray[np.bool_]:
+    """Return for each token whether it holds a character of a span, [tokens].
+
+    starts: the character at which each token begins, [tokens]. length: the characters of the text.
+    """
+    # A token ends where the next begins. Several tokens of a character begin at the same place, and hold it all.
     ends = np.maximum(np.append(starts[1:], length), starts + 1)
-    held = [(starts < end) & (ends > begin) for begin, end in spans if begin < end]
-    return np.any(held, axis=0) if held else np.zeros(len(starts), bool)
+    within = np.zeros(len(starts), np.bool_)
+    for span in spans:
+        if span.start < span.end:
+            within |= (starts < span.end) & (ends > span.start)
+    return within
 
 
 PREFERENCES = pa.schema(
@@ -173,6 +215,7 @@ PREFERENCES = pa.schema(
         *ORIGIN,
     ]
 )
+"""The columns of pairs."""
 ABOUT_PREFERENCES = (
     "`kind` says what `rejected` is compared with.\n\n"
     "- `rejected_call`: the kept call against the scored call of the same tool at the same position that helps\n"
@@ -182,14 +225,25 @@ ABOUT_PREFERENCES = (
     "The texts are those of C*. Other calls of a text are left out of both sides, as they were when the losses\n"
     "were measured. Both sides hold the rest of the text, because trainers append an end token."
 )
+"""What the card says of pairs."""
 
 
 def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> Form:
-    """Return pairs for DPO and its like; see `preference_pairs`."""
+    """Return the form of pairs for DPO and its like; see `preference_pairs`.
+
+    tau_f: the threshold of each lane by its key.
+    """
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
         for pair in preference_pairs(text, tau_f, markers):
-            yield {**pair, **own(text)}
+            yield {**pair, **shared_columns(text)}
 
-    join = JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call")
-    return Form("preference", PREFERENCES, rows, ABOUT_PREFERENCES, {"tau_f": dict(tau_f)}, join, preferences=True)
+    return Form(
+        name="preference",
+        schema=PREFERENCES,
+        rows=rows,
+        card=ABOUT_PREFERENCES,
+        settings={"tau_f": dict(tau_f)},
+        join=JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call"),
+        preferences=True,
+    )

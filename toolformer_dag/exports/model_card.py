@@ -18,114 +18,156 @@ from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.augmented_corpus import corpus_rows
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.pipeline.merging import TRAIN
+from toolformer_dag.settings.evaluation_settings import DecodingSettings
 from toolformer_dag.texts.calls import placed_calls
-from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
+from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS, Checkpoint
 from toolformer_dag.training.training_report import RECORD, TrainingReport, read_card, write_card
 
 CARD_TEXT = Template(sql_text(__package__, "model_card.md"))
+"""The card between its header and the figures of evaluation."""
 EVALUATION = "\n## Evaluation\n"
+"""The heading of the last part of a card."""
 NO_FIGURES = "Only what stands under Figures and Evaluation was measured; safety, bias and other languages were not."
+"""The last of the limits."""
 
 
 def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
     """Replace the last part of a card, the figures of evaluation; a folder without a whole card is left alone.
 
-    `accuracy`: a row per benchmark; `perplexity`: a row per source and condition; None where nothing was measured.
+    accuracy: a row per benchmark; None where nothing was measured.
+    perplexity: a row per source and condition; None where nothing was measured.
+
     Raises WriteError.
     """
     card = read_card(folder)
     if card is None:
         return
-    sections = [
-        f"{title}\n\n{table(frame.columns, frame.iter_rows(), rounded)}"
-        for title, frame in (
-            ("Right answers in per cent, with 95 % intervals (Wilson).", accuracy),
-            ("Perplexity, calls disabled.", perplexity),
-        )
-        if frame is not None
-    ]
-    kept = card.partition(EVALUATION)[0]
-    write_card(folder, kept + EVALUATION + "\n" + "\n".join(sections) if sections else kept)
+    sections = []
+    if accuracy is not None:
+        sections.append(_section("Right answers in per cent, with 95 % intervals (Wilson).", accuracy))
+    if perplexity is not None:
+        sections.append(_section("Perplexity, calls disabled.", perplexity))
+    text = card.partition(EVALUATION)[0]
+    if sections:
+        text += EVALUATION + "\n" + "\n".join(sections)
+    write_card(folder, text)
+
+
+def _section(title: str, rows: pl.DataFrame) -> str:
+    return f"{title}\n\n{table(rows.columns, rows.iter_rows(), rounded)}"
 
 
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
-    """Write the card of a trained checkpoint. `choosing`: how many texts chose its step. Raises WriteError."""
+    """Write the card of a trained checkpoint, without figures of evaluation.
+
+    name: that of the checkpoint in CHECKPOINTS. choosing: how many held-out texts chose its step.
+
+    Raises MissingPart, DamagedPart, WriteError.
+    """
     from toolformer_dag.training.recipe import objective_of
 
     folder = checkpoint_folder(plan.settings, name)
     checkpoint = CHECKPOINTS[name]
     words = checkpoint.card
-    markers = {name: marker.rstrip() for name, marker in plan.settings.model.markers}
+    markers = {field: marker.rstrip() for field, marker in plan.settings.model.markers}
     record = unsealed((folder / RECORD).read_bytes())
-    base = folder_name(plan.settings.model.name)
-    warning = too_few(choosing, "choose the checkpoint")
     license = plan.settings.export.model_license
-    limits = [*(call_limits(plan) if checkpoint.calls else ()), *words.limits, NO_FIGURES]
-    if warning:
-        limits.append(f"{warning}.")
     text = CARD_TEXT.substitute(
-        title=f"{base} {words.title}",
+        title=f"{folder_name(plan.settings.model.name)} {words.title}",
         about=words.about.format(**markers),
         use=words.use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
         objective=objective_of(checkpoint.recipe(plan)).described,
-        settings=table(
-            ("setting", "value"),
-            [(f"`training.{key}`", "not set" if value is None else value) for key, value in record["settings"].items()],
-        ),
+        settings=_settings_table(record["settings"]),
         figures=table(("figure", "value"), _figures(record, report)),
         metric=report.best.measure,
         choosing=choosing,
-        curve=table(
-            ("step", f"held-out {report.best.measure}"), [(at.step, f"{at.value:.3f}") for at in report.heldout]
-        ),
-        limits="\n".join(f"- {limit}" for limit in limits),
+        curve=_curve_table(report),
+        limits="\n".join(f"- {limit}" for limit in _limits(plan, checkpoint, choosing)),
         license=license,
         citation=CITATION.strip(),
     )
     write_card(folder, _header(plan, license) + text)
 
 
+def _settings_table(settings: Mapping[str, Any]) -> str:
+    """Return the settings of training as a table."""
+    lines = []
+    for key, value in settings.items():
+        lines.append((f"`training.{key}`", "not set" if value is None else value))
+    return table(("setting", "value"), lines)
+
+
+def _curve_table(report: TrainingReport) -> str:
+    """Return the curve of the held-out metric as a table."""
+    lines = [(point.step, f"{point.value:.3f}") for point in report.heldout]
+    return table(("step", f"held-out {report.best.measure}"), lines)
+
+
+def _limits(plan: Plan, checkpoint: Checkpoint, choosing: int) -> list[str]:
+    """Return the limits of a checkpoint. choosing: how many held-out texts chose its step."""
+    limits = call_limits(plan) if checkpoint.calls else []
+    limits += [*checkpoint.card.limits, NO_FIGURES]
+    warning = too_few(choosing, "choose the checkpoint")
+    if warning:
+        limits.append(f"{warning}.")
+    return limits
+
+
 class TextsOfCalls(NamedTuple):
-    """Of the training texts of C*: those that hold more than one call, and those in which calls follow each other."""
+    """Counts of the training texts of C*: with more than one call (`several`), and of these with a chain (`chained`).
+
+    A chain is calls that follow each other at one place.
+    """
 
     several: int
     chained: int
 
 
 def call_limits(plan: Plan) -> list[str]:
-    """Return how many calls a text may hold, as the model was trained and as it decodes, in sentences.
+    """Return how many calls a text may hold, as the model was trained and as it decodes, in two sentences.
 
-    Of the first C* decides, of the second `[decoding]`, as it is now. Raises MissingPart, DamagedPart.
+    C* decides the first, `[decoding]` as it is now the second. Raises MissingPart, DamagedPart.
     """
-    texts = texts_of_calls(plan)
-    rules = plan.settings.decoding
-    trained = "No training text holds more than one call."
-    if texts.several:
-        trained = f"{texts.several:,} training texts hold more than one call, "
-        trained += f"{texts.chained:,} of them a chain: calls that follow each other at one place."
+    return [_limit_of_training(texts_of_calls(plan)), _limit_of_decoding(plan.settings.decoding)]
+
+
+def _limit_of_training(texts: TextsOfCalls) -> str:
+    if not texts.several:
+        return "No training text holds more than one call."
+    return (
+        f"{texts.several:,} training texts hold more than one call, "
+        f"{texts.chained:,} of them a chain: calls that follow each other at one place."
+    )
+
+
+def _limit_of_decoding(rules: DecodingSettings) -> str:
     places = "one call" if rules.calls == 1 else f"up to {rules.calls} calls"
-    chains = "no chained calls" if rules.depth == 1 else f"chains of up to {rules.depth} calls"
-    second_look = ", and no second look at results" if rules.depth == 1 else ""
-    as_published = ", as in the paper" if rules.calls == rules.depth == 1 else "; the paper has one call and no chain"
-    decoded = f"An answer has {places}, {chains}{second_look}{as_published} (`decoding.calls`, `decoding.depth`)."
-    return [trained, decoded]
+    if rules.depth == 1:
+        chains = "no chained calls, and no second look at results"
+    else:
+        chains = f"chains of up to {rules.depth} calls"
+    is_papers = rules.calls == 1 and rules.depth == 1
+    compared = ", as in the paper" if is_papers else "; the paper has one call and no chain"
+    return f"An answer has {places}, {chains}{compared} (`decoding.calls`, `decoding.depth`)."
 
 
 def texts_of_calls(plan: Plan) -> TextsOfCalls:
     """Count the training texts of C* with several calls. Raises MissingPart, DamagedPart."""
     corpus = corpus_rows(plan.lake, ["text_with_calls", "calls", "split"])
-    several = corpus.filter(pl.col("split") == TRAIN, pl.col("calls") > 1).collect()["text_with_calls"]
+    texts = corpus.filter(pl.col("split") == TRAIN, pl.col("calls") > 1).collect()["text_with_calls"]
     tools = plan.lane_names.values()
     chained = 0
-    for text in several:
+    for text in texts:
         offsets = [call.offset for call in placed_calls(text, tools, plan.settings.model.markers)]
-        chained += len(set(offsets)) < len(offsets)  # the calls of a chain stand before the same character
-    return TextsOfCalls(several.len(), chained)
+        has_chain = len(set(offsets)) < len(offsets)  # the calls of a chain stand before the same character
+        chained += has_chain
+    return TextsOfCalls(several=texts.len(), chained=chained)
 
 
 def _header(plan: Plan, license: str) -> str:
+    """Return the YAML header of a card, which the hub reads."""
     from huggingface_hub import ModelCardData
 
     hub_id = plan.model.get("id")
@@ -140,43 +182,54 @@ def _header(plan: Plan, license: str) -> str:
 
 
 def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
-    parts = plan.lake.table(CORPUS).pointers()
-    versions = {part: pointer.record["inputs"] for part, pointer in parts.items()}
-    trained_on = corpus_rows(plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
-    plain = trained_on.filter(pl.col("calls") == 0).select(pl.len()).collect().item()
-    rows = [
-        ("training texts", f"{report.texts:,}" + (f", {plain:,} of them without calls" if plain else "")),
+    """Return what the checkpoint was trained on as a table. record: training.json beside its weights."""
+    corpus_parts = plan.lake.table(CORPUS).pointers()
+    corpus_inputs = {part: pointer.record["inputs"] for part, pointer in corpus_parts.items()}
+    train_rows = corpus_rows(plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
+    without_calls = train_rows.filter(pl.col("calls") == 0).select(pl.len()).collect().item()
+    texts = f"{report.texts:,}"
+    if without_calls:
+        texts += f", {without_calls:,} of them without calls"
+    lines = [
+        ("training texts", texts),
         ("tokens", f"{report.tokens:,}"),
         ("fingerprint of the training texts", f"`{record['texts']}`"),
         ("fingerprint of the texts that chose the step", f"`{record['heldout']}`"),
-        ("fingerprint of the documents and kept calls", f"`{fingerprint(versions)}`"),
+        ("fingerprint of the documents and kept calls", f"`{fingerprint(corpus_inputs)}`"),
         ("shards of documents", f"{len(plan.shards):,}"),
         ("equal documents left out", "yes" if plan.settings.corpus.deduplicate else "no"),
         ("documents of benchmarks left out", "yes" if plan.settings.corpus.decontaminate else "no"),
     ]
-    return table(("data", "value"), rows)
+    return table(("data", "value"), lines)
 
 
 def _tools(plan: Plan) -> list[tuple[object, ...]]:
-    """Return a line per lane: thresholds, and in how many training texts its calls stood."""
-    corpus = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN)
-    called = corpus.select(pl.col("tools").list.unique().explode())
-    texts = dict(called.group_by("tools").len().collect().iter_rows())
-    return [(*lane_cells(lane), _threshold(plan, lane), f"{texts.get(lane.key, 0):,}") for lane in plan.lanes]
+    """Return a line per lane (a tool with its settings): thresholds, and in how many training texts it is called."""
+    train_rows = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN)
+    called = train_rows.select(pl.col("tools").list.unique().explode())  # a row per text and tool
+    texts_of = dict(called.group_by("tools").len().collect().iter_rows())
+    lines = []
+    for lane in plan.lanes:
+        texts = texts_of.get(lane.key, 0)
+        lines.append((*lane_cells(lane), _threshold(plan, lane), f"{texts:,}"))
+    return lines
 
 
 def _threshold(plan: Plan, lane: Lane) -> object:
-    """Return the tau_f that the kept calls passed; in words where none was kept."""
-    table = plan.lane_table(lane, "filtered_calls")
-    kept = table.scan().select("tau_f").head(1).collect() if table.parts() else pl.DataFrame()
+    """Return the tau_f that a lane's kept calls passed; in words where none was kept."""
+    filtered_calls = plan.lane_table(lane, "filtered_calls")
+    if not filtered_calls.parts():
+        return "no call kept"
+    kept = filtered_calls.scan().select("tau_f").head(1).collect()
     return "no call kept" if kept.is_empty() else kept.item()
 
 
 def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[str, object]]:
-    base = next((point.value for point in report.heldout if point.step == 0), None)
+    """Return the lines of the card's table of figures. record: training.json beside the weights."""
+    of_base = [point.value for point in report.heldout if point.step == 0]
     return [
         (f"held-out {report.best.measure}", f"{report.best.value:.3f}"),
-        ("of the base model", "not measured" if base is None else f"{base:.3f}"),
+        ("of the base model", f"{of_base[0]:.3f}" if of_base else "not measured"),
         ("step, of all steps", f"{report.best_step:,} of {report.steps:,}"),
         ("sequences", f"{report.examples:,}"),
         ("seconds, processes", f"{report.seconds:,.0f}, {report.processes}"),

@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.exports.forms import CALLS, ORIGIN, Form, column, own
+from toolformer_dag.exports.forms import CALLS, ORIGIN, Form, column, shared_columns
 from toolformer_dag.pipeline.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.texts.arguments import Schema, read_arguments
 from toolformer_dag.tools.tool import schemas_of
@@ -19,34 +20,25 @@ if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
 TEXT = pa.string()
+"""The type of columns with JSON as text."""
 OBJECTS = pa.json_()
 """`datasets` reads it as objects from 4.7 on: in structs each field that others have would be None, not absent."""
 INSTRUCTION = "Continue the text. Call a tool where its result helps to write what comes next.\n\n"
+"""What the user says before the text, in the form `chat`."""
 
 
 def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
-    """Return each text as a conversation with structured calls: `messages` and `tools`, as chat templates take them.
+    """Return the form of conversations with structured calls: `messages` and `tools`, as chat templates take them.
 
     A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
-    was measured on the text with inline calls and says nothing of this form. `encoding` counts tokens of messages and
-    tools written as JSON, in place of a chat template.
+    was measured on the text with inline calls and says nothing of this form.
 
     Both columns are JSON: templates look for keys that are absent, and arguments have any type.
+
+    lanes: the tools with their settings.
+    encoding: counts the tokens of messages and tools written as JSON, in place of a chat template.
     """
-    tools = [_function(lane) for lane in lanes]
-    schemas, listed = _schemas(lanes), _json(tools)
-
-    def tokens(parts: Sequence[Mapping[str, Any]]) -> int:
-        return sum(encoding.lengths(list(map(_json, parts))))
-
-    before = tokens(tools)
-
-    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        yield {"messages": _json(list(conversation(text, schemas))), "tools": listed, **own(text)}
-
-    def length(row: Mapping[str, Any]) -> int:
-        return before + tokens(json.loads(row["messages"]))
-
+    conversations = _ChatRows(lanes, encoding)
     schema = pa.schema(
         [
             column("messages", OBJECTS, "user, assistant with tool_calls, tool, ..., assistant"),
@@ -60,29 +52,46 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
         "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
         "about a conversation. The contents of the messages, without the instruction, are `plain`."
     )
-    return Form("chat", schema, rows, about, {"tools": tools}, length=length)
+    return Form(
+        name="chat",
+        schema=schema,
+        rows=conversations.rows,
+        card=about,
+        settings={"tools": conversations.tools},
+        length=conversations.length,
+    )
+
+
+class _ChatRows:
+    """Makes conversations of texts, which all have the same `tools`, and counts their tokens."""
+
+    def __init__(self, lanes: Sequence[Lane], encoding: "Encoding") -> None:
+        self.tools = [_function(lane) for lane in lanes]
+        self._encoding = encoding
+        self._schemas = _schemas(lanes)
+        self._tools_json = _json(self.tools)
+        self._tools_tokens = self._tokens(self.tools)
+
+    def rows(self, text: CorpusText) -> Iterator[Mapping[str, Any]]:
+        """Yield the conversation of a text."""
+        messages = list(conversation(text, self._schemas))
+        yield {"messages": _json(messages), "tools": self._tools_json, **shared_columns(text)}
+
+    def length(self, row: Mapping[str, Any]) -> int:
+        """Return the tokens of a row's messages and tools."""
+        return self._tools_tokens + self._tokens(json.loads(row["messages"]))
+
+    def _tokens(self, parts: Sequence[Mapping[str, Any]]) -> int:
+        """Return the tokens of messages or tools, each written as JSON."""
+        return sum(self._encoding.lengths([_json(part) for part in parts]))
 
 
 def functions_form(lanes: Sequence[Lane]) -> Form:
-    """Return a row per kept call in the form of public function-calling sets: query, tools, answers, as JSON text.
+    """Return the form of public function-calling sets, a row per kept call: query, tools, answers, as JSON text.
 
     The query is the text before the call, so it is a context and no question.
     """
-    schemas = _schemas(lanes)
     tools = [_function(lane)["function"] for lane in lanes]
-
-    def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
-        for call in text.calls:
-            answer = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
-            query = text.plain[: call.offset]
-            yield {
-                "query": query,
-                "tools": _json(tools),
-                "answers": _json([answer]),
-                **own(text),
-                "calls": [asdict(call)],
-            }
-
     schema = pa.schema(
         [
             column("query", TEXT, "the text before the call"),
@@ -93,10 +102,30 @@ def functions_form(lanes: Sequence[Lane]) -> Form:
         ]
     )
     about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
-    return Form("functions", schema, rows, about, {"tools": tools})
+    return Form(
+        name="functions",
+        schema=schema,
+        rows=partial(_function_rows, _json(tools), _schemas(lanes)),
+        card=about,
+        settings={"tools": tools},
+    )
+
+
+def _function_rows(tools_json: str, schemas: Mapping[str, Schema], text: CorpusText) -> Iterator[Mapping[str, Any]]:
+    """Yield a row per kept call of a text. schemas: of the arguments, by the tool's name in the text."""
+    for call in text.calls:
+        answer = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
+        yield {
+            **shared_columns(text),
+            "query": text.plain[: call.offset],
+            "tools": tools_json,
+            "answers": _json([answer]),
+            "calls": [asdict(call)],  # of all calls of the text, only this one
+        }
 
 
 def _schemas(lanes: Sequence[Lane]) -> dict[str, Schema]:
+    """Return the schemas of the arguments of the tools that have some, by their names in the text."""
     return schemas_of({lane.tool.name: lane.tool for lane in lanes})
 
 
@@ -105,44 +134,64 @@ def _json(value: object) -> str:
 
 
 def _arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> dict[str, Any]:
-    """Return the named arguments of a call, or its text as `input`."""
-    return read_arguments(call.input, schemas[call.name]) if call.name in schemas else {"input": call.input}
+    """Return the named arguments of a call or, for a tool without a schema, its text as `input`."""
+    if call.name not in schemas:
+        return {"input": call.input}
+    return read_arguments(call.input, schemas[call.name])
 
 
 def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
     """Yield the messages of a text; arguments are objects. A text without calls is parted at a space in its middle.
 
     Calls of one place stand in one message, in parallel, where no word of a result is in the input of a later one.
+
+    schemas: of the arguments, by the tool's name in the text.
     """
-    at = text.calls[0].offset if text.calls else max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
-    yield {"role": "user", "content": INSTRUCTION + text.plain[:at]}
-    number = 0
-    for calls in _together(text.calls):
-        asked = [_asked(call, schemas, each) for each, call in enumerate(calls, number)]
-        yield {"role": "assistant", "content": text.plain[at : calls[0].offset], "tool_calls": asked}
-        for call, one in zip(calls, asked, strict=True):
-            name = one["function"]["name"]
-            yield {"role": "tool", "tool_call_id": one["id"], "name": name, "content": call.result}
-        at, number = calls[0].offset, number + len(calls)
-    yield {"role": "assistant", "content": text.plain[at:]}
+    middle = max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
+    position = text.calls[0].offset if text.calls else middle
+    yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
+
+    calls_before = 0
+    for calls in _parallel_calls(text.calls):
+        place = calls[0].offset
+        tool_calls = [_tool_call(call, schemas, number) for number, call in enumerate(calls, calls_before)]
+        yield {"role": "assistant", "content": text.plain[position:place], "tool_calls": tool_calls}
+        for call, tool_call in zip(calls, tool_calls, strict=True):
+            yield {
+                "role": "tool",
+                "tool_call_id": tool_call["id"],
+                "name": tool_call["function"]["name"],
+                "content": call.result,
+            }
+        position = place
+        calls_before += len(calls)
+    yield {"role": "assistant", "content": text.plain[position:]}
 
 
-def _asked(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
-    """Return a call of a message; templates in the manner of Mistral's take ids of nine letters and digits."""
+def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
+    """Return a call of a message. number: that of the call in the conversation, from 0.
+
+    Templates in the manner of Mistral's take ids of nine letters and digits.
+    """
     function = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
     return {"id": f"call{number:05}", "type": "function", "function": function}
 
 
-def _together(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
-    """Part calls into those that may be asked at once."""
-    parts: list[list[ScoredCall]] = []
+def _parallel_calls(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
+    """Part the calls of a text into groups that may be made at once.
+
+    Calls of a group have one place, and none needs the result of another: no word of a result is in a later input.
+    """
+    groups: list[list[ScoredCall]] = []
     for call in calls:
-        here = parts[-1] if parts and parts[-1][0].offset == call.offset else []
-        if here and not any(_words(one.result) & _words(call.input) for one in here):
-            here.append(call)
+        group = groups[-1] if groups else []
+        at_same_place = bool(group) and group[0].offset == call.offset
+        input_words = _words(call.input)
+        if at_same_place and not any(_words(earlier.result) & input_words for earlier in group):
+            group.append(call)
         else:
-            parts.append([call])
-    return parts
+            groups.append([call])
+    return groups
 
 
 def _words(text: str) -> set[str]:
@@ -150,16 +199,19 @@ def _words(text: str) -> set[str]:
 
 
 def _function(lane: Lane) -> dict[str, Any]:
-    """A tool as JSON schema: the model reads all of them before each text, so nothing stands there twice."""
-    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    """Return a tool as chat templates take it, with the JSON schema of its arguments.
+
+    The model reads all of them before each text, so nothing stands there twice.
+    """
+    input_alone = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     function = {
         "name": _function_name(lane.tool.name),
         "description": lane.tool.about,
-        "parameters": text if lane.tool.schema is None else dict(lane.tool.schema),
+        "parameters": input_alone if lane.tool.schema is None else dict(lane.tool.schema),
     }
     return {"type": "function", "function": function}
 
 
 def _function_name(name: str) -> str:
-    """Chat templates and servers take letters, digits, `_` and `-`."""
+    """Return a tool's name as chat templates and servers take it: letters, digits, `_` and `-`."""
     return re.sub(r"[^\w-]", "_", name, flags=re.ASCII)

@@ -1,12 +1,16 @@
-"""Verify the files that runs rely on and that people take away: the lake, checkpoints, data set, warehouse, shards."""
+"""Verify the files that runs rely on and that people take away: the lake, checkpoints, data set, warehouse, shards.
+
+A record is the file of a folder that holds the hashes of its other files. A plan is the settings with the tables and
+the model that follow from them.
+"""
 
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.shards import PINS, WEB_RECORD, ShardFile
@@ -27,17 +31,31 @@ from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, checkpoint_files
 
 NOT_WRITTEN = "is missing, or its content is not what was written"
+"""The reason of a damaged file."""
 FOLDER_RECORDS = (dataset_folder.RECORD, RECORD, MANIFEST)
 """The sealed record of an export, a checkpoint and an index."""
-LAKE_FOLDERS = (("training*/*", f"model/{RECORD}"), ("dataset*", dataset_folder.RECORD), ("small_web/*", WEB_RECORD))
-"""Folders of the lake that people and other programs open, and where the sealed record of each lies."""
+
+
+class _FolderKind(NamedTuple):
+    """Folders of the lake that people and other programs open: a pattern, and where their record lies."""
+
+    pattern: str
+    record: str
+
+
+LAKE_FOLDERS = (
+    _FolderKind("training*/*", f"model/{RECORD}"),
+    _FolderKind("dataset*", dataset_folder.RECORD),
+    _FolderKind("small_web/*", WEB_RECORD),
+)
+"""The kinds of such folders: checkpoints, data sets, and the synthetic web."""
 WHOLE_FOLDER = re.compile(r"model|dataset(_round_\d+)?")
-"""The name of a folder that is never without its record."""
+"""The name of a folder that is damaged where it has no record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The damaged files, and the bytes that were read."""
+    """What was verified: the damaged files, and how many bytes were read."""
 
     damaged: tuple[CheckedFile, ...]
     bytes: int
@@ -48,19 +66,21 @@ def verified(plan: Plan) -> Verification:
 
     What is damaged stays where it is; files that the project wrote are touched, so that the next run looks at them.
     Rows in an object store are set aside at once: objects cannot be touched.
+
     Not covered: models, passages and other files that were given to the project. They are read whenever they are
-    loaded, and nothing is made with what is not what their identity says.
+    loaded, and nothing is computed with one whose content is not that of its identity.
     """
     written = [*checked_files(plan.lake), *_taken_away(plan), *_warehouse(plan)]
-    written += [file for index in _indexes(plan) for file in _recorded(index / MANIFEST)]
-    verification = _verification(chain(written, _shards(plan)))
-    for one in written:
-        if one.reason is None:
+    for index in _indexes(plan):
+        written += _recorded(index / MANIFEST)
+    verification = _verification([*written, *_shards(plan)])
+    for file in written:
+        if file.reason is None:
             continue
-        if isinstance(plan.lake.storage, ObjectStorage) and one.path.is_relative_to(plan.lake.root):
-            set_aside_file(plan.lake, one.path)
+        if isinstance(plan.lake.storage, ObjectStorage) and file.path.is_relative_to(plan.lake.root):
+            set_aside_file(plan.lake, file.path)
         with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
-            os.utime(one.path)
+            os.utime(file.path)
     return verification
 
 
@@ -71,12 +91,17 @@ def verified_folder(folder: Path) -> Verification:
         raise UserError(
             f"{folder} holds none of {', '.join(FOLDER_RECORDS)}; name the folder of an export, a model or an index"
         )
-    return _verification(chain.from_iterable(map(_recorded, records)))
+    files: list[CheckedFile] = []
+    for record in records:
+        files += _recorded(record)
+    return _verification(files)
 
 
-def _verification(checked: Iterator[CheckedFile]) -> Verification:
-    files = list(checked)
-    return Verification(tuple(one for one in files if one.reason is not None), sum(one.bytes for one in files))
+def _verification(files: Sequence[CheckedFile]) -> Verification:
+    return Verification(
+        damaged=tuple(file for file in files if file.reason is not None),
+        bytes=sum(file.bytes for file in files),
+    )
 
 
 def set_aside(plan: Plan) -> Sequence[CheckedFile]:
@@ -91,30 +116,38 @@ def set_aside(plan: Plan) -> Sequence[CheckedFile]:
 
 
 def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
+    """Read the files that people take away: the cards of checkpoints, LAKE_FOLDERS, and the pins of hub data sets."""
     for name in CHECKPOINTS:
         checkpoint_files(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD
         if card.parent.is_dir():
             size = card.stat().st_size if card.is_file() else 0
-            yield CheckedFile(card, size, NOT_WRITTEN if card_is_lost(card.parent) else None)
+            reason = NOT_WRITTEN if card_is_lost(card.parent) else None
+            yield CheckedFile(card, size, reason)
     for record in _lake_records(plan.lake):
         yield from _recorded(record)
     yield from _pins(plan.lake)
 
 
 def _lake_records(lake: Lake) -> Iterator[Path]:
-    """Yield the records that are there, or should be."""
-    for pattern, name in LAKE_FOLDERS:
-        for record in (folder / name for folder in sorted(lake.root.glob(pattern))):
-            whole = WHOLE_FOLDER.fullmatch(record.parent.name) and os.path.lexists(record.parent)
-            if whole or os.path.lexists(record):
+    """Yield the records of LAKE_FOLDERS that are there, or that should be."""
+    for kind in LAKE_FOLDERS:
+        for folder in sorted(lake.root.glob(kind.pattern)):
+            record = folder / kind.record
+            needs_record = WHOLE_FOLDER.fullmatch(record.parent.name) and os.path.lexists(record.parent)
+            if needs_record or os.path.lexists(record):
                 yield record
 
 
 def _pins(lake: Lake) -> Iterator[CheckedFile]:
-    """Read which commit each data set of the hub is kept at; the next run asks the hub again where that is damaged."""
+    """Read the pins, each of which keeps a data set of the hub at a commit.
+
+    Where one is damaged, the next run asks the hub again.
+    """
     for name in sorted(lake.storage.names(lake.root / PINS)):
-        path, content, reason = lake.root / PINS / name, b"", None
+        path = lake.root / PINS / name
+        content = b""
+        reason = None
         try:
             content, _ = lake.storage.read(path)
             unsealed(content)
@@ -124,27 +157,37 @@ def _pins(lake: Lake) -> Iterator[CheckedFile]:
 
 
 def _recorded(record: Path) -> Iterator[CheckedFile]:
-    """Read the files that a sealed record names."""
-    for path, whole in files_beside(record, again=True):
+    """Read the files that a record names, and the record."""
+    for path, is_whole in files_beside(record, again=True):
         size = path.stat().st_size if path.is_file() else 0
-        yield CheckedFile(path, size, None if whole else NOT_WRITTEN)
+        yield CheckedFile(path, size, None if is_whole else NOT_WRITTEN)
 
 
 def _indexes(plan: Plan) -> list[Path]:
     """Return the folders of the tools' indexes, each once; an index that was not built yet is left out."""
-    options = [lane.tool.options for lane in plan.lanes]
-    folders = [one.folder() for one in options if isinstance(one, RetrievalOptions)]
-    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+    folders: list[Path] = []
+    for lane in plan.lanes:
+        options = lane.tool.options
+        if not isinstance(options, RetrievalOptions):
+            continue
+        folder = options.folder()
+        if folder.is_dir() and folder not in folders:
+            folders.append(folder)
+    return folders
 
 
 def _warehouse(plan: Plan) -> Iterator[CheckedFile]:
+    """Read the warehouse, if there is one."""
     database = warehouse.received(plan.settings)
     if database.is_file():
         yield CheckedFile(database, database.stat().st_size, warehouse.damage(database))
 
 
 def _shards(plan: Plan) -> Iterator[CheckedFile]:
-    """Check shard files that were read: one that changed, but for its size and time, or can be read no more."""
+    """Read the shard files that runs have read, and compare their content.
+
+    Damaged is a file whose content changed but not its size and time, and one that cannot be read any more.
+    """
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
         pointer = raw.whole_pointer(name)
@@ -152,21 +195,26 @@ def _shards(plan: Plan) -> Iterator[CheckedFile]:
             continue
         size = file.stamp().get("bytes", 0)
         try:
-            if stream_hash(file.path) == pointer.record[CONTENT]:
-                reason = None
-            elif pointer.record["inputs"] == file.stamp():
-                reason = "its content changed since it was read, its size and time did not"
-            else:  # another file by now, or a damaged one: compressed files have checksums
-                reason = _unreadable(plan, file) if pointer.rows else None
+            is_same = stream_hash(file.path) == pointer.record[CONTENT]
+            stamp_is_same = pointer.record["inputs"] == file.stamp()
         except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
+            yield CheckedFile(file.path, size, f"cannot be read: {error.strerror}")
+            continue
+        reason = None
+        if not is_same and stamp_is_same:
+            reason = "its content changed since it was read, its size and time did not"
+        elif not is_same and pointer.rows:
+            reason = _unreadable(plan, file)  # another file by now, or damaged: compressed files have checksums
         yield CheckedFile(file.path, size, reason)
 
 
 def _unreadable(plan: Plan, file: ShardFile) -> str | None:
+    """Read a shard file to its end; return the reason where that fails, else None."""
     try:
         for _ in file.batches(format_choice(plan)):
             pass
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
     except (ShardFault, ShardError) as error:
         return f"was whole when it was read, and is not any more: {error}"
     return None

@@ -33,45 +33,52 @@ decisions = load_dataset("FOLDER_OR_REPOSITORY", "decisions")
 `duckdb warehouse.duckdb < load.sql` makes the warehouse again, with comments, views (`loss_deltas` is one) and macros.
 `char_offset` and `offset` count Unicode characters.
 """
+"""The beginning of the card."""
 TITLE = "Toolformer: every proposed call, scored"
+"""The name of the data set."""
 
 
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    `views`: the SQL of the views, as `views_sql` gives it. A column's comment stands in its Arrow field's metadata
-    (`comment`), a table's in the schema's; `load.sql` makes the tables again in DuckDB, with comments, views and
-    macros. Raises WarehouseError, ExportError, WriteError.
+    A column's comment stands in its Arrow field's metadata (`comment`), a table's in the schema's. `load.sql` makes the
+    tables again in DuckDB, with comments, views and macros.
+
+    views: the SQL of the views, as `views_sql` returns it.
+
+    Raises WarehouseError, ExportError, WriteError.
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
-        schemas = {name: _schema(connection, name, comment) for name, comment in _tables(connection)}
-        rows = {name: _write(connection, name, schema, fresh) for name, schema in schemas.items()}
-        (fresh / "load.sql").write_text("\n".join([_load(schemas), views, *_view_comments(connection)]) + "\n", "utf-8")
+        schemas: dict[str, pa.Schema] = {}
+        rows: dict[str, int] = {}
+        for name, comment in _tables(connection):
+            schemas[name] = _schema(connection, name, comment)
+            rows[name] = _write(connection, name, schemas[name], fresh)
+        statements = [_load(schemas), views, *_view_comments(connection)]
+        (fresh / "load.sql").write_text("\n".join(statements) + "\n", "utf-8")
         (fresh / CARD).write_text(_card(fresh, schemas, rows, license), "utf-8")
         versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
         return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})
 
 
 def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
+    """Return name and comment of every table of the warehouse."""
     query = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
     return connection.execute(query).fetchall()
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
-    """Return a table's schema with its comments; without rows."""
-    plain = connection.sql(f'FROM "{name}" LIMIT 0').to_arrow_table().schema
-    comments = dict(
-        connection.execute(
-            "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND NOT internal", [name]
-        ).fetchall()
-    )
-    fields = [field.with_metadata({"comment": comments[field.name] or ""}) for field in plain]
+    """Return a table's schema, with its comments as metadata."""
+    without_comments = connection.sql(f'FROM "{name}" LIMIT 0').to_arrow_table().schema
+    query = "SELECT column_name, comment FROM duckdb_columns() WHERE table_name = ? AND NOT internal"
+    comments = dict(connection.execute(query, [name]).fetchall())
+    fields = [field.with_metadata({"comment": comments[field.name] or ""}) for field in without_comments]
     return pa.schema(fields, {"comment": comment or ""})
 
 
 def _write(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, folder: Path) -> int:
-    """Write a table in its own order; return the rows."""
+    """Write a table in the order in which it is stored; return the number of rows."""
     files = ParquetFiles(folder / DATA, name, schema)
     for batch in connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS):
         files.write(pa.Table.from_batches([batch]))
@@ -80,10 +87,12 @@ def _write(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, 
 
 
 def _load(schemas: dict[str, pa.Schema]) -> str:
+    """Return the SQL that makes the tables of the Parquet files again, with their comments, and the macros."""
     lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
     for name, schema in schemas.items():
+        table_comment = quoted(schema.metadata[b"comment"].decode())
         lines.append(f"CREATE TABLE \"{name}\" AS FROM read_parquet('{DATA}/{name}-*.parquet');")
-        lines.append(f'COMMENT ON TABLE "{name}" IS {quoted(schema.metadata[b"comment"].decode())};')
+        lines.append(f'COMMENT ON TABLE "{name}" IS {table_comment};')
         for field in schema:
             comment = quoted(field.metadata[b"comment"].decode())
             lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
@@ -91,30 +100,33 @@ def _load(schemas: dict[str, pa.Schema]) -> str:
 
 
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """The comments of views and their columns, which the declarations of the tables give."""
+    """Return the SQL of the comments of views and their columns."""
     views = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     columns = (
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
         "AND table_name IN (SELECT view_name FROM duckdb_views()) ORDER BY ALL"
     )
-    statements = [
-        f'COMMENT ON VIEW "{name}" IS {quoted(comment)};' for name, comment in connection.execute(views).fetchall()
-    ]
-    commented = connection.execute(columns).fetchall()
-    return statements + [
-        f'COMMENT ON COLUMN "{name}"."{column}" IS {quoted(comment)};' for name, column, comment in commented
-    ]
+    statements = []
+    for view, comment in connection.execute(views).fetchall():
+        statements.append(f'COMMENT ON VIEW "{view}" IS {quoted(comment)};')
+    for view, column, comment in connection.execute(columns).fetchall():
+        statements.append(f'COMMENT ON COLUMN "{view}"."{column}" IS {quoted(comment)};')
+    return statements
 
 
 def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
-    configs = [{"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"} for name, count in rows.items() if count]
-    parts = [header(folder, TITLE, license, [], sum(rows.values()), configs, None), f"# {TITLE}\n", ABOUT]
+    """Return the card of a data set whose files in `folder` are written. rows: the number of rows by table."""
+    configs = []
+    for name, count in rows.items():
+        if count:
+            configs.append({"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"})
+    yaml_header = header(
+        folder, title=TITLE, license=license, languages=[], rows=sum(rows.values()), configs=configs, task=None
+    )
+    parts = [yaml_header, f"# {TITLE}\n", ABOUT]
     for name, schema in schemas.items():
-        parts += [
-            f"## {name}\n",
-            f"{schema.metadata[b'comment'].decode()} Rows: {rows[name]:,}.\n",
-            columns_table(schema),
-        ]
+        comment = schema.metadata[b"comment"].decode()
+        parts += [f"## {name}\n", f"{comment} Rows: {rows[name]:,}.\n", columns_table(schema)]
     parts += [
         "## Licence\n",
         f"`license: {license}` was set by whoever exported this data set. `documents` and `texts` hold web pages; who\n"

@@ -1,9 +1,12 @@
-"""The checkpoints of a plan: what each is trained on, what determines it, and why it is out of date."""
+"""The checkpoints of a plan: what each is trained on, what determines it, and why it is out of date.
+
+A plan is the settings with the tables and the model that follow from them.
+"""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -29,9 +32,12 @@ from toolformer_dag.training.training_report import (
 
 @dataclass(frozen=True, slots=True)
 class CardText:
-    """What the model card says of every such checkpoint; `{begin}` and such in `about` are the markers of its calls.
+    """The fixed part of a checkpoint's model card; what depends on the settings and on C* is added when it is written.
 
-    What depends on the settings and on C* is added where the card is written.
+    - `title`: follows the name of the base model.
+    - `about`: what the model is; `{begin}`, `{arrow}` and `{end}` in it become the markers of its calls.
+    - `use`: how to use it.
+    - `limits`: a sentence or two per limit.
     """
 
     title: str
@@ -42,11 +48,16 @@ class CardText:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint is trained on, and how; another one is one more in CHECKPOINTS.
+    """What a checkpoint is trained on, and how; another checkpoint is another entry of CHECKPOINTS.
 
-    - `reads`: the tables that `rows` reads; the warehouse is none, since it shows what training measured.
-    - `determined_by`: what determines the rows beside these tables. `recipe`: the settings that it is trained under.
-    - `condition`: its name in the paper's tables; `calls`: whether it is asked with tools too.
+    - `condition`: its name in the paper's tables.
+    - `calls`: whether benchmarks are also run with it calling tools.
+    - `description`: that of its asset. `card`: the text of its model card.
+    - `reads`: returns the names of the tables that `rows` reads. They cannot be of the warehouse, which is made later
+      since it shows what training measured.
+    - `rows`: reads the rows to train on and those held out. Raises MissingPart.
+    - `determined_by`: returns what determines the rows beside these tables.
+    - `recipe`: returns the settings that it is trained under.
     """
 
     condition: str
@@ -59,60 +70,73 @@ class Checkpoint:
     recipe: Callable[[Plan], TrainingSettings] = lambda plan: plan.settings.training
 
     def settings(self, plan: Plan) -> dict[str, Any]:
-        """Return what determines it beside the tables that it reads."""
-        model = {"settings": self.recipe(plan).determining(), "model": dict(plan.model)}
-        return {**model, **self.determined_by(plan)}
+        """Return what determines the checkpoint beside the tables that it reads: recipe, base model, and the rest."""
+        return {
+            "settings": self.recipe(plan).determining(),
+            "model": dict(plan.model),
+            **self.determined_by(plan),
+        }
 
     def trained_on(self, plan: Plan) -> tuple[TrainingData, TrainingSettings]:
-        """Return the rows, and how it is trained on so many. Raises MissingPart."""
+        """Return the rows, and the settings as they are for so many rows. Raises MissingPart."""
         data = self.rows(plan)
         return data, self.recipe(plan).over(len(data.train))
 
 
-def _on_corpus(condition: str, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
-    """Return the checkpoint that is trained on a column of C*; held-out texts of C choose its step."""
+def _on_corpus(condition: str, *, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
+    """Return a checkpoint that is trained on a column of C* and compared by held-out texts of C.
+
+    See `Checkpoint` for the rest.
+    """
 
     def rows(plan: Plan) -> TrainingData:
-        train = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
-        return TrainingData(train.collect()[column].to_list(), heldout_texts.heldout_texts(plan).choosing)
+        train_rows = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
+        return TrainingData(
+            train=train_rows.collect()[column].to_list(),
+            heldout=heldout_texts.heldout_texts(plan).choosing,
+        )
+
+    def determined_by(plan: Plan) -> dict[str, Any]:
+        return {"column": column, "chosen_on": plan.settings.training.heldout_texts}
 
     return Checkpoint(
-        condition,
-        calls,
-        description,
-        card,
-        lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
-        rows,
-        lambda plan: {"column": column, "chosen_on": plan.settings.training.heldout_texts},
+        condition=condition,
+        calls=calls,
+        description=description,
+        card=card,
+        reads=lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
+        rows=rows,
+        determined_by=determined_by,
     )
 
 
 CHECKPOINTS = {
     "baseline_checkpoint": _on_corpus(
         "base + C",
-        False,
-        "text",
-        "M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
-        CardText(
-            "finetuned on the same web text without calls",
-            "The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without calls.",
-            "It calls no tools.",
-            ("It is made for comparison; finetuning on this text is not meant to improve it.",),
+        calls=False,
+        column="text",
+        description="M finetuned on C, the same texts without calls: the baseline M + C (paper, section 4.1).",
+        card=CardText(
+            title="finetuned on the same web text without calls",
+            about="The baseline of a Toolformer run: finetuned on the texts of the model that calls tools, without "
+            "calls.",
+            use="It calls no tools.",
+            limits=("It is made for comparison; finetuning on this text is not meant to improve it.",),
         ),
     ),
     "finetuned_checkpoint": _on_corpus(
         "Toolformer",
-        True,
-        "text_with_calls",
-        "M finetuned on C*: Toolformer (paper, section 2).",
-        CardText(
-            "finetuned on web text with calls to tools",
-            "A language model that was finetuned on texts with calls to tools in them, which it had proposed itself "
-            "and which lowered its own loss on the text that follows. It writes `{begin}Tool(input){arrow}`; a program "
-            "then runs the tool, inserts the result and `{end}`, and lets it go on.",
-            "Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the "
+        calls=True,
+        column="text_with_calls",
+        description="M finetuned on C*: Toolformer (paper, section 2).",
+        card=CardText(
+            title="finetuned on web text with calls to tools",
+            about="A language model that was finetuned on texts with calls to tools in them, which it had proposed "
+            "itself and which lowered its own loss on the text that follows. It writes `{begin}Tool(input){arrow}`; a "
+            "program then runs the tool, inserts the result and `{end}`, and lets it go on.",
+            use="Without such a program, results are invented. `toolformer-dag generate TEXT --model FOLDER` runs the "
             "tools.",
-            (
+            limits=(
                 "Whether to call depends on the exact wording of the input; results may be wrong, and the text follows "
                 "them.",
                 "A tool that is reached over a network sees what the model writes into the call.",
@@ -120,50 +144,77 @@ CHECKPOINTS = {
         ),
     ),
 }
-"""By name of the asset, in the order in which they are asked."""
+"""By name of the asset, in the order in which benchmarks are run with them."""
 
 
-def checkpoint_of(name: str) -> tuple[str | None, bool]:
-    """Return the checkpoint of a condition of evaluation, or of its own name, and whether tools are called there.
+class NamedModel(NamedTuple):
+    """What a name of a model stands for.
 
-    The condition `base` and a model of another name have no checkpoint.
+    - `checkpoint`: a name in CHECKPOINTS; None for the base model, or a model of another name.
+    - `calls`: whether it calls tools.
+    """
+
+    checkpoint: str | None
+    calls: bool
+
+
+def checkpoint_of(name: str) -> NamedModel:
+    """Return what a condition of evaluation, a checkpoint's name or the name of another model stands for.
+
+    A condition is a row of the paper's tables, such as `Toolformer (disabled)`. Only `base`, the baseline's condition
+    and disabled conditions call no tools.
     """
     for checkpoint, declared in CHECKPOINTS.items():
         if name in (checkpoint, declared.condition):
-            return checkpoint, declared.calls or name == checkpoint
+            return NamedModel(checkpoint, calls=declared.calls or name == checkpoint)
         if declared.calls and name == disabled(declared.condition):
-            return checkpoint, False
-    return None, name != "base"
+            return NamedModel(checkpoint, calls=False)
+    return NamedModel(None, calls=name != "base")
 
 
 def disabled(model: str) -> str:
-    """Name the condition in which a model that calls tools calls none."""
+    """Return the name of the condition in which a model that calls tools calls none."""
     return f"{model} (disabled)"
 
 
 def too_few_to_train(plan: Plan) -> str | None:
-    """Say that C* holds fewer texts to train on than `training.min_texts`, and what to do; None where it holds enough.
+    """Return a message with a remedy if C* has fewer texts to train on than `training.min_texts`; else None.
 
     Raises DamagedPart, and MissingPart where there is no C*.
     """
-    (texts, documents), least = training_text_counts(plan), plan.settings.training.min_texts
-    if texts >= least:
+    counts = training_text_counts(plan)
+    min_texts = plan.settings.training.min_texts
+    if counts.texts >= min_texts:
         return None
+    kept_per_thousand = 1000 * counts.texts / max(1, counts.documents)
     return (
-        f"{texts} texts in C*: too few to train on (minimum {least}: training.min_texts); lower tau_f, raise k, or add "
-        f"shards: these keep about {1000 * texts / max(1, documents):,.0f} per 1,000 documents"
+        f"{counts.texts} texts in C*: too few to train on (minimum {min_texts}: training.min_texts); lower tau_f, "
+        f"raise k, or add shards: these keep about {kept_per_thousand:,.0f} per 1,000 documents"
     )
 
 
-def training_text_counts(plan: Plan) -> tuple[int, int]:
-    """Return the numbers of texts of C* to train on, and of documents. Raises MissingPart, DamagedPart."""
-    rows = corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
-    documents = sum(part.rows for part in plan.lake.table(raw_shards.NAME).pointers().values())
-    return rows.select(pl.len()).collect().item(), documents
+class TextCounts(NamedTuple):
+    """Texts of C* to train on, and the documents of all shards, of which they were made."""
+
+    texts: int
+    documents: int
+
+
+def training_text_counts(plan: Plan) -> TextCounts:
+    """Count the texts of C* to train on, and the documents. Raises MissingPart, DamagedPart."""
+    train_rows = corpus_rows(plan.lake, ["split"]).filter(pl.col("split") == TRAIN)
+    shards = plan.lake.table(raw_shards.NAME).pointers().values()
+    return TextCounts(
+        texts=train_rows.select(pl.len()).collect().item(),
+        documents=sum(shard.rows for shard in shards),
+    )
 
 
 def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
-    """Return why a checkpoint is missing or out of date; empty if it is up to date."""
+    """Return why a checkpoint is missing or out of date, a sentence per reason; empty if it is up to date.
+
+    Also empty where its tables are missing, which have reasons of their own.
+    """
     folder = checkpoint_folder(plan.settings, name)
     if not folder.exists():
         return ["never made"]
@@ -172,14 +223,14 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     if card_is_lost(folder):
         return [f"{folder / CARD} is gone or not what was written; the weights are whole"]
     try:
-        trained_on = CHECKPOINTS[name].trained_on(plan)
+        data, recipe = CHECKPOINTS[name].trained_on(plan)
     except StorageError:  # C* or the held-out texts are missing, which their own reasons report
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
-    now = run_identity(plan.settings.model, *trained_on)
-    stored = unsealed((folder / RECORD).read_bytes())
-    return [str(change) for change in changes(_record(stored), _record(json.loads(json.dumps(now))))]
+    run_now = json.loads(json.dumps(run_identity(plan.settings.model, data, recipe)))  # as it is read from a file
+    stored_run = unsealed((folder / RECORD).read_bytes())
+    return [str(change) for change in changes(_record(stored_run), _record(run_now))]
 
 
 CURVE = "training/training_curve"
@@ -196,20 +247,36 @@ CURVE_COLUMNS = {
 
 
 def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame:
-    """Publish the training curve of a checkpoint and return it. Raises WriteError."""
-    points = [(point.step, f"training {point.measure}", point.value) for point in report.losses]
-    points += [(point.step, f"held-out {point.measure}", point.value) for point in report.heldout]
-    rows = [(name, *point, point[0] == report.best_step) for point in points]
+    """Publish the training curve of a checkpoint in the table CURVE; return its rows, with CURVE_COLUMNS.
+
+    Raises WriteError.
+    """
+    rows = []
+    for kind, points in (("training", report.losses), ("held-out", report.heldout)):
+        for point in points:
+            rows.append(
+                {
+                    "checkpoint": name,
+                    "step": point.step,
+                    "measure": f"{kind} {point.measure}",
+                    "value": point.value,
+                    "published": point.step == report.best_step,
+                }
+            )
     schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
-    curve = pl.DataFrame(rows, schema=schema, orient="row")
+    curve_rows = pl.DataFrame(rows, schema=schema)
     inputs = {name: report.fingerprint}
-    plan.lake.table(CURVE).publish(name, [curve], lambda: record({}, inputs, stage="training_curve", tool=None))
-    return curve
+    plan.lake.table(CURVE).publish(name, [curve_rows], lambda: record({}, inputs, stage="training_curve", tool=None))
+    return curve_rows
 
 
 def _record(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the identity of a finetuning run to the form of a record."""
-    return {
-        "settings": {**run["settings"], **{key: run[key] for key in ("base", "markers", "calls_end") if key in run}},
-        "inputs": {"texts": run["texts"], "heldout": run["heldout"]},
-    }
+    """Return the identity of a finetuning run in the form of the lake's records, which `changes` compares.
+
+    The base model and the markers of calls count as settings, the texts as inputs.
+    """
+    settings = dict(run["settings"])
+    for key in ("base", "markers", "calls_end"):
+        if key in run:
+            settings[key] = run[key]
+    return {"settings": settings, "inputs": {"texts": run["texts"], "heldout": run["heldout"]}}

@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,8 +16,7 @@ from toolformer_dag.model.loading import from_hub
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.recipe import check_recipe, is_divided, merged, set_cache
-from toolformer_dag.training.sequences import Examples
-from toolformer_dag.training.trainer import Measured, StepProgress, prepare, world_size
+from toolformer_dag.training.trainer import Measured, PreparedRun, StepProgress, prepare, world_size
 from toolformer_dag.training.training_report import (
     NOT_WEIGHTS,
     TrainingData,
@@ -49,7 +47,7 @@ def finetune(
     - Under torchrun, every process calls this, and process 0 publishes; `train` starts them.
     - The dtype and token budget of `base` have no effect; its device only matters if it is `cpu`, which avoids GPUs.
 
-    Raises TrainingError, and ModelError where `base` cannot be loaded.
+    Raises TrainingError, also for a full disk and a damaged checkpoint, and ModelError where `base` cannot be loaded.
     """
     if not data.train or not data.heldout:
         raise TrainingError(
@@ -59,17 +57,27 @@ def finetune(
     check_recipe(base, settings, world_size())
     identity = run_identity(base, data, settings)
     name = fingerprint(identity)
-    if finished := finished_run(name, out):
+    finished = finished_run(name, out)
+    if finished:
         return finished
+
     folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
     began = time.monotonic()
-    trainer, train, checkpoint = prepare(base, data, settings, folder, progress, measured)
+    run = prepare(base, data, settings, folder, progress, measured)
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        report = _report(trainer, train, name, time.monotonic() - began)
-        _finish(trainer, base, settings, folder / "final", out, report, {"fingerprint": name, **identity})
+        run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
+        report = _report(run, name, seconds=time.monotonic() - began)
+        run.trainer.accelerator.wait_for_everyone()
+        if run.trainer.is_world_process_zero():
+            final = _final_folder(run.trainer, base, settings, folder / "final")
+            libraries = ("torch", "transformers", "accelerate")
+            versions = {library: installed_version(library) for library in libraries}
+            # Versions are recorded, but are not part of the identity of a run.
+            write_record(final, report, {"fingerprint": name, **identity, "versions": versions})
+            publish(final, out)
+        run.trainer.accelerator.wait_for_everyone()
     except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        disk_error = _of_the_disk(folder, checkpoint, error)
+        disk_error = _disk_error(folder, run.checkpoint, error)
         if disk_error is None:
             raise
         raise disk_error from error
@@ -77,15 +85,21 @@ def finetune(
 
 
 def finished_run(name: str, out: Path) -> TrainingReport | None:
-    """Return the report of the run with the fingerprint `name` where `out` holds it, marked as reused."""
+    """Return the report of the run with the fingerprint `name`, marked as reused; None where `out` does not hold it."""
     finished = read_report(out)
-    return replace(finished, reused=True) if finished and finished.fingerprint == name else None
+    if finished is None or finished.fingerprint != name:
+        return None
+    return replace(finished, reused=True)
 
 
-def _of_the_disk(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
-    """Return what to tell of an error in writing or reading a checkpoint; None for any other error."""
+def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
+    """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause.
+
+    folder: where checkpoints are written. checkpoint: the one from which the run resumed, if any.
+    """
     reason = " ".join(str(error).split())[:200]
-    if isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in reason:
+    checkpoint_is_damaged = isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in reason
+    if checkpoint_is_damaged:
         return TrainingError(
             f"the checkpoint {checkpoint} is damaged ({reason}); remove it and run again, which goes on from the one "
             "before"
@@ -99,8 +113,14 @@ def _of_the_disk(folder: Path, checkpoint: Path | None, error: Exception) -> Tra
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
 
 
-def _report(trainer: Any, train: Examples, name: str, seconds: float) -> TrainingReport:
-    state, metric = trainer.state, trainer.objective.metric
+def _report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
+    """Return the report of a run whose training has ended.
+
+    name: its fingerprint. Raises TrainingError where the held-out metric was never finite, so that no step is best.
+    """
+    trainer = run.trainer
+    state = trainer.state
+    metric = trainer.objective.metric
     if state.best_global_step is None:
         raise TrainingError(
             f"held-out {metric} was never finite in {state.global_step} steps; lower training.learning_rate"
@@ -109,11 +129,11 @@ def _report(trainer: Any, train: Examples, name: str, seconds: float) -> Trainin
         fingerprint=name,
         steps=state.global_step,
         best_step=state.best_global_step,
-        texts=train.texts,
-        examples=len(train.sequences),
-        split_texts=train.split,
-        empty_texts=train.empty,
-        tokens=train.tokens,
+        texts=run.examples.texts,
+        examples=len(run.examples.sequences),
+        split_texts=run.examples.split,
+        empty_texts=run.examples.empty,
+        tokens=run.examples.tokens,
         seconds=seconds,
         device=str(trainer.args.device),
         processes=world_size(),
@@ -123,29 +143,19 @@ def _report(trainer: Any, train: Examples, name: str, seconds: float) -> Trainin
     )
 
 
-def _finish(
-    trainer: Any,
-    base: ModelSettings,
-    settings: TrainingSettings,
-    final: Path,
-    out: Path,
-    report: TrainingReport,
-    identity: Mapping[str, object],
-) -> None:
-    """Publish the best checkpoint as a folder that transformers loads, with its record."""
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        best = Path(trainer.state.best_model_checkpoint)
-        shutil.rmtree(final, ignore_errors=True)
-        if settings.lora_rank is None:
-            _copy_weights(best, final, base)
-        else:
-            merged(base, settings, best).save_pretrained(final)
-            trainer.processing_class.save_pretrained(final)
-        versions = {library: installed_version(library) for library in ("torch", "transformers", "accelerate")}
-        write_record(final, report, {**identity, "versions": versions})  # they are no part of its identity
-        publish(final, out)
-    trainer.accelerator.wait_for_everyone()
+def _final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:
+    """Make the best checkpoint a folder that transformers loads, without what only a resumed run needs; return `final`.
+
+    LoRA's adapters are merged into the weights.
+    """
+    best = Path(trainer.state.best_model_checkpoint)
+    shutil.rmtree(final, ignore_errors=True)
+    if settings.lora_rank is None:
+        _copy_weights(best, final, base)
+    else:
+        merged(base, settings, best).save_pretrained(final)
+        trainer.processing_class.save_pretrained(final)
+    return final
 
 
 def _copy_weights(best: Path, final: Path, base: ModelSettings) -> None:

@@ -1,4 +1,8 @@
-"""Refuse what cannot fit into memory; train here, or start the processes that train together and follow them."""
+"""Check that finetuning fits into memory; train in this process, or start processes that train together.
+
+A job is a finetuning run in processes of its own: a folder with its description, its log, and the events that its first
+process appends for this one.
+"""
 
 import copy
 import json
@@ -8,11 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -36,57 +40,104 @@ from toolformer_dag.training.training_report import (
 )
 
 GB = 1e9
-ADAM, SHORT_ADAM = 16, 6
+ADAM_BYTES = 16
 """Bytes per trained parameter: weight, gradient and two moments of AdamW in float32 (Rajbhandari et al. 2020, section
-3.1), or in bfloat16 with moments of 8 bits."""
-AUTOCAST = 2
+3.1)."""
+SHORT_ADAM_BYTES = 6
+"""The same in bfloat16 with moments of 8 bits."""
+AUTOCAST_BYTES = 2
 """Bytes of the bfloat16 copy that a pass in bfloat16 makes of a float32 weight."""
 LAYER_VALUES = 17
 """Values per token and unit of width that a layer keeps for its backward pass (Korthikanti et al. 2022, equation 1
 without the scores of attention, which a fused kernel does not keep: 34 bytes in 16 bits). With gradient checkpointing
 it keeps its input, one value."""
 LOGIT_BYTES = 12
-"""Per logit: transformers' loss in float32, its softmax and its gradient. A kept base model has another prediction."""
+"""Bytes per logit: transformers' loss in float32, its softmax and its gradient."""
+BASE_LOGIT_BYTES = 4
+"""Bytes per logit of a frozen base model, in float32."""
+
+
+class MemoryNeed(NamedTuple):
+    """Bytes on each device: of weights, gradients and moments (`states`), and of activations beside them."""
+
+    states: int
+    activations: int
 
 
 def memory_need(
     config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool, trust_remote_code: bool
-) -> tuple[int, int]:
-    """Return the bytes that a recipe takes at least on each device, with sequences of `length` tokens.
+) -> MemoryNeed:
+    """Return the bytes that finetuning takes at least on each device, with sequences of `length` tokens.
 
-    First those of weights, gradients and moments, then the most that activations take beside them.
+    config: the config of the base model, of which no weights are read.
 
     Not covered: weights that several processes gather for a layer, copies within a step of the optimizer, operations
     of a layer that are not fused, the allocator's fragments, and what torch and the driver take (about 1 GB).
     """
-    text, dtype = config.get_text_config(), DTYPES[settings.weights_dtype]
-    with torch.device("meta"):
+    counts = _parameter_counts(config, settings, trust_remote_code=trust_remote_code)
+    return MemoryNeed(
+        states=_state_bytes(counts, settings, processes, on_gpu=on_gpu),
+        activations=_activation_bytes(config, settings, length, processes, on_gpu=on_gpu),
+    )
+
+
+class _ParameterCounts(NamedTuple):
+    """The parameters of the model as it is trained, LoRA's adapters among them, and how many of them are trained."""
+
+    all: int
+    trained: int
+
+
+def _parameter_counts(config: Any, settings: TrainingSettings, *, trust_remote_code: bool) -> _ParameterCounts:
+    with torch.device("meta"):  # allocates no weights
         model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=dtype, trust_remote_code=trust_remote_code
+            copy.deepcopy(config), dtype=DTYPES[settings.weights_dtype], trust_remote_code=trust_remote_code
         )
         if settings.lora_rank is not None:
             model = with_adapters(model, settings.lora_rank)
-    parameters, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
-    each = SHORT_ADAM if has_short_moments(settings) else ADAM
-    if (on_gpu and settings.weights_dtype == "float32") or settings.precision == "mixed":
-        each += AUTOCAST
-    states = each * trained // processes + (parameters - trained) * dtype.itemsize
-    logit_bytes = LOGIT_BYTES
+    return _ParameterCounts(all=model.num_parameters(), trained=model.num_parameters(only_trainable=True))
+
+
+def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> int:
+    """Return the bytes of weights, gradients and moments on a device; those of trained parameters are divided."""
+    weight_bytes = DTYPES[settings.weights_dtype].itemsize
+    trained_bytes = SHORT_ADAM_BYTES if has_short_moments(settings) else ADAM_BYTES
+    passes_in_bfloat16 = (on_gpu and settings.weights_dtype == "float32") or settings.precision == "mixed"
+    if passes_in_bfloat16:
+        trained_bytes += AUTOCAST_BYTES
+    state_bytes = trained_bytes * counts.trained // processes
+    state_bytes += (counts.all - counts.trained) * weight_bytes
+    if objective_of(settings).without_base:  # the frozen base model
+        state_bytes += counts.all * weight_bytes
+    return state_bytes
+
+
+def _activation_bytes(config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool) -> int:
+    """Return the most bytes of activations on a device, reached in the backward pass of a layer or at the loss."""
+    text_config = config.get_text_config()
     objective = objective_of(settings)
-    if objective.without_base:
-        states += parameters * dtype.itemsize
-        logit_bytes += 4
     tokens = device_batch(settings, processes) * objective.sequences_per_item * length
-    value = tokens * text.hidden_size * dtype.itemsize
-    checkpointing = on_gpu if settings.gradient_checkpointing is None else settings.gradient_checkpointing
-    kept = text.num_hidden_layers * value * (1 if checkpointing else LAYER_VALUES)
-    return states, kept + max(LAYER_VALUES * value, logit_bytes * tokens * text.vocab_size)
+    width_bytes: int = text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
+    value_bytes = tokens * width_bytes  # of a value per token and unit of width
+    checkpointing = settings.gradient_checkpointing
+    if checkpointing is None:
+        checkpointing = on_gpu
+    kept_values = 1 if checkpointing else LAYER_VALUES
+    kept_by_layers: int = text_config.num_hidden_layers * value_bytes * kept_values
+
+    logit_bytes = LOGIT_BYTES
+    if objective.without_base:
+        logit_bytes += BASE_LOGIT_BYTES
+    within_layer = LAYER_VALUES * value_bytes
+    at_loss: int = logit_bytes * tokens * text_config.vocab_size
+    return kept_by_layers + max(within_layer, at_loss)
 
 
 def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     """Raise TrainingError with the remedy where finetuning cannot fit into memory, before anything runs.
 
-    Also where a library is missing, or where processes cannot share the batch or the model.
+    Also where a library is missing, or where processes cannot share the batch or the model. Raises ModelError where the
+    model's config cannot be read.
     """
     processes = process_count(model, settings)
     check_recipe(model, settings, processes)
@@ -94,34 +145,50 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     source = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     config = from_hub(AutoConfig, model_name(model), source)
     length = min(settings.sequence_length, context_length(config))
-    states, activations = memory_need(
-        config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code
+    need = memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code)
+    total = need.states + need.activations
+    available = torch.cuda.get_device_properties(0).total_memory if on_gpu else _ram() // processes
+    if total <= available:
+        return
+
+    remedies = []
+    if settings.precision != "bfloat16":
+        remedies.append('training.precision = "bfloat16" (extra `gpu`)')
+    if settings.lora_rank is None:
+        remedies.append("training.lora_rank = 16 (extra `lora`)")
+    if need.activations > need.states // 10:
+        remedies.append("a smaller training.device_batch_size")
+    if on_gpu:
+        remedies.append("more GPUs, among which float32 weights are divided")
+    raise TrainingError(
+        f"finetuning {model.name} needs {total / GB:.0f} GB on each of {processes} devices (weights, "
+        f"gradients and moments {need.states / GB:.0f}, activations {need.activations / GB:.0f}), and there are "
+        f"{available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller model"
     )
-    total = states + activations
-    there = torch.cuda.get_device_properties(0).total_memory if on_gpu else _ram() // processes
-    if total > there:
-        remedies = [
-            'training.precision = "bfloat16" (extra `gpu`)' * (settings.precision != "bfloat16"),
-            "training.lora_rank = 16 (extra `lora`)" * (settings.lora_rank is None),
-            "a smaller training.device_batch_size" * (activations > states // 10),
-            "more GPUs, among which float32 weights are divided" * on_gpu,
-        ]
-        raise TrainingError(
-            f"finetuning {model.name} needs {total / GB:.0f} GB on each of {processes} devices (weights, "
-            f"gradients and moments {states / GB:.0f}, activations {activations / GB:.0f}), and there are "
-            f"{there / GB:.0f}; set {', or '.join(filter(None, remedies))}, or take a smaller model"
-        )
 
 
 def _ram() -> int:
-    limit = Path("/sys/fs/cgroup/memory.max")
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return whole if text == "max" else min(whole, int(text))
+    """Return the bytes of memory that this process may use: the machine's, or the limit of its control group."""
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit_file = Path("/sys/fs/cgroup/memory.max")
+    if not limit_file.is_file():
+        return machine_bytes
+    limit = limit_file.read_text().strip()
+    if limit == "max":
+        return machine_bytes
+    return min(machine_bytes, int(limit))
 
 
-EVENTS, LOG, JOB = "events.jsonl", "output.log", "job.json"
-LOOK_SECONDS, PATIENCE_SECONDS = 0.5, 10.0
+EVENTS = "events.jsonl"
+"""File of a job: a JSON object per line, see `_Watch`."""
+LOG = "output.log"
+"""File of a job: what its processes print."""
+JOB = "job.json"
+"""File of a job: what is trained on what, see `run_job`."""
+LOOK_SECONDS = 0.5
+"""How long to wait before the events of a job are read again."""
+PATIENCE_SECONDS = 10.0
+"""How long the processes of a job may take to end after a signal."""
 
 
 def train(
@@ -132,29 +199,38 @@ def train(
     progress: StepProgress | None = None,
     measured: Measured | None = None,
 ) -> TrainingReport:
-    """Finetune with as many processes as `processes` says; see `finetune` for the rest.
+    """Finetune with as many processes as `training.processes` says and publish to `out`; see `finetune` for the rest.
 
-    Several processes are started by torch.distributed.run, and one on a machine with several GPUs by itself, as a
-    process group of their own. It ends with an exception of `progress`, and with this process. Raises TrainingError,
-    ModelError.
+    One process trains here. Several are started by torch.distributed.run, and so is one on a machine with several
+    GPUs, all as a process group of their own. They end when `progress` raises, and when this process ends.
+
+    Raises TrainingError, ModelError.
     """
-    count, gpus = process_count(base, settings), _gpus(base)
+    count = process_count(base, settings)
+    gpus = _gpus(base)
     if count == 1 and gpus <= 1:
         return finetune(base, data, settings, out, progress, measured)
     check_recipe(base, settings, count)
     if count > gpus > 0:
         raise TrainingError(f"{count} processes need as many GPUs, and there are {gpus}; lower training.processes")
-    if finished := finished_run(fingerprint(run_identity(base, data, settings)), out):
+    finished = finished_run(fingerprint(run_identity(base, data, settings)), out)
+    if finished:
         return finished
+
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.job")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(mode=0o700)
     try:
-        job = {"base": base.model_dump(), "settings": settings.model_dump(), "out": str(out), "parent": os.getpid()}
-        job |= {"data": asdict(data)}
+        job = {
+            "base": base.model_dump(),
+            "settings": settings.model_dump(),
+            "out": str(out),
+            "parent": os.getpid(),
+            "data": asdict(data),
+        }
         (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
-        _follow(folder, count, progress or _nothing, measured or _nothing)
+        _follow(folder, count, _Watch(progress, measured))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     report = read_report(out)
@@ -164,10 +240,10 @@ def train(
 
 
 def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
-    """Return `processes`, or as many of the GPUs as divide the batch, or 1. Raises ModelError.
+    """Return `training.processes`, or without it the most GPUs that divide the batch; 1 without a GPU.
 
-    What cannot be divided trains on one GPU unless `processes` says otherwise: moments of 8 bits, LoRA's frozen
-    weights, and models that are more than a language model.
+    What cannot be divided trains on one GPU unless the setting says otherwise: moments of 8 bits, LoRA's frozen
+    weights, and models that are more than a language model. Raises ModelError.
     """
     if settings.processes is not None:
         return settings.processes
@@ -178,94 +254,131 @@ def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
 
 
 def _gpus(base: ModelSettings) -> int:
+    """Return the number of GPUs that training may use."""
     return torch.cuda.device_count() if base.device != "cpu" else 0
 
 
-def _nothing(*_: Any) -> None:
-    """Nobody is watching."""
+class _Watch:
+    """Passes the events of a job to the callbacks of `train`, and keeps its last step and its first error.
+
+    An event is {"step", "of"} after a step, {"step", "values"} for a point of a curve, or {"error"} before the end.
+
+    - `error`: the first error that a process of the job wrote; None before that.
+    """
+
+    def __init__(self, progress: StepProgress | None, measured: Measured | None) -> None:
+        self._progress = progress
+        self._measured = measured
+        self._steps_done = 0
+        self._total_steps = 1  # until the first step is known
+        self.error: str | None = None
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Pass on an event."""
+        if "error" in event:
+            if self.error is None:
+                self.error = event["error"]
+        elif "of" in event:
+            self._steps_done = event["step"]
+            self._total_steps = event["of"]
+            self.report_step()
+        elif self._measured:
+            self._measured(event["step"], event["values"])
+
+    def report_step(self) -> None:
+        """Report the last step, perhaps again; `progress` raises where the run was cancelled."""
+        if self._progress:
+            self._progress(self._steps_done, self._total_steps)
 
 
-def _follow(folder: Path, count: int, progress: StepProgress, measured: Measured) -> None:
-    together = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(count), "-m"] if count > 1 else []
-    command = [sys.executable, "-m", *together, "toolformer_dag.training.launch", str(folder / JOB)]
+def _follow(folder: Path, count: int, watch: _Watch) -> None:
+    """Run a job with `count` processes until it ends, and pass its events to `watch`.
+
+    Raises TrainingError where the job fails, and what `watch` raises.
+    """
+    module = ["-m", "toolformer_dag.training.launch"]
+    if count > 1:
+        module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count), *module]
+    command = [sys.executable, *module, str(folder / JOB)]
     (folder / EVENTS).touch()
-    steps, failures = (0, 1), []
     with (
         (folder / LOG).open("wb") as log,
         (folder / EVENTS).open(encoding="utf-8") as events,
         _process_group(command, log, one_gpu=count == 1) as processes,
     ):
         while True:
-            ended = processes.poll() is not None
+            ended = processes.poll() is not None  # asked first, so that the last events are read after the end
             for event in _whole_lines(events):
-                if "error" in event:
-                    failures.append(event["error"])
-                elif "of" in event:
-                    steps = event["step"], event["of"]
-                    progress(*steps)
-                else:
-                    measured(event["step"], event["values"])
+                watch.take(event)
             if ended:
                 break
-            progress(*steps)  # it raises where the run was cancelled, also while no step ends
+            watch.report_step()  # notices a cancelled run also while no step ends
             time.sleep(LOOK_SECONDS)
     if processes.returncode:
-        last = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        reason = failures[0] if failures else "\n".join(last)
+        last_lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+        reason = "\n".join(last_lines) if watch.error is None else watch.error
         raise TrainingError(f"{count} processes that train together ended with {processes.returncode}: {reason}")
 
 
 def _whole_lines(events: IO[str]) -> Iterator[dict[str, Any]]:
-    """Yield what was appended since; a line that is being written is left for the next time."""
+    """Yield the events that were appended since the last call; an unfinished line is left for the next call."""
     while True:
-        at = events.tell()
+        line_start = events.tell()
         line = events.readline()
         if not line.endswith("\n"):
-            events.seek(at)
+            events.seek(line_start)
             return
         yield json.loads(line)
 
 
 @contextmanager
-def _process_group(command: Sequence[str], log: IO[bytes], one_gpu: bool) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command as a process group, none of which outlives the block. `one_gpu`: it sees the first GPU alone."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible} if one_gpu else None
+def _process_group(command: Sequence[str], log: IO[bytes], *, one_gpu: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command as a process group, none of which outlives the block.
+
+    log: gets what the processes print. one_gpu: they see only the first GPU.
+    """
+    environment = None
+    if one_gpu:
+        first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": first_gpu}
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-    ) as running:
+    ) as leader:
         try:
-            yield running
+            yield leader
         finally:
-            for how in (signal.SIGTERM, signal.SIGKILL):
+            for ending in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):
-                    os.killpg(running.pid, how)
+                    os.killpg(leader.pid, ending)
                 with suppress(subprocess.TimeoutExpired):
-                    running.wait(PATIENCE_SECONDS)
+                    leader.wait(PATIENCE_SECONDS)
 
 
 def run_job(file: Path) -> None:
-    """Train as one of the processes of a job; process 0 appends steps, curves and its error to the job's events."""
+    """Train as one of the processes of a job that `train` described in `file`.
+
+    Process 0 appends steps and curves to the job's events, every process an error that the user can mend, after which
+    it exits with 1. Ends with the process that started the job.
+    """
     job = json.loads(file.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])
-    base, settings = ModelSettings.model_validate(job["base"]), TrainingSettings(**job["settings"])
     with (file.parent / EVENTS).open("a", encoding="utf-8", buffering=1) as events:
-
-        def tell(**event: Any) -> None:
-            events.write(json.dumps(event) + "\n")
-
         try:
             finetune(
-                base,
+                ModelSettings.model_validate(job["base"]),
                 TrainingData(**job["data"]),
-                settings,
+                TrainingSettings(**job["settings"]),
                 Path(job["out"]),
-                lambda done, total: tell(step=done, of=total),
-                lambda step, values: tell(step=step, values=dict(values)),
+                lambda done, total: _append_event(events, step=done, of=total),
+                lambda step, values: _append_event(events, step=step, values=dict(values)),
             )
         except UserError as error:
-            tell(error=str(error))
+            _append_event(events, error=str(error))
             sys.exit(1)
+
+
+def _append_event(events: IO[str], **event: Any) -> None:
+    events.write(json.dumps(event) + "\n")
 
 
 if __name__ == "__main__":

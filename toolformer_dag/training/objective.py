@@ -1,7 +1,7 @@
-"""What an objective makes of a run's rows: sequences, a loss, the metric that chooses the checkpoint.
+"""Objectives of finetuning: the loss of a run, its training sequences, and the metric that chooses the checkpoint.
 
-Plain language modelling (paper, section 2): every token of a text is predicted but the first, results too, and the
-checkpoint with the lowest perplexity of the held-out texts is published.
+Plain language modelling (paper, section 2): every token of a text is predicted but the first, the results of calls too,
+and the checkpoint with the lowest perplexity of the held-out texts is published.
 
 Plain finetuning on a small C* also learns its texts by heart, at the cost of all other text. With `training.keep_base`,
 the target of a token outside calls is that share times the base model's prediction plus the rest times the token of the
@@ -24,14 +24,18 @@ from toolformer_dag.training.sequences import IGNORED, Examples, examples
 
 
 class Objective(ABC):
-    """What a run minimizes and compares; another one is a subclass, and a line of `objective_of` in recipe.py.
+    """What a run minimizes, and the figure by which its checkpoints are compared.
 
-    - `described`: what it is, in a sentence of the model card.
-    - `metric`: the name of the figure that chooses the checkpoint; `greater_is_better`: which of two is better.
-    - `sequences_per_item`: how many sequences a pass holds of each item of its batch: of a pair, two.
-    - `without_base`: the setting under which no frozen base model is needed beside the trained one, as in
-      `training.keep_base = 0`; None where it never is.
-    - `base`: the frozen base model, set before the first step where it is needed.
+    Another objective is a subclass, and a line of `objective_of` in recipe.py.
+
+    - `described`: a sentence of the model card that says what it is.
+    - `metric`: the name of the figure that chooses the checkpoint.
+    - `greater_is_better`: which of two figures is better.
+    - `sequences_per_item`: how many sequences a pass holds for each item of its batch: two for a pair.
+    - `without_base`: the setting under which no frozen base model is needed beside the trained model, as in
+      `training.keep_base = 0`; None for an objective that never needs one.
+    - `base`: the frozen base model. It is None until `prepare` of trainer.py sets it, before the first step, where
+      `without_base` says that the objective needs it.
     """
 
     described: ClassVar[str]
@@ -41,16 +45,17 @@ class Objective(ABC):
     without_base: ClassVar[str | None] = None
 
     def __init__(self, encoding: Encoding, settings: TrainingSettings) -> None:
-        self.encoding, self.settings = encoding, settings
+        self.encoding = encoding
+        self.settings = settings
         self.base: Any = None
 
     @abstractmethod
     def examples(self, rows: Sequence[Any], length: int, packing: bool) -> Examples:
-        """Tokenize rows to sequences of at most `length` tokens, each of one or several lists of token ids."""
+        """Tokenize rows to sequences of at most `length` tokens; packed, a sequence may hold several rows."""
 
     @abstractmethod
     def collate(self, sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
-        """Return the batch of one pass over some sequences."""
+        """Return the batch of a forward pass over some sequences, as tensors by name."""
 
     @abstractmethod
     def items(self, batch: Mapping[str, Tensor]) -> int:
@@ -58,22 +63,26 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Run the model that is trained, and return the summed loss of a batch's items."""
+        """Run the trained model and return the loss of a batch, summed over its items; a scalar with gradients."""
 
     @abstractmethod
     def figures(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Run the model on held-out sequences, and return [sequences, any] figures of each, small enough to keep."""
+        """Run the model on held-out sequences and return their figures, [sequences, any number].
+
+        The figures of all held-out sequences are kept until `compared` gets them, so they have to be few.
+        """
 
     @abstractmethod
     def compared(self, figures: Any) -> float:
-        """Return the metric from the figures of all held-out sequences, a NumPy array."""
+        """Compute the metric from the figures of all held-out sequences, a NumPy array [sequences, any number]."""
 
 
 class LanguageModeling(Objective):
-    """The mean loss per predicted token; a row is a text."""
+    """Minimize the mean loss per predicted token and compare by perplexity; a row is a text."""
 
     described = 'Plain language modelling (section 2, "Model Finetuning", of *Toolformer*, Schick et al. 2023).'
-    metric, greater_is_better = "perplexity", False
+    metric = "perplexity"
+    greater_is_better = False
 
     def examples(self, rows: Sequence[str], length: int, packing: bool) -> Examples:
         """Tokenize texts to sequences; packed, a sequence holds several texts."""
@@ -81,19 +90,26 @@ class LanguageModeling(Objective):
 
     @staticmethod
     def collate(sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
-        """Return tensors [sequences, longest] of `input_ids`, `labels` and how texts are kept apart.
+        """Return `input_ids`, `labels` and a tensor that keeps texts apart, each [sequences, longest], padded right.
 
-        Padding on the right and the first token of each text are not predicted. Sequences of one text get an
-        `attention_mask`; packed ones get `position_ids` that begin at 0 with each text, from which transformers' masks
-        follow: no token attends to another text.
+        Padding and the first token of each text are not predicted: their label is IGNORED. Where every sequence has
+        one text, `attention_mask` is 0 for padding. Where some are packed, `position_ids` begin at 0 with each text;
+        transformers' masks follow them, so that no token attends to another text.
         """
-        labels = [[[IGNORED, *part[1:]] for part in parts] for parts in sequences]
+        labels: list[list[list[int]]] = []
+        positions: list[list[range]] = []
+        mask: list[list[list[int]]] = []
+        for parts in sequences:
+            labels.append([[IGNORED, *part[1:]] for part in parts])
+            positions.append([range(len(part)) for part in parts])
+            mask.append([[1] * len(part) for part in parts])
         batch = {"input_ids": padded(sequences, 0), "labels": padded(labels, IGNORED)}
-        if any(len(parts) > 1 for parts in sequences):
-            positions = [[range(len(part)) for part in parts] for parts in sequences]
-            return {**batch, "position_ids": padded(positions, 0)}
-        ones = [[[1] * len(part) for part in parts] for parts in sequences]
-        return {**batch, "attention_mask": padded(ones, 0)}
+        is_packed = any(len(parts) > 1 for parts in sequences)
+        if is_packed:
+            batch["position_ids"] = padded(positions, 0)
+        else:
+            batch["attention_mask"] = padded(mask, 0)
+        return batch
 
     def items(self, batch: Mapping[str, Tensor]) -> int:
         """Count the predicted tokens."""
@@ -109,11 +125,14 @@ class LanguageModeling(Objective):
         return loss
 
     def figures(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the summed loss and the number of predicted tokens; see `row_losses`."""
+        """Return [sequences, 2]: the summed loss in nats and the number of predicted tokens of each sequence."""
         return row_losses(model(**without_labels(batch)).logits, batch["labels"])
 
     def compared(self, figures: Any) -> float:
-        """Compute the perplexity over all held-out tokens; infinite on overflow, so that it is never the best."""
+        """Compute the perplexity over all held-out tokens; infinite on overflow, so that it is never the best.
+
+        figures: [sequences, 2], as `figures` returns them.
+        """
         loss, tokens = figures.sum(0, dtype="float64")
         try:
             return math.exp(loss / tokens)
@@ -122,67 +141,102 @@ class LanguageModeling(Objective):
 
 
 def padded(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> Tensor:
-    """Return a tensor [sequences, longest] of the joined parts of each, filled up with `value` on the right."""
+    """Join the parts of each sequence and return them as [sequences, longest], filled up with `value` on the right."""
     rows = [torch.tensor(list(chain.from_iterable(parts))) for parts in sequences]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
 def without_labels(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what the model is given of a batch: with labels it would compute a loss of its own."""
+    """Return a batch as arguments of the model, without labels: with them the model would compute a loss too."""
     return {name: value for name, value in batch.items() if name != "labels"}
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the summed loss in nats and the number of predicted tokens, [rows, 2], to discard the logits."""
+    """Return [rows, 2]: the summed loss in nats of each row and the number of its predicted tokens.
+
+    logits: [rows, tokens, vocabulary]; they need not be kept afterwards.
+    labels: [rows, tokens]; those that are IGNORED are not predicted.
+    """
+    # The logits at a token predict the next one.
     scores = logits[:, :-1].float()
     targets = labels[:, 1:]
     losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none")
-    return torch.stack([losses.view_as(targets).sum(-1), (targets != IGNORED).sum(-1)], -1)
+    summed = losses.view_as(targets).sum(-1)  # the loss of an ignored label is 0
+    predicted = (targets != IGNORED).sum(-1)
+    return torch.stack([summed, predicted], -1)
 
 
 LEARNED_AFTER = 5
-"""Tokens after a call that are learned as it is: as many as the filter weighs (paper, section 4.1)."""
+"""How many tokens after a call are learned like the call: as many as the filter weighs (paper, section 4.1)."""
 
 
 def in_or_after_calls(
     row: Sequence[int], start: Sequence[int], may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
 ) -> list[bool]:
-    """Return for each token whether it stands in a call or up to LEARNED_AFTER tokens after one.
+    """Return for each token of `row` whether it is in a call or among the LEARNED_AFTER tokens after one.
 
-    A call is what stands between ` [` (the tokens `start`) and the `]` that closes it; any text in brackets counts.
-    `may_end`: which tokens hold a `]`; `has_ended`: whether the tokens after ` [`, up to such a one, are a whole call.
+    A call is what stands between ` [` and the `]` that closes it; any text in brackets counts.
+
+    row: token ids of a sequence.
+    start: the tokens of ` [`.
+    may_end: for each token of `row`, whether it holds a `]`.
+    has_ended: whether the tokens after ` [`, up to one that holds a `]`, are a whole call.
     """
-    inside, begin, left = [False] * len(row), None, 0
-    for at in range(len(row)):
-        if begin is None and list(row[at - len(start) + 1 : at + 1]) == list(start):
-            inside[at - len(start) + 1 : at] = [True] * (len(start) - 1)
-            begin = at + 1
-        inside[at] = begin is not None or left > 0
-        left -= 1
-        if begin is not None and begin <= at and may_end[at] and has_ended(row[begin : at + 1]):
-            begin, left = None, LEARNED_AFTER
-    return inside
+    tokens = list(row)
+    opening = list(start)
+    marked = [False] * len(tokens)
+    content_start: int | None = None  # where the tokens after the last ` [` begin, while its call is open
+    left_after_call = 0  # how many of the next tokens count as after a call
+    for position in range(len(tokens)):
+        opening_start = position - len(opening) + 1
+        opens_call = content_start is None and tokens[opening_start : position + 1] == opening
+        if opens_call:
+            marked[opening_start:position] = [True] * (len(opening) - 1)
+            content_start = position + 1
+
+        marked[position] = content_start is not None or left_after_call > 0
+        left_after_call -= 1
+
+        # The token that completes ` [` is not content: content begins at the next position.
+        in_content = content_start is not None and content_start <= position
+        if in_content and may_end[position] and has_ended(tokens[content_start : position + 1]):
+            content_start = None
+            left_after_call = LEARNED_AFTER
+    return marked
 
 
 class KeepingBase(LanguageModeling):
-    """Language modelling whose loss keeps the base model's predictions outside calls (`training.keep_base`)."""
+    """Language modelling that keeps the base model's predictions outside calls (`training.keep_base`).
+
+    Outside calls, the target of a token is a mix: the base model's distribution with weight `keep_base`, and the token
+    of the text with the rest. In a call and in the tokens after it, only the token of the text counts.
+    """
 
     without_base = "training.keep_base = 0"
 
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the summed loss of the predicted tokens by their mixed targets, in nats."""
-        inputs, targets = without_labels(batch), batch["labels"][:, 1:]
-        scores = model(**inputs).logits[:, :-1].float().log_softmax(-1)
+        """Return the cross entropy with the mixed targets in nats, summed over the predicted tokens.
+
+        Needs `base`, the frozen base model.
+        """
+        inputs = without_labels(batch)
+        targets = batch["labels"][:, 1:]
+        # The logits at a token predict the next one; both arrays are [rows, tokens - 1, vocabulary].
+        log_p = model(**inputs).logits[:, :-1].float().log_softmax(-1)
         with torch.no_grad():
-            base = self.base(**inputs).logits[:, :-1].float().softmax(-1)
-        given = -scores.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-        share = torch.where(self._learned(inputs["input_ids"])[:, 1:], 0.0, self.settings.keep_base)
-        losses = (1 - share) * given - share * (base * scores).sum(-1)
+            base_p = self.base(**inputs).logits[:, :-1].float().softmax(-1)
+
+        # [rows, tokens - 1]; an ignored label is below 0 and cannot be an index: its loss is dropped at the end.
+        token_losses = -log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+        base_share = torch.where(self._learned(inputs["input_ids"])[:, 1:], 0.0, self.settings.keep_base)
+        losses = (1 - base_share) * token_losses - base_share * (base_p * log_p).sum(-1)
         summed: Tensor = losses[targets != IGNORED].sum()
         return summed
 
     def _learned(self, ids: Tensor) -> Tensor:
+        """Return for each token of `ids`, [rows, tokens], whether it is in a call or shortly after one."""
         rows = ids.cpu().numpy()
-        pairs = zip(rows.tolist(), self.encoding.may_end(rows).tolist(), strict=True)
-        learned = [in_or_after_calls(row, self.encoding.start, ends, self.encoding.has_ended) for row, ends in pairs]
+        learned = []
+        for row, may_end in zip(rows.tolist(), self.encoding.may_end(rows).tolist(), strict=True):
+            learned.append(in_or_after_calls(row, self.encoding.start, may_end, self.encoding.has_ended))
         return torch.tensor(learned, device=ids.device)

@@ -1,4 +1,7 @@
-"""A recipe: the objective; the model in float32 or bfloat16, LoRA adapters, a share of weights and moments (FSDP)."""
+"""How the trained model is loaded: float32 or bfloat16 weights, LoRA adapters, or weights divided among processes.
+
+Weights that are divided among processes (FSDP2) and their optimizer moments are "shares" here: what one process holds.
+"""
 
 import importlib.util
 from collections.abc import Sequence
@@ -23,15 +26,22 @@ from toolformer_dag.training.training_report import SHARES, TrainingError
 
 
 def objective_of(settings: TrainingSettings) -> type[Objective]:
-    """Return the objective that the settings name."""
+    """Return the class of the objective that the settings choose."""
     return KeepingBase if settings.keep_base else LanguageModeling
 
 
 def is_composite(base: ModelSettings) -> bool:
-    """Return whether the model is more than a language model, such as one of text and images. Raises ModelError."""
-    source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
-    config = from_hub(AutoConfig, model_name(base), source)
+    """Return whether the model has a language model among other parts, such as one of text and images.
+
+    Raises ModelError where its config cannot be read.
+    """
+    config = from_hub(AutoConfig, model_name(base), _source(base))
     return config.get_text_config() is not config
+
+
+def _source(base: ModelSettings) -> dict[str, Any]:
+    """Return the options of `from_pretrained` that say which files of a model are read."""
+    return {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
 
 
 def has_short_moments(settings: TrainingSettings) -> bool:
@@ -40,17 +50,21 @@ def has_short_moments(settings: TrainingSettings) -> bool:
 
 
 def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError for a recipe whose library is missing, or that several processes cannot share.
+    """Raise TrainingError where a library is missing, or where so many processes cannot share the recipe.
 
     Raises ModelError where the model's config cannot be read.
     """
     if has_short_moments(settings):
-        _require("torchao", "gpu", 'training.precision = "float32"')
+        _require("torchao", extra="gpu", without='training.precision = "float32"')
     if settings.lora_rank is not None:
-        _require("peft", "lora", "no training.lora_rank")
-    if (without_base := objective_of(settings).without_base) and (processes > 1 or settings.lora_rank is not None):
+        _require("peft", extra="lora", without="no training.lora_rank")
+
+    is_divided_or_adapted = processes > 1 or settings.lora_rank is not None
+    without_base = objective_of(settings).without_base
+    if without_base and is_divided_or_adapted:
+        setting_name = without_base.partition(" ")[0]
         raise TrainingError(
-            f"{without_base.partition(' ')[0]} needs the whole base model beside the trained weights in one process; "
+            f"{setting_name} needs the whole base model beside the trained weights in one process; "
             f"set training.processes = 1 and no training.lora_rank, or {without_base}"
         )
     if processes > 1 and settings.lora_rank is None:
@@ -58,6 +72,7 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
 
 
 def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
+    """Raise TrainingError where the weights or the moments cannot be divided among processes."""
     if is_composite(base):
         raise TrainingError(
             f"{base.name!r} is more than a language model (of text and images, say), whose divided weights were found "
@@ -71,7 +86,11 @@ def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes:
         )
 
 
-def _require(library: str, extra: str, without: str) -> None:
+def _require(library: str, *, extra: str, without: str) -> None:
+    """Raise TrainingError unless a library can be imported.
+
+    extra: the optional dependencies of this package that install it. without: the setting that does not need it.
+    """
     if importlib.util.find_spec(library) is None:
         raise TrainingError(
             f"this recipe needs {library}, which is not installed; run `pip install -c constraints.txt -e "
@@ -80,75 +99,91 @@ def _require(library: str, extra: str, without: str) -> None:
 
 
 def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
-    """Load the base model as it is trained.
+    """Load the base model in the form in which it is trained.
 
-    With `world` > 1, each process holds its share of every weight (FSDP2 of torch, by transformers), as it is in
-    `checkpoint` where a run goes on. With `lora_rank`, the weights are frozen and carry adapters. Raises ModelError.
+    world: the number of processes that divide the weights. Above 1, each process loads its share of every weight (FSDP2
+        of torch, by transformers).
+    checkpoint: where a run with divided weights resumes, the folder from which they are read; None reads the base.
+
+    With `lora_rank`, the weights are frozen and carry adapters. Sets the number of torch threads of the process. Raises
+    ModelError, and TrainingError for packing with a model that does not keep packed texts apart.
     """
-    source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
+    source = _source(base)
     options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
     name = model_name(base)
     if world > 1:
-        options |= _shares(name, source, world)
-        name = name if checkpoint is None else str(checkpoint)
+        options |= _share_options(name, source, world)
+        if checkpoint is not None:
+            name = str(checkpoint)
     model = from_hub(AutoModelForCausalLM, name, options)
+
     set_cache(model.config, False)
     _fix_generation(model.generation_config)
-    if tied := getattr(model, "all_tied_weights_keys", None):
-        model._keys_to_ignore_on_save = set(tied)  # the Trainer warns if its best checkpoint lacks them
+    tied_weights = getattr(model, "all_tied_weights_keys", None)
+    if tied_weights:
+        model._keys_to_ignore_on_save = set(tied_weights)  # the Trainer warns if its best checkpoint lacks them
     if getattr(model.config, "output_router_logits", False):
         model.config.output_router_logits = False  # disables the auxiliary loss of experts
     fit_threads(model)
     if settings.packing:
         check_apart(model, trial_tokens(load_encoding(base)))
-    return model if settings.lora_rank is None else with_adapters(model, settings.lora_rank)
+    if settings.lora_rank is None:
+        return model
+    return with_adapters(model, settings.lora_rank)
 
 
-def _shares(name: str, source: dict[str, Any], world: int) -> dict[str, Any]:
-    """The options under which transformers reads a process's share of the weights."""
+def _share_options(name: str, source: dict[str, Any], world: int) -> dict[str, Any]:
+    """Return the options under which `from_pretrained` reads this process's share of the weights."""
     from transformers.distributed import DistributedConfig
 
     config = from_hub(AutoConfig, name, source)
     config.base_model_fsdp_plan = {f"{layers(config, source)}.*": "free_full_weight"}
-    mixed = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return {"config": config, "distributed_config": DistributedConfig(fsdp_size=world, fsdp_mixed_precision=mixed)}
+    mixed_precision = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    distributed = DistributedConfig(fsdp_size=world, fsdp_mixed_precision=mixed_precision)
+    return {"config": config, "distributed_config": distributed}
 
 
 def layers(config: Any, source: dict[str, Any]) -> str:
-    """Return the name of the list of layers within the base model: `h` of GPT-J, `layers` of Llama."""
-    with torch.device("meta"):
+    """Return the name of the list of layers within the base model: `h` of GPT-J, `layers` of Llama.
+
+    It is the module list with the most parameters. source: `trust_remote_code` is read.
+    """
+    with torch.device("meta"):  # allocates no weights
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=source["trust_remote_code"])
-    lists = [
-        (name, module) for name, module in skeleton.base_model.named_modules() if isinstance(module, nn.ModuleList)
-    ]
-    name, _ = max(lists, key=lambda named: sum(weight.numel() for weight in named[1].parameters()))
-    return str(name)
+    parameters_of: dict[str, int] = {}
+    for name, module in skeleton.base_model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            parameters_of[name] = sum(weight.numel() for weight in module.parameters())
+    return max(parameters_of, key=parameters_of.__getitem__)
 
 
 def with_adapters(model: Any, rank: int) -> Any:
-    """Freeze the weights and add LoRA adapters of all linear layers but the output head."""
+    """Freeze the weights and add LoRA adapters of a rank to all linear layers but the output head."""
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 
 def merged(base: ModelSettings, settings: TrainingSettings, adapters: Path) -> Any:
-    """Load the base model on the CPU, add the adapters in float32 and return it in `precision`. Raises ModelError."""
+    """Load the base model on the CPU and add trained LoRA adapters to its weights.
+
+    They are added in float32; the model is returned in `precision`. Raises ModelError.
+    """
     from peft import PeftModel
 
-    source = {"revision": base.revision, "trust_remote_code": base.trust_remote_code}
-    model = from_hub(
-        AutoModelForCausalLM, model_name(base), {**source, "dtype": torch.float32, "use_safetensors": True}
-    )
+    options = {**_source(base), "dtype": torch.float32, "use_safetensors": True}
+    model = from_hub(AutoModelForCausalLM, model_name(base), options)
     _fix_generation(model.generation_config)
-    return PeftModel.from_pretrained(model, adapters).merge_and_unload().to(DTYPES[settings.weights_dtype])
+    with_trained_adapters = PeftModel.from_pretrained(model, adapters)
+    return with_trained_adapters.merge_and_unload().to(DTYPES[settings.weights_dtype])
 
 
 def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[str, Any]] | None:
-    """Return AdamW with moments of 8 bits and stochastic rounding for bfloat16 weights; None for the Trainer's own.
+    """Return AdamW with moments of 8 bits and its options for bfloat16 weights; None where the Trainer's default fits.
 
-    At a learning rate of 1e-5 a rounded bfloat16 step leaves most weights as they were; rounded up or down by chance,
-    steps add up to what float32 gives on average.
+    It rounds stochastically. At a learning rate of 1e-5 a rounded bfloat16 step leaves most weights as they were; with
+    stochastic rounding, steps add up to what float32 gives on average. On a CPU, turns torch.compile off for the
+    process.
     """
     if not has_short_moments(settings):
         return None
@@ -163,17 +198,24 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
 def check_apart(model: Any, tokens: Sequence[int]) -> None:
     """Raise TrainingError for a model in which packed texts see each other: its masks do not follow position ids.
 
-    `tokens`: as `trial_tokens` returns them.
+    tokens: those of two short texts, as `trial_tokens` returns them.
+
+    The logits of the second text are compared in three passes: by itself, packed after the first, and joined with the
+    first as a single text. Packed, they have to be much closer to the first than to the last.
     """
-    first, second = list(tokens[:TRIAL_ENDS]), list(tokens[TRIAL_ENDS:TRIAL])
+    first = list(tokens[:TRIAL_ENDS])
+    second = list(tokens[TRIAL_ENDS:TRIAL])
     ids = torch.tensor([first + second], device=model.device)
     positions = torch.tensor([[*range(len(first)), *range(len(second))]], device=model.device)
+
+    # The logits at the tokens of the second text, [tokens, vocabulary].
     alone = model(ids[:, len(first) :], use_cache=False).logits[0].float()
-    packed, joined = (
-        model(ids, use_cache=False, **given).logits[0, len(first) :].float()
-        for given in ({"position_ids": positions}, {})
-    )
-    if (packed - alone).abs().max() > 0.1 * (joined - alone).abs().max():
+    packed = model(ids, use_cache=False, position_ids=positions).logits[0, len(first) :].float()
+    joined = model(ids, use_cache=False).logits[0, len(first) :].float()
+
+    change_when_packed = (packed - alone).abs().max()
+    change_when_joined = (joined - alone).abs().max()
+    if change_when_packed > 0.1 * change_when_joined:
         raise TrainingError(
             f"{type(model).__name__} does not keep packed texts apart: a text changes what follows in its sequence; "
             "set training.packing = false"
@@ -181,68 +223,81 @@ def check_apart(model: Any, tokens: Sequence[int]) -> None:
 
 
 def set_cache(config: Any, enabled: bool) -> None:
-    """Set whether passes return keys and values, also in the text config of a model of text and images."""
-    for each in (config, config.get_text_config()):
-        each.use_cache = enabled
+    """Set whether forward passes return keys and values, also in the text config of a model of text and images."""
+    config.use_cache = enabled
+    config.get_text_config().use_cache = enabled
 
 
-def _fix_generation(generation: Any) -> None:
-    """Set `do_sample` where the config is invalid without it and could not be saved."""
+def _fix_generation(generation_config: Any) -> None:
+    """Set `do_sample` where the generation config is invalid without it and could not be saved."""
     try:
-        generation.validate(strict=True)
+        generation_config.validate(strict=True)
     except ValueError:
-        generation.do_sample = True
+        generation_config.do_sample = True
 
 
 def is_divided(parameters: Sequence[Any]) -> bool:
-    """Return whether a process holds only a share of the weights."""
+    """Return whether this process holds only a share of some weights (tensors of FSDP, which have `to_local`)."""
     return any(hasattr(weight, "to_local") for weight in parameters)
 
 
 def save_shares(args: Any, folder: Path, model: Any, optimizer: Any, schedule: Any) -> None:
-    """Write moments, schedule and random states to the folder of a checkpoint; every process calls this.
+    """Write the optimizer's moments, the schedule and the random states to a checkpoint; every process calls this.
 
-    The Trainer saves an optimizer as one process sees it, which is a share here.
+    folder: that of the checkpoint. args: the Trainer's arguments.
+
+    The Trainer saves an optimizer as one process sees it, which is only a share where weights are divided.
     """
     save(_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
 
 
 class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not follow transformers
-    """Restores what `save_shares` wrote when a run goes on.
+    """Restores what `save_shares` wrote when a run resumes.
 
-    The number of processes may differ; random states of further processes then begin anew.
+    The number of processes may differ; processes that there were none of before begin with new random states.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **trained: Any) -> None:
-        """Read the shares of the checkpoint that the run goes on from."""
-        if not state.global_step:
+        """Restore moments, schedule and random states from the checkpoint from which the run resumes, if any.
+
+        trained: what the Trainer hands to callbacks; its `model`, `optimizer` and `lr_scheduler` are changed.
+        """
+        is_new_run = not state.global_step
+        if is_new_run:
             return
-        model, optimizer, schedule = (trained[name] for name in ("model", "optimizer", "lr_scheduler"))
-        restored = _state(args, model, optimizer, schedule)
+        model = trained["model"]
+        optimizer = trained["optimizer"]
+        schedule = trained["lr_scheduler"]
+        restored = _state(args, model, optimizer, schedule)  # `load` replaces its tensors by those on disk
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}" / SHARES
         load(restored, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
         set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])
         schedule.load_state_dict(restored["schedule"])
-        torch.set_rng_state(restored[_random(args)])
+        torch.set_rng_state(restored[_random_key(args)])
         if args.device.type == "cuda":
-            torch.cuda.set_rng_state(restored[f"{_random(args)} on its GPU"].cpu())
+            torch.cuda.set_rng_state(restored[_gpu_random_key(args)].cpu())
 
 
 def _state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
+    """Return what a process needs beside the weights to resume: moments, schedule, and its random states."""
     state = {
         "optimizer": get_optimizer_state_dict(model, _plain(optimizer)),
         "schedule": schedule.state_dict(),
-        _random(args): torch.get_rng_state(),
+        _random_key(args): torch.get_rng_state(),
     }
     if args.device.type == "cuda":
-        state[f"{_random(args)} on its GPU"] = torch.cuda.get_rng_state()
+        state[_gpu_random_key(args)] = torch.cuda.get_rng_state()
     return state
 
 
 def _plain(optimizer: Any) -> Any:
-    """Accelerate's wrapper hides the optimizer that torch knows."""
+    """Return the torch optimizer within Accelerate's wrapper; another optimizer as it is."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def _random(args: Any) -> str:
+def _random_key(args: Any) -> str:
     return f"random state of process {args.process_index}"
+
+
+def _gpu_random_key(args: Any) -> str:
+    return f"{_random_key(args)} on its GPU"

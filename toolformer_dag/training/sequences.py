@@ -1,10 +1,12 @@
 """Convert texts to training sequences, and fix the order of batches before training starts."""
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from random import Random
+from typing import NamedTuple
 
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.settings.training_settings import TrainingSettings
@@ -12,10 +14,13 @@ from toolformer_dag.settings.training_settings import TrainingSettings
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Training sequences of `texts` texts, or of other rows.
+    """Training sequences, with counts of the texts (or other rows of an objective) that they were made of.
 
-    `sequences`: each one or, packed, several lists of token ids. `split`: the number of texts longer than a sequence.
-    `empty`: the number of texts with nothing to predict.
+    - `sequences`: each sequence is a tuple of lists of token ids: one list, or with packing several, which must not
+      attend to each other.
+    - `texts`: the number of texts, empty ones too.
+    - `split`: how many texts were longer than a sequence and became several.
+    - `empty`: how many texts have nothing to predict, since they have at most one token.
     """
 
     sequences: tuple[tuple[list[int], ...], ...]
@@ -26,84 +31,130 @@ class Examples:
     @property
     def tokens(self) -> int:
         """Return the number of tokens of all sequences."""
-        return sum(map(tokens_of, self.sequences))
+        return sum(tokens_of(sequence) for sequence in self.sequences)
 
 
 def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, packing: bool = False) -> Examples:
-    """Tokenize texts to sequences, with BOS and EOS where the tokenizer has them; texts are not truncated.
+    """Tokenize texts to sequences of at most `sequence_length` tokens, with BOS and EOS where the tokenizer has them.
 
-    The paper only gives the sequence length. A longer text becomes several sequences that each begin with the last
-    token of the sequence before, so that every token is predicted exactly once. `packing` puts several of these into
-    a sequence; `LanguageModeling.collate` keeps them apart.
+    Texts are not truncated; the paper only gives the sequence length. A longer text becomes several sequences, each of
+    which begins with the last token of the sequence before, so that every token is predicted exactly once. `packing`
+    puts several of these into a sequence; `LanguageModeling.collate` keeps them apart.
     """
-    whole = [encoding.bos + tokens.ids + encoding.eos for tokens in encoding.with_calls(texts) if tokens.ids]
-    parts = [window for ids in whole for window in windows(ids, sequence_length)]
+    tokenized_texts: list[list[int]] = []
+    for tokens in encoding.with_calls(texts):
+        if tokens.ids:
+            tokenized_texts.append(encoding.bos + tokens.ids + encoding.eos)
+
+    parts: list[list[int]] = []
+    for ids in tokenized_texts:
+        parts.extend(windows(ids, sequence_length))
+    sequences = packed(parts, sequence_length) if packing else [(part,) for part in parts]
+
+    with_predictions = sum(len(ids) > 1 for ids in tokenized_texts)
     return Examples(
-        tuple(packed(parts, sequence_length) if packing else ((part,) for part in parts)),
+        sequences=tuple(sequences),
         texts=len(texts),
-        split=sum(len(ids) > sequence_length for ids in whole),
-        empty=len(texts) - sum(len(ids) > 1 for ids in whole),
+        split=sum(len(ids) > sequence_length for ids in tokenized_texts),
+        empty=len(texts) - with_predictions,
     )
 
 
 def tokens_of(sequence: Sequence[list[int]]) -> int:
     """Return the number of tokens of a sequence, over all its lists."""
-    return sum(map(len, sequence))
+    return sum(len(part) for part in sequence)
 
 
 def windows(ids: list[int], length: int) -> Iterator[list[int]]:
-    """Yield windows of at most `length` >= 2 tokens that share a token with the window before."""
+    """Yield windows of at most `length` >= 2 tokens, each of which begins with the last token of the one before.
+
+    Fewer than two tokens have no window, since the first token is never predicted.
+    """
     for start in range(0, len(ids) - 1, length - 1):
         yield ids[start : start + length]
 
 
 def packed(parts: Sequence[list[int]], length: int) -> list[tuple[list[int], ...]]:
-    """Fill sequences of at most `length` tokens with whole parts, the longest first, each where it fits best."""
+    """Pack whole parts into sequences of at most `length` tokens (best-fit decreasing).
+
+    The longest part comes first; each goes to the sequence with the least room that is enough, else to a new one.
+    """
     sequences: list[list[list[int]]] = []
-    by_room: list[tuple[int, int]] = []  # (free tokens, sequence), ascending
+    by_room: list[_Room] = []  # the room of every sequence, ascending
     for part in sorted(parts, key=len, reverse=True):
-        at = bisect_left(by_room, (len(part), 0))
-        free, number = by_room.pop(at) if at < len(by_room) else (length, len(sequences))
-        if number == len(sequences):
+        index = bisect_left(by_room, _Room(len(part), 0))  # the first with enough room
+        if index < len(by_room):
+            room = by_room.pop(index)
+        else:
+            room = _Room(length, len(sequences))
             sequences.append([])
-        sequences[number].append(part)
-        insort(by_room, (free - len(part), number))
+        sequences[room.sequence].append(part)
+        insort(by_room, _Room(room.free_tokens - len(part), room.sequence))
     return [tuple(sequence) for sequence in sequences]
+
+
+class _Room(NamedTuple):
+    """How many tokens a sequence may still take. Rooms sort by free tokens, then by the index of the sequence."""
+
+    free_tokens: int
+    sequence: int
 
 
 IGNORED = -100
 """The label of a token that is read and not predicted."""
 
 
-GROUP_BATCHES = 50  # sequences are sorted by length within this many batches: less padding, but still shuffled
+GROUP_BATCHES = 50
+"""Sequences are sorted by length within this many batches: less padding, but still shuffled."""
 
 
 def training_steps(sequences: int, settings: TrainingSettings) -> int:
-    """Return the number of steps; the last batch of an epoch is filled, so that no sequence misses an epoch."""
-    epochs, batch_size, max_steps = settings.epochs, settings.batch_size, settings.max_steps
-    in_epoch = -(-sequences // batch_size)
+    """Return the number of optimizer steps of a run over `sequences` training sequences; at least 1.
+
+    At most `max_steps`, and at most what `passes` and `epochs` allow where they are set. The last batch of an epoch is
+    filled up, so that no sequence misses an epoch; `passes` are rounded down to whole batches.
+    """
+    max_steps = settings.max_steps
     if settings.passes is not None:
-        max_steps = max(1, min(max_steps, settings.passes * sequences // batch_size))
-    return max_steps if epochs is None else max(1, min(max_steps, round(epochs * in_epoch)))
+        steps_of_passes = settings.passes * sequences // settings.batch_size
+        max_steps = max(1, min(max_steps, steps_of_passes))
+    if settings.epochs is None:
+        return max_steps
+    steps_of_epochs = round(settings.epochs * _batches_per_epoch(sequences, settings.batch_size))
+    return max(1, min(max_steps, steps_of_epochs))
+
+
+def _batches_per_epoch(sequences: int, batch_size: int) -> int:
+    return math.ceil(sequences / batch_size)
 
 
 def batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[int]:
-    """Return `steps * batch_size` sequence indices in the order of batches; a batch has similar lengths."""
+    """Return `steps * batch_size` indices of sequences, batch after batch; a batch has similar lengths.
+
+    lengths: the tokens of each sequence.
+    """
     random = Random(seed)
-    in_epoch = -(-len(lengths) // batch_size)
-    epochs = (_epoch(lengths, batch_size, random) for _ in range(-(-steps // in_epoch)))
-    return list(islice(chain.from_iterable(epochs), steps * batch_size))
+    epochs = math.ceil(steps / _batches_per_epoch(len(lengths), batch_size))
+    order: list[int] = []
+    for _ in range(epochs):
+        order.extend(_epoch(lengths, batch_size, random))
+    return order[: steps * batch_size]
 
 
 def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]:
+    """Return the indices of all sequences in a random order of batches; the last batch is filled up from the first."""
     shuffled = list(range(len(lengths)))
     random.shuffle(shuffled)
-    padded = list(islice(cycle(shuffled), -(-len(shuffled) // batch_size) * batch_size))
-    groups = [sorted(group, key=lengths.__getitem__) for group in _cut(padded, batch_size * GROUP_BATCHES)]
-    batches = [batch for group in groups for batch in _cut(group, batch_size)]
+    full_batches = _batches_per_epoch(len(shuffled), batch_size) * batch_size
+    filled = list(islice(cycle(shuffled), full_batches))
+
+    batches: list[list[int]] = []
+    for group in _cut(filled, batch_size * GROUP_BATCHES):
+        by_length = sorted(group, key=lengths.__getitem__)
+        batches.extend(_cut(by_length, batch_size))
     random.shuffle(batches)
     return list(chain.from_iterable(batches))
 
 
 def _cut(items: list[int], size: int) -> list[list[int]]:
-    return [items[at : at + size] for at in range(0, len(items), size)]
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,4 +1,7 @@
-"""A finetuning run on disk: identity, unfinished runs, the report beside the weights. Imports no torch."""
+"""A finetuning run on disk: its identity, its checkpoints, and the record and card beside the weights.
+
+Imports no torch. The record is training.json: the report of the run, its identity, and hashes of the other files.
+"""
 
 import json
 import logging
@@ -48,21 +51,23 @@ class TrainingData:
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
     """Return what determines the weights: base model, settings, fingerprints of the rows. Raises ModelError.
 
-    The markers of calls and BOS are written into the checkpoint's tokenizer.
+    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer.
     """
-    named = settings.keep_base and any(NAMED.search(row) for row in data.train if isinstance(row, str))
-    return {
+    identity: dict[str, object] = {
         **determining(base, "markers", "bos"),
         "base": dict(model_identity(model_name(base), base.revision)),
         "settings": settings.determining(),
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
-        **({"calls_end": "by quotes"} if named else {}),  # once they ended at the first bracket
     }
+    texts = [row for row in data.train if isinstance(row, str)]
+    if settings.keep_base and any(NAMED.search(text) for text in texts):
+        identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
+    return identity
 
 
 SHARES = "shares"
-"""Folder within a checkpoint of what its processes hold shares of."""
+"""Folder of a checkpoint with moments and random states, each process's share, where weights are divided."""
 NOT_WEIGHTS = (
     SHARES,
     "trainer_state.json",
@@ -72,20 +77,27 @@ NOT_WEIGHTS = (
     "scaler.pt",
     "rng_state*",
 )
-"""What a checkpoint of the Trainer holds for resuming alone."""
+"""Patterns of the files of a Trainer's checkpoint that only a resumed run needs."""
 
 
 def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
-    """Return the newest complete checkpoint of a run whose weights are divided, or are not; None without any.
+    """Return the newest checkpoint in `folder` from which a run can resume; None without any.
 
-    The Trainer writes its state last. A run killed while saving leaves a checkpoint that is not whole, which is
-    skipped; so is one with the other kind of optimizer state, with a warning.
+    sharded: whether the run divides its weights among processes. A checkpoint with the other kind of optimizer state is
+        skipped with a warning.
+
+    A run that was killed while saving leaves an incomplete checkpoint, which is skipped.
     """
-    named = [path for path in folder.glob("checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
-    newest_first = sorted(named, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    kind = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
-    for checkpoint in filter(_complete, newest_first):
-        if (checkpoint / kind).is_file():
+    step_of: dict[Path, int] = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.rpartition("-")[2]
+        if step.isdecimal():
+            step_of[path] = int(step)
+    optimizer_state = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
+    for checkpoint in sorted(step_of, key=step_of.__getitem__, reverse=True):
+        if not _is_complete(checkpoint):
+            continue
+        if (checkpoint / optimizer_state).is_file():
             return checkpoint
         logging.getLogger(__name__).warning(
             "%s was written by one process or by several, the other way round: not gone on from", checkpoint
@@ -93,23 +105,30 @@ def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None
     return None
 
 
-def _complete(checkpoint: Path) -> bool:
+def _is_complete(checkpoint: Path) -> bool:
+    """Return whether the Trainer's state, the file that it writes last, is there and whole."""
     try:
         return bool(json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return False
 
 
-RECORD, CARD = CHECKPOINT, "README.md"
-CARD_TAGS, CARD_SEAL = b"\n- toolformer\n- tool-use\n", re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
-"""What tells a card that was written here, even with a flipped bit, from a README of a person's own."""
+RECORD = CHECKPOINT
+"""File of a published checkpoint: the record of its run, training.json."""
+CARD = "README.md"
+"""File of a published checkpoint: its model card."""
+CARD_TAGS = b"\n- toolformer\n- tool-use\n"
+"""Stands in every card that is written here, and so tells a damaged card from a README that somebody wrote."""
+CARD_SEAL = re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
+"""The last line of every card that is written here: the hash of the other lines. It tells the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The value of `measure` after `step` steps; step 0 is the base model.
+    """The value of `measure` after `step` optimizer steps; step 0 is the base model.
 
-    `loss` is the mean of the training steps since the point before; the objective's metric is that of held-out rows.
+    `measure` is `loss`, the mean over the training steps since the point before, or the objective's metric, that of the
+    held-out rows.
     """
 
     step: int
@@ -121,12 +140,14 @@ class Point:
 class TrainingReport:
     """The result of a finetuning run.
 
-    - `best_step`: the step of the published checkpoint.
-    - `texts`: all training texts, or other rows; `split_texts`: those longer than a sequence; `empty_texts`: those left
-      out.
-    - `examples`: the number of sequences; `tokens`: their total tokens.
-    - `seconds`: the duration since the last start.
+    - `fingerprint`: that of the run's identity.
+    - `steps`: optimizer steps. `best_step`: the step of the published checkpoint.
+    - `texts`: all training texts, or other rows. `split_texts`: those longer than a sequence. `empty_texts`: those
+      left out.
+    - `examples`: the number of sequences. `tokens`: their total tokens.
+    - `seconds`: the duration since the last start. `device`: such as `cpu` or `cuda:0`.
     - `processes`: how many trained together. `divided`: whether each held only a share of the weights.
+    - `losses`, `heldout`: the curves of the training loss and of the held-out metric, by ascending step.
     - `reused`: whether the run was finished before, so that nothing was trained.
     """
 
@@ -153,58 +174,80 @@ class TrainingReport:
 
 
 def curve(log: Sequence[Mapping[str, Any]], measure: str, prefix: str = "") -> tuple[Point, ...]:
-    """Return the curve of a measure in the Trainer's log history; repeated steps count once."""
-    values = {entry["step"]: entry[prefix + measure] for entry in log if prefix + measure in entry}
+    """Return the curve of a measure in the Trainer's log history, by ascending step.
+
+    prefix: what the log writes before the name of the measure. Steps that were repeated after a kill count once, by
+    their last entry.
+    """
+    key = prefix + measure
+    values: dict[int, float] = {}
+    for entry in log:
+        if key in entry:
+            values[entry["step"]] = entry[key]
     return tuple(Point(step, measure, value) for step, value in sorted(values.items()))
 
 
 CURVES = ("losses", "heldout")
-"""Fields of the report whose points stand in its record as {"step": 4, "perplexity": 2.5}."""
+"""Fields of the report that are curves. In the record a point is written as {"step": 4, "perplexity": 2.5}."""
 
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    """Write training.json: the report and the identity of the run (settings, base, texts, versions)."""
-    curves = {name: [{"step": one.step, one.measure: one.value} for one in getattr(report, name)] for name in CURVES}
-    record = {"report": {**asdict(report), **curves}, **identity, FILES: hashes_beside(folder / RECORD)}
+    """Write training.json: the report, the identity of the run (settings, base, texts, versions), and hashes.
+
+    The hashes are those of the other files of `folder`, which have to be there already.
+    """
+    written_report = asdict(report)
+    for name in CURVES:
+        points: tuple[Point, ...] = getattr(report, name)
+        written_report[name] = [{"step": point.step, point.measure: point.value} for point in points]
+    record = {"report": written_report, **identity, FILES: hashes_beside(folder / RECORD)}
     (folder / RECORD).write_bytes(sealed(str(folder), record))
 
 
 def read_report(folder: Path) -> TrainingReport | None:
-    """Return the report of a finished run; None without a finished run."""
+    """Return the report of a finished run in `folder`; None where there is none, or a file is missing or damaged.
+
+    None also for the report of another release with other fields.
+    """
     record = _whole_record(folder)
     if record is None:
         return None
     try:
-        report = record["report"]
-        return TrainingReport(**{**report, **{name: tuple(map(_point, report[name])) for name in CURVES}})
-    except (TypeError, KeyError, ValueError):  # the record of another release
+        report = dict(record["report"])
+        for name in CURVES:
+            report[name] = tuple(_point(written) for written in report[name])
+        return TrainingReport(**report)
+    except (TypeError, KeyError, ValueError):
         return None
 
 
 def _point(written: Mapping[str, Any]) -> Point:
-    [(measure, value)] = [(key, value) for key, value in written.items() if key != "step"]
-    return Point(written["step"], measure, value)
+    """Read a point of a curve from its form in the record."""
+    [measure] = [key for key in written if key != "step"]
+    return Point(written["step"], measure, written[measure])
 
 
 def _whole_record(folder: Path) -> dict[str, Any] | None:
-    """Read the record; None where the folder is incomplete or damaged."""
+    """Read the record of a finished run; None where it or a file beside it is missing or damaged."""
     try:
         record = unsealed((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return None
-    return record if "report" in record and not damaged_beside(folder / RECORD) else None
+    if "report" not in record or damaged_beside(folder / RECORD):
+        return None
+    return record
 
 
 def write_card(folder: Path, text: str) -> None:
-    """Replace the card beside a checkpoint, whose last line holds the hash of the others. Raises WriteError.
+    """Write or replace the card beside a checkpoint, with a last line that holds the hash of `text`.
 
-    training.json does not name the card, so that figures which are measured later can be added.
+    training.json does not name the card, so that figures which are measured later can be added. Raises WriteError.
     """
     write_whole(folder / CARD, _sealed_card(text))
 
 
 def read_card(folder: Path) -> str | None:
-    """Return the card without its last line; None where it is missing, or is not what was written."""
+    """Return the card without its last line; None where it is missing, or is not as it was written."""
     try:
         content = (folder / CARD).read_bytes()
         text = content.decode().rstrip("\n").rpartition("\n")[0] + "\n"
@@ -214,7 +257,10 @@ def read_card(folder: Path) -> str | None:
 
 
 def card_is_lost(folder: Path) -> bool:
-    """Return whether the card is missing, or was written here and changed since; a person's own README is neither."""
+    """Return whether the card is missing, or was written here and changed since.
+
+    False for a README that somebody put in its place.
+    """
     try:
         content = (folder / CARD).read_bytes()
     except OSError:
@@ -224,13 +270,14 @@ def card_is_lost(folder: Path) -> bool:
 
 
 def _sealed_card(text: str) -> bytes:
+    """Return the content of a card's file: the text, and its hash as a comment in the last line."""
     return f"{text}<!-- {content_hash(text.encode())} -->\n".encode()
 
 
 def publish(folder: Path, out: Path) -> None:
     """Replace `out` by `folder`, and remove all unfinished runs beside it.
 
-    The files get the mode of the record: safetensors writes for its owner alone.
+    Every file gets the permissions of the record, since safetensors writes files that only their owner may read.
     """
     mode = (folder / RECORD).stat().st_mode & 0o777
     for file in folder.iterdir():
@@ -241,19 +288,25 @@ def publish(folder: Path, out: Path) -> None:
 
 
 def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> LocalOutput:
-    """Return the files of a published checkpoint, as the lake shares them among machines."""
+    """Return the files of a published checkpoint as an output of the lake, through which machines share it."""
     owner = f"training{settings.rounds.suffix}/{name}"
     return LocalOutput(Lake.of(settings.paths).storage, owner, checkpoint_folder(settings, name))
 
 
 def finetuned_or_base(settings: Settings) -> str:
-    """Return the checkpoint that was finetuned from the settings' model if it exists, else the model.
+    """Return the folder of the finetuned checkpoint if there is one of the settings' model, else that model's name.
 
-    Raises ModelError where the model is a path without a model, DamagedCheckpoint.
+    Fetches the checkpoint from the lake first. Raises ModelError where the model is a path without a model, and
+    DamagedCheckpoint.
     """
     checkpoint_files(settings).receive()
-    base, finetuned = model_name(settings.model), checkpoint_folder(settings)
-    if finetuned.is_dir() and (damaged := damaged_beside(finetuned / RECORD)):
-        raise DamagedCheckpoint(damaged[0])
+    base = model_name(settings.model)
+    finetuned = checkpoint_folder(settings)
+    if finetuned.is_dir():
+        damaged = damaged_beside(finetuned / RECORD)
+        if damaged:
+            raise DamagedCheckpoint(damaged[0])
     record = _whole_record(finetuned) or {}
-    return str(finetuned) if record.get("base") == model_identity(base, settings.model.revision) else base
+    if record.get("base") != model_identity(base, settings.model.revision):
+        return base
+    return str(finetuned)

@@ -1,0 +1,509 @@
+"""Read the paper's benchmarks and others from their files; Dateset, which is generated, is in dateset.py (section 4.2).
+
+A reader of a file converts each record to a question, or to the reason why it has none.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from toolformer_dag.evaluation.benchmark import (
+    NUMBER,
+    Benchmark,
+    BenchmarkQuestion,
+    in_first_five_words,
+    in_first_ten_words,
+    in_first_twenty_words,
+    number_is_right,
+)
+from toolformer_dag.evaluation.benchmark_files import (
+    BenchmarkError,
+    QuestionOrReason,
+    benchmark,
+    completion,
+    expect_shape,
+    field_of,
+    files,
+    json_file,
+    json_lines,
+    list_in,
+    mathematics,
+    multilingual,
+    question_answering,
+    records,
+)
+from toolformer_dag.texts.compression import HEAD_BYTES, kind_in_words
+
+GOOGLE_RE = {
+    "/people/person/place_of_birth": "[X] was born in [Y] .",
+    "/people/person/date_of_birth": "[X] (born [Y]).",
+    "/people/deceased_person/place_of_death": "[X] died in [Y] .",
+}
+"""Templates of LAMA's Google-RE by relation, as in LAMA's scripts/run_experiments.py."""
+MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
+"""A statement that ends with the mask; the group is what stands before it."""
+
+
+def lama(folder: Path) -> list[Benchmark]:
+    """Read LAMA's three subsets from its folders `Squad`, `Google_RE`, `TREx` and its file `relations.jsonl`.
+
+    Raises BenchmarkError.
+    """
+    t_rex_templates = _templates(folder / "relations.jsonl")
+    google_re = partial(_templated, templates=GOOGLE_RE, key="pred")
+    t_rex = partial(_templated, templates=t_rex_templates, key="predicate_id")
+    return [
+        _lama_subset("LAMA SQuAD", folder / "Squad", _squad),
+        _lama_subset("LAMA Google-RE", folder / "Google_RE", google_re),
+        _lama_subset("LAMA T-REx", folder / "TREx", t_rex),
+    ]
+
+
+def _lama_subset(name: str, folder: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+    return benchmark(
+        name=name,
+        sources={file: json_lines(file) for file in files(folder, "*.jsonl")},
+        convert=convert,
+        correct=in_first_five_words,
+        withheld=frozenset({"WikiSearch"}),
+    )
+
+
+def _templates(file: Path) -> dict[str, str]:
+    """Read the templates of T-REx by relation."""
+    templates = {}
+    for number, record in enumerate(json_lines(file), 1):
+        with expect_shape(f"{file}, record {number}"):
+            templates[record["relation"]] = record["template"].strip()
+    return templates
+
+
+def _squad(record: Any) -> QuestionOrReason:
+    """Return the question of a record of LAMA's SQuAD, whose sentences have masks already."""
+    sentences = record["masked_sentences"]
+    if len(sentences) != 1:
+        return "several_sentences"
+    return _lama_question(sentences[0], record["obj_label"])
+
+
+def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionOrReason:
+    """Return the question of a record whose statement is a template of its relation. key: the relation's field."""
+    template = templates.get(record[key])
+    if template is None:
+        return "unknown_relation"
+    return _lama_question(template.replace("[X]", record["sub_label"]), record["obj_label"])
+
+
+def _lama_question(masked: str, answer: str) -> QuestionOrReason:
+    """Return the question of a statement with a mask, which has to be its end, since the model continues it."""
+    match = MASK_LAST.fullmatch(masked)
+    if match is None:
+        return "mask_not_last"
+    return BenchmarkQuestion(completion(match[1]), (answer,), tool="question_answering")
+
+
+def templama(file: Path) -> list[Benchmark]:
+    """Read TempLAMA, a question per query and year.
+
+    The paper does not say how the model learns the year: here the calendar returns it. Answers of more than five words
+    never fit the rule and count as wrong. Raises BenchmarkError.
+    """
+    return [benchmark("TempLAMA", {file: json_lines(file)}, _templama_question, in_first_five_words)]
+
+
+def _templama_question(record: Any) -> QuestionOrReason:
+    """Return the question of a record, whose blank has to be its end; its date is the first day of the year."""
+    statement, blank, after = record["query"].partition("_X_")
+    if not blank or after.strip(" ."):
+        return "mask_not_last"
+    answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
+    names = tuple(answer["name"] for answer in answers)
+    new_year = date.fromisoformat(f"{record['date']}-01-01")  # ValueError where `date` is not a year
+    return BenchmarkQuestion(
+        prompt=completion(statement.rstrip()),
+        answers=names,
+        tool="calendar",
+        context=new_year.isoformat(),
+        wording=record["relation"],
+    )
+
+
+DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')
+"""An answer of WebQuestions in Lisp syntax; the groups are its text in quotes, or without."""
+
+
+def web_questions(file: Path) -> list[Benchmark]:
+    """Read WebQuestions: `utterance` and `targetValue` (the original), or a question and its answers.
+
+    Raises BenchmarkError.
+    """
+    shapes = f"utterance and targetValue; {OPEN}"
+    return _open_benchmark("WebQuestions", file, records(file), _web_question, shapes)
+
+
+def natural_questions(file: Path) -> list[Benchmark]:
+    """Read NQ-open: a question and its answers. Raises BenchmarkError."""
+    return _open_benchmark("Natural Questions", file, records(file, lone=True), _question_and_answers, OPEN)
+
+
+def trivia_qa(file: Path) -> list[Benchmark]:
+    """Read TriviaQA; every alias of an answer is right, and a record may have none.
+
+    - The original: `Question` and `Answer` (`Value`, `Aliases`) under `Data`.
+    - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, beside it maybe `aliases`, or an object
+      of `value` and `aliases`.
+    - A question and its answers.
+
+    Raises BenchmarkError.
+    """
+    shapes = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
+    records_of_file = records(file, "Data", lone=file.suffix != ".json")
+    return _open_benchmark("TriviaQA", file, records_of_file, _trivia, shapes)
+
+
+def _open_benchmark(
+    name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
+) -> list[Benchmark]:
+    """Return a benchmark of open questions, which withholds QA; see `benchmark` for the arguments."""
+    return [
+        benchmark(
+            name=name,
+            sources={file: records_of_file},
+            convert=convert,
+            correct=in_first_twenty_words,
+            withheld=frozenset({"QA"}),
+            shapes=shapes,
+        )
+    ]
+
+
+OPEN = "question or qText with a list answer, answers or golden_answers"
+"""The shape of records that `_question_and_answers` reads, for messages."""
+
+
+def _question_and_answers(record: Any) -> QuestionOrReason:
+    question = field_of(record, "question", "qText")
+    answers = field_of(record, "answer", "answers", "golden_answers")
+    return _open_question(question, answers)
+
+
+def _web_question(record: Any) -> QuestionOrReason:
+    if "utterance" not in record:
+        return _question_and_answers(record)
+    answers = []
+    for quoted, bare in DESCRIPTION.findall(record["targetValue"]):
+        without_escapes = re.sub(r"\\(.)", r"\1", quoted)
+        answers.append(bare or without_escapes)
+    return _open_question(record["utterance"], answers)
+
+
+def _trivia(record: Any) -> QuestionOrReason:
+    """Return the question of a record of TriviaQA in one of the shapes that `trivia_qa` describes."""
+    if "Question" in record:
+        return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
+    if "answer" not in record:
+        return _question_and_answers(record)
+    question = field_of(record, "context", "question").removeprefix("Question: ").removesuffix("\nAnswer:")
+    answers = _values(record["answer"], "value", "aliases")
+    aliases = _listed(record.get("aliases") or ())
+    return _open_question(question, [*answers, *aliases])
+
+
+def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
+    """Return an answer and its aliases: a text, a list, or an object of both, whose aliases may be missing."""
+    if isinstance(answer, str):
+        return [answer]
+    if isinstance(answer, list):
+        return answer
+    aliases = _listed(answer.get(aliases_key) or ())
+    return [answer[value_key], *aliases]
+
+
+def _open_question(question: str, answers: Any) -> QuestionOrReason:
+    return BenchmarkQuestion(question_answering(question), tuple(_listed(answers)), tool="wiki_search")
+
+
+def _listed(texts: Any) -> Iterable[str]:
+    """Return a list of texts. Raises TypeError for a string, which would count as a list of letters."""
+    if isinstance(texts, str):
+        raise TypeError("a list of texts is expected, not a string")
+    listed: Iterable[str] = texts
+    return listed
+
+
+LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")
+"""Languages of MLQA's questions, as in the paper; English questions need no translation."""
+
+
+ALL_ENGLISH = ", all En)"
+"""The end of the name of a benchmark whose questions are those of another one in English."""
+
+
+def mlqa(folder: Path) -> list[Benchmark]:
+    """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
+
+    With `...context-en-question-en.json`, each language has a second benchmark: the same questions, found by their ids,
+    in English (Table 6, "All En"). It is left out where none of its questions has an English one.
+
+    Raises BenchmarkError.
+    """
+    language_files = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
+    english_files = sorted(folder.glob("*context-en-question-en.json"))
+    _check_distinct([*language_files, *english_files])
+    benchmarks: list[Benchmark] = []
+    for file in language_files:
+        benchmarks.append(_mlqa(file))
+        for english_file in english_files:
+            in_english = _in_english(file, english_file)
+            if in_english.questions:
+                benchmarks.append(in_english)
+    return benchmarks
+
+
+def _check_distinct(paths: list[Path]) -> None:
+    """Raise BenchmarkError for two files of a language: MLQA's `dev-...` and `test-...` would share a name."""
+    file_of: dict[str, Path] = {}
+    for file in paths:
+        language = _language(file)
+        if language in file_of:
+            raise BenchmarkError(
+                f"{file_of[language]} and {file.name} have the same language; keep one of them (the paper uses test)"
+            )
+        file_of[language] = file
+
+
+def _language(file: Path) -> str:
+    """Return the language of a file's questions, from its name."""
+    return file.stem.rpartition("question-")[2]
+
+
+class ParagraphQuestion(NamedTuple):
+    """A question about a paragraph.
+
+    - `id`: that of the question, the same in all languages; None in a file without ids.
+    - `record`: the question with its answers, as in the file.
+    """
+
+    id: Any
+    paragraph: str
+    record: Any
+
+
+class _MlqaFile(NamedTuple):
+    """The name of the benchmark that a file is of, and its questions in order."""
+
+    name: str
+    questions: list[ParagraphQuestion]
+
+
+def _mlqa(file: Path) -> Benchmark:
+    """Read a file of MLQA, or of XQuAD in its format, which has that as its name."""
+    content = _read_mlqa(file)
+    return benchmark(
+        name=f"{content.name} ({_language(file)})",
+        sources={file: content.questions},
+        convert=_mlqa_question,
+        correct=in_first_ten_words,
+    )
+
+
+def _in_english(file: Path, english_file: Path) -> Benchmark:
+    """Read the questions of `file` as they are in `english_file`; those that it lacks are left out as ABSENT."""
+    content = _read_mlqa(file)
+    english_questions = {question.id: question for question in _read_mlqa(english_file).questions}
+    translations: list[ParagraphQuestion | None] = []
+    for question in content.questions:
+        # A question without an id has no translation.
+        translations.append(english_questions.get(question.id) if question.id else None)
+    return benchmark(
+        name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
+        sources={english_file: translations},
+        convert=lambda question: _mlqa_question(question) if question else ABSENT,
+        correct=in_first_ten_words,
+    )
+
+
+ABSENT = "not_in_english"
+"""The reason of a question that the English file lacks."""
+
+
+def _read_mlqa(file: Path) -> _MlqaFile:
+    """Read the questions of a file in MLQA's or XQuAD's format. Raises BenchmarkError for another shape."""
+    content = json_file(file)
+    articles = list_in(content, file, "data")
+    is_xquad = str(content.get("version", "")).startswith("xquad")
+    questions: list[ParagraphQuestion] = []
+    for number, article in enumerate(articles, 1):
+        with expect_shape(f"{file}, article {number}"):
+            for paragraph in article["paragraphs"]:
+                for record in paragraph["qas"]:
+                    questions.append(ParagraphQuestion(record.get("id"), paragraph["context"], record))
+    return _MlqaFile("XQuAD in MLQA's form" if is_xquad else "MLQA", questions)
+
+
+def _mlqa_question(question: ParagraphQuestion) -> QuestionOrReason:
+    answers = tuple(answer["text"] for answer in question.record["answers"])
+    prompt = multilingual(question.paragraph.strip(), question.record["question"].strip())
+    return BenchmarkQuestion(prompt, answers, tool="machine_translation")
+
+
+ASDIV_ANSWER = re.compile(r"([^\s()]+)\s*(?:\([^()]*\))?")
+"""A number and its unit; the group is the number."""
+NO_NUMBER = "answer_is_no_number"
+"""The reason of a question whose answer is not a single number."""
+
+
+def asdiv(file: Path) -> list[Benchmark]:
+    """Read ASDiv.xml, or JSON records with `body`, `question` and `answer`; answers that are no number are left out.
+
+    Raises BenchmarkError.
+    """
+    if file.suffix in (".json", ".jsonl"):
+        shapes = "body, question and answer"
+        return [benchmark("ASDiv", {file: records(file)}, _asdiv_record, number_is_right, shapes=shapes)]
+    try:
+        problems = ElementTree.parse(file).getroot().iter("Problem")
+    except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
+        reason = str(error)
+        kind = kind_in_words(file.read_bytes()[:HEAD_BYTES]) if file.is_file() else None
+        if kind:
+            reason = f"{error}, it is {kind}"
+        raise BenchmarkError(f"{file} is not ASDiv.xml ({reason}); give the benchmark's own file") from error
+    return [benchmark("ASDiv", {file: problems}, _asdiv_problem, number_is_right)]
+
+
+def svamp(file: Path) -> list[Benchmark]:
+    """Read SVAMP: a JSON list (the original), JSON lines or CSV with `Body`, `Question`, `Answer` and maybe `Type`.
+
+    Raises BenchmarkError.
+    """
+    return [benchmark("SVAMP", {file: records(file)}, _svamp, number_is_right, shapes="Body, Question and Answer")]
+
+
+def mawps(folder: Path) -> list[Benchmark]:
+    """Read all files of a folder as MAWPS; problems with several solutions are left out.
+
+    Records have `sQuestion` and `lSolutions` (the original), or `input` (context and question) and `target`, as JSON or
+    CSV. Raises BenchmarkError.
+    """
+    sources = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
+    shapes = "sQuestion and lSolutions; input and target"
+    return [benchmark("MAWPS", sources, _mawps, number_is_right, shapes=shapes)]
+
+
+def _asdiv_problem(problem: Any) -> QuestionOrReason:
+    """Return the question of an element of ASDiv.xml."""
+    return _asdiv_question(
+        problem.findtext("Body"),
+        problem.findtext("Question"),
+        problem.findtext("Answer"),
+        problem.findtext("Solution-Type"),
+    )
+
+
+def _asdiv_record(record: Any) -> QuestionOrReason:
+    """Return the question of a JSON record."""
+    return _asdiv_question(
+        record.get("body"), record.get("question"), record.get("answer"), record.get("solution_type")
+    )
+
+
+def _asdiv_question(body: Any, question: Any, answer: Any, solution_type: Any) -> QuestionOrReason:
+    """Return the question of a problem; its answer is a number and its unit. Raises AttributeError for what is None."""
+    prompt = mathematics(body.strip(), question.strip())
+    match = ASDIV_ANSWER.fullmatch(answer.strip())
+    if match is None:
+        return NO_NUMBER
+    return _question(prompt, match[1], solution_type or "")
+
+
+def _svamp(record: Any) -> QuestionOrReason:
+    prompt = mathematics(record["Body"].strip(), record["Question"].strip())
+    return _question(prompt, record["Answer"], str(record.get("Type") or ""))
+
+
+def _mawps(record: Any) -> QuestionOrReason:
+    if "sQuestion" not in record:
+        return _question(mathematics("", record["input"].strip()), record["target"])
+    solutions = record["lSolutions"]
+    if len(solutions) != 1:
+        return NO_NUMBER
+    return _question(mathematics("", record["sQuestion"].strip()), solutions[0])
+
+
+NO_RIGHT_CALL = ("cannot_answer", "direct")
+"""Labels of When2Call under which no call is right. `request_for_info` is left out: there a person would be asked."""
+
+
+def irrelevance(path: Path) -> list[Benchmark]:
+    """Read the irrelevance sets of the Berkeley Function-Calling Leaderboard: a file, or a folder of them.
+
+    A record has `question`: turns, each a list of messages (`role`, `content`); in earlier releases the messages alone,
+    or a text. The user's last message is asked. The functions of the record (`function`), none of which helps, are not
+    offered: what is measured is whether the tools of the settings are called. Right is an answer without a call.
+
+    Raises BenchmarkError.
+    """
+    paths = [path]
+    if path.is_dir():
+        paths = files(path, "*irrelevance*.json", "*irrelevance*.jsonl")
+    return [_without_call(file.stem, file, _irrelevant) for file in paths]
+
+
+def when2call(file: Path) -> list[Benchmark]:
+    """Read the test set of When2Call (`question`, `correct_answer`): the questions that no tool answers.
+
+    Right is an answer without a call. Questions that a tool answers are left out, and those where a person would be
+    asked for what is missing. Raises BenchmarkError.
+    """
+    return [_without_call("When2Call", file, _unanswerable)]
+
+
+def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+    """Return a benchmark in which exactly the answers without a call are right."""
+    of_file = benchmark(name, {file: json_lines(file)}, convert, in_first_twenty_words)
+    return replace(of_file, calls_nothing=True)
+
+
+def _irrelevant(record: Any) -> QuestionOrReason:
+    prompt = last_asked(record)
+    if not prompt:
+        return "nobody_asks"
+    return BenchmarkQuestion(prompt, (NO_CALL,))
+
+
+def last_asked(record: Any) -> str | None:
+    """Return the prompt for the user's last message in a record of the leaderboard; None where no user asks."""
+    turns = record["question"]
+    if isinstance(turns, str):
+        return _prompt(turns)
+    messages = turns[-1] if isinstance(turns[-1], list) else turns
+    of_user = [message["content"] for message in messages if message["role"] == "user"]
+    return _prompt(of_user[-1]) if of_user else None
+
+
+def _unanswerable(record: Any) -> QuestionOrReason:
+    label = record["correct_answer"]
+    if label not in NO_RIGHT_CALL:
+        return str(label)
+    return BenchmarkQuestion(_prompt(record["question"]), (NO_CALL,))
+
+
+def _prompt(text: str) -> str:
+    return f"Answer the following question: {text.strip()}"
+
+
+NO_CALL = "no call"
+"""Stands for the right answer (`gold`) where an answer without a call is right."""
+
+
+def _question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:
+    """Return a question for the calculator; its answer has to be a number, or the text of one."""
+    if NUMBER.fullmatch(str(answer)) is None:
+        return NO_NUMBER
+    return BenchmarkQuestion(prompt, (str(answer),), tool="calculator", wording=wording)
