@@ -124,7 +124,7 @@ def test_the_command_writes_each_form_and_says_what(exported_world: World, tmp_p
         (("--license", "My own!"), "export.license"),
         (
             ("--set", "tools.calculator.tau_f=0.4"),
-            "calculator/filtered_calls: tau_f 0.0 -> 0.4; run `toolformer-dag run`",
+            "calculator/filtered_calls: tau_f 0.0 -> 0.4; run `toolformer-dag run --config",
         ),
     ],
 )
