@@ -165,6 +165,8 @@ def _json_type(dtype: Any, integer: "pl.DataType") -> Any:
     match dtype:
         case pl.Int128() | pl.UInt128():
             return integer
+        case pl.Decimal() if dtype.scale == 0:  # DuckDB hands over the HUGEINT of a sum() as one
+            return integer
         case pl.Decimal():
             return pl.Float64()
         case pl.List():
