@@ -22,6 +22,8 @@ VOCABULARY = 256
 HEAD = [107, 108, 109, 110, 111]
 OVERFLOWS = [0, *range(3, 30)]
 EXAMPLES = 20
+ROUNDING = 1e-5
+"""By so much the shares of tokens may differ between two orders of the same sums."""
 NOT_FINITE = 330
 """The size of the models' vocabulary: what the naive backend's search in numbers that are not finite ends with."""
 
@@ -50,13 +52,18 @@ class Drawn:
     points: tuple[tuple[int, int], ...]
     most: int
 
+    def uniforms(self, number: int, length: int) -> list[NDArray[np.float64]]:
+        """The numbers that its samples are drawn by, [samples, length] for each point."""
+        random = np.random.default_rng(number)
+        return [random.random((samples, length)) for _, samples in self.points]
+
     def text(self, number: int, length: int, seen: dict[int, NDArray[np.float32]]) -> TokenText:
         """What a backend is asked; the probabilities that it found go to `seen`."""
 
         def choose(found: NDArray[np.float32]) -> list[SamplePoint]:
             seen[number] = found.copy()
-            random = np.random.default_rng(number)
-            return [SamplePoint(kept, random.random((samples, length))) for kept, samples in self.points]
+            uniforms = self.uniforms(number, length)
+            return [SamplePoint(kept, rows) for (kept, _), rows in zip(self.points, uniforms, strict=True)]
 
         return TokenText(self.ids, self.before, self.asked, self.most, choose)
 
@@ -138,9 +145,38 @@ def test_any_texts_and_points_give_the_naive_numbers(
     longest = max(len(HEAD) + (each.most + 1) * (len(HEAD) + len(each.ids) + len(start) + length) for each in drawn)
     expected = propose(NaiveBackend(backend.language_model, caches=False), drawn, theirs, *asked)
     with failing(backend, failures, longest):
-        assert propose(backend, drawn, ours, *asked) == expected
+        samples = propose(backend, drawn, ours, *asked)
+    for number, text in enumerate(drawn):
+        assert_same_samples(backend, text, text.uniforms(number, length), start, samples[number], expected[number])
     assert ours.keys() == theirs.keys()
     assert all(np.allclose(ours[number], theirs[number], rtol=1e-3, atol=1e-6) for number in ours)
+
+
+def assert_same_samples(
+    backend: TransformersBackend,
+    text: Drawn,
+    uniforms: Sequence[NDArray[np.float64]],
+    start: list[int],
+    samples: Sequence[Sequence[int]],
+    expected: Sequence[Sequence[int]],
+) -> None:
+    """Compare the samples of a text. Two may part where the number lies on the border of two tokens' shares.
+
+    There the rounding of the model's sums decides which of the two is drawn. `uniforms`: [samples, length] by point.
+    """
+    assert len(samples) == len(expected)
+    places = [(kept, row) for (kept, _), rows in zip(text.points, uniforms, strict=True) for row in rows]
+    for (kept, numbers), ours, theirs in zip(places, samples, expected, strict=True):
+        parted = [at for at, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other]
+        if not parted:
+            assert list(ours) == list(theirs)
+            continue
+        at = parted[0]
+        prefix = torch.tensor([[*HEAD, *text.ids[:kept], *start, *theirs[:at]]])
+        with torch.inference_mode():
+            shares = backend.backbone.model(prefix).logits[0, -1].double().softmax(-1).cumsum(-1)
+        border = float(shares[min(ours[at], theirs[at])])
+        assert border == pytest.approx(numbers[at], abs=ROUNDING), (ours, theirs)
 
 
 def propose(
