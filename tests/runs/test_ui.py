@@ -149,6 +149,7 @@ def test_the_sensor_shows_shards_that_a_first_run_wrote_as_read_and_their_checks
     assert world.figures("ccnet/raw_shards")["dagster/row_count"] == last.metadata["dagster/row_count"]
 
 
+@pytest.mark.long
 def test_what_a_job_skips_stays_synced_and_what_comes_after_it_runs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
