@@ -10,6 +10,7 @@ import pytest
 from tests.environments.environment import TORCH, beside_this_one, pip_install, ran, required
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.exports.dataset_folder import write_splits
 from toolformer_dag.exports.forms import (
     masked_form,
@@ -19,7 +20,6 @@ from toolformer_dag.exports.forms import (
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.pipeline.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.training.sequences import IGNORED

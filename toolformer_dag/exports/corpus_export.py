@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
+from toolformer_dag.exports.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.exports.dataset_folder import (
     CARD,
     CITATION,
@@ -41,7 +42,6 @@ from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
 from toolformer_dag.model.weights import folder_name
-from toolformer_dag.pipeline.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.settings.setting_types import determining
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ JUDGED = sql_text(__package__, "judged.sql")
 """`judged`: every call of `scored`, whether it may stay, and whether it is the best of its place."""
 SWAPPED_PLACES = sql_text(__package__, "swapped_places.sql")
 """`swapped_places`: what calls gain with the results of other documents, at every place of the control."""
-CHANCE = sql_text(__package__, "chance.sql")
+CHANCE = sql_text(__package__, "kept_by_chance.sql")
 """Views over `decisions` and `swapped_places`: how many places are kept by chance at each threshold."""
 COST_FRONTIER = sql_text(__package__, "cost_frontier.sql")
 """The view `cost_frontier`: what each threshold gains, and for what cost."""

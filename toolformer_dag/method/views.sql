@@ -1,6 +1,6 @@
--- Views and macros over decisions, curves and the tables that the stages declare, beside those of chance.sql.
+-- Views and macros over decisions, curves and the tables that the stages declare, beside those of kept_by_chance.sql.
 
--- What follows stands here and not in chance.sql, whose text is in the fingerprint of calls that were filtered by chance.
+-- What follows stands here and not in kept_by_chance.sql, whose text is in the fingerprint of calls that were filtered by chance.
 COMMENT ON COLUMN swapped_statistics.ratio IS 'share_swapped / share; null where no swapped place is kept with its own results';
 COMMENT ON COLUMN swapped_statistics.fdr IS 'share of the kept places that are kept by chance; null where none is kept, or none was swapped';
 COMMENT ON COLUMN swapped_statistics.fdr_high IS 'its one-sided 95 % bound; null where none is kept, or none was swapped';

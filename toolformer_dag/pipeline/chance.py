@@ -1,6 +1,7 @@
 """What the control says about a lane: false discovery rates by swapped results, and the threshold that they allow.
 
-All of it is SQL: judged.sql and chance.sql of `method`, which the warehouse is made with, over the files of one lane.
+All of it is SQL over the files of one lane: judged.sql and kept_by_chance.sql of `method`, which the warehouse is made
+with too.
 """
 
 from collections import Counter
@@ -38,7 +39,7 @@ CALL_COLUMNS = {
     "delta_is_bound": "BOOLEAN",
     "reason": "VARCHAR",
 }
-"""What judged.sql and chance.sql read of a scored call."""
+"""What judged.sql and kept_by_chance.sql read of a scored call."""
 SWAP_COLUMNS = {**CALL_COLUMNS, "swap": "INTEGER"}
 """What they read of a call with a swapped result."""
 REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotate more text, or change prompt or model'
@@ -183,7 +184,9 @@ def _count_present(table: Table, column: str) -> int:
 
 @contextmanager
 def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection with the views of chance.sql over the lane's tables as they are now; none published, no rows.
+    """Open a connection with the views of kept_by_chance.sql over the lane's tables as they are now.
+
+    A table of which no part is published has no rows there.
 
     by_chance: a false discovery rate that chance_thresholds has a row for, beside 1, 5 and 10 %.
     """
