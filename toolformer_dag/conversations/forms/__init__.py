@@ -1,0 +1,15 @@
+"""The forms in which people store conversations, by family, in the order in which a record is held against them."""
+
+from toolformer_dag.conversations.forms import agent_logs, benchmarks, envelopes, payloads, training_sets
+from toolformer_dag.conversations.forms.form import Form
+
+ALL_FORMS: tuple[Form, ...] = (
+    *agent_logs.FORMS,
+    *benchmarks.FORMS,
+    *envelopes.FORMS,
+    *payloads.FORMS,
+    *training_sets.FORMS,
+    *payloads.GENERAL_FORMS,
+)
+FORMS = tuple(form for form in ALL_FORMS if not form.is_file)
+FILE_FORMS = tuple(form for form in ALL_FORMS if form.is_file)

@@ -1,0 +1,519 @@
+"""What agents write while they work: sessions of which a file is a conversation, and the steps of a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from toolformer_dag.conversations.forms.form import Form, messages_in
+from toolformer_dag.conversations.plain_values import first_of
+from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.shapes import FoundCall, FoundResult
+
+NODES = (("uuid", "parentUuid"), ("id", "parentId"))
+"""The fields of a line of a session: its own id, and that of the line that it follows."""
+SIDE_ROLES = ("isSidechain", "is_sidechain")
+"""The fields that say that a line belongs to an agent that another one has started."""
+NO_CALLS = ("message", "finish", "system", "recall", "think", "change_agent_state", "null", "condensation")
+"""Actions of OpenHands that call no tool."""
+FENCES = ("```mswea_bash_command\n", "```bash\n")
+"""How a command begins in the text of mini-swe-agent; the next three backquotes end it."""
+
+
+def session_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
+    """Yield the conversations of a session's lines: the path that was taken, then each agent that was started beside.
+
+    The path ends with the last line; what was tried and left stands on no way from there to the beginning.
+    """
+    lines = [
+        (number, record)
+        for number, record in enumerate(records)
+        if isinstance(record, Mapping) and isinstance(record.get("message"), Mapping)
+    ]
+    main = [line for line in lines if not any(line[1].get(key) for key in SIDE_ROLES)]
+    yield [_line(*line) for line in _path_taken(records, main)]
+    by_agent = dict[str, list[tuple[int, Any]]]()
+    for number, record in lines:
+        if any(record.get(key) for key in SIDE_ROLES):
+            agent = first_of(record, ("agentId",)) or _root(records, record)
+            by_agent.setdefault(str(agent), []).append((number, record))
+    for side in by_agent.values():
+        yield [_line(*line) for line in side]
+
+
+def _line(number: int, record: Any) -> Said:
+    return Said((number,), record)
+
+
+def _parents(records: Sequence[Any]) -> dict[str, str | None]:
+    """Return the line that each line follows, by ids."""
+    parents = dict[str, str | None]()
+    for record in records:
+        for own, parent in NODES:
+            if isinstance(record, Mapping) and isinstance(record.get(own), str) and parent in record:
+                parents[record[own]] = record[parent]
+                break
+    return parents
+
+
+def _path_taken(records: Sequence[Any], lines: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return the lines from the first to the last one along the ids of those that each follows; all without ids."""
+    parents = _parents(records)
+    if not lines or _id(lines[-1][1]) not in parents:
+        return list(lines)
+    taken = set[str]()
+    current: str | None = _id(lines[-1][1])
+    while current is not None and current not in taken:
+        taken.add(current)
+        current = parents.get(current)
+    return [line for line in lines if _id(line[1]) in taken]
+
+
+def _id(record: Any) -> str | None:
+    for own, parent in NODES:
+        if isinstance(record.get(own), str) and parent in record:
+            return str(record[own])
+    return None
+
+
+def _root(records: Sequence[Any], record: Any) -> str | None:
+    """Return the first line of the agent that a line belongs to."""
+    parents = _parents(records)
+    current = _id(record)
+    seen = set[str]()
+    while current is not None and current not in seen:
+        seen.add(current)
+        parent = parents.get(current)
+        if parent is None:
+            return current
+        current = parent
+    return current
+
+
+def reparented(records: list[Any]) -> list[Any]:
+    """Return the lines of a session in which a line that followed one that is gone follows the one before that."""
+    present = {_id(record) for record in records if isinstance(record, Mapping)}
+    left = []
+    before: str | None = None
+    for record in records:
+        changed = record
+        own = _id(record) if isinstance(record, Mapping) else None
+        if own is not None:
+            parent_key = next(parent for key, parent in NODES if record.get(key) == own)
+            if record[parent_key] is not None and record[parent_key] not in present:
+                changed = {**record, parent_key: before}
+            before = own
+        left.append(changed)
+    return left
+
+
+def codex_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
+    """Yield the items of a session of Codex, which events repeat for the screen."""
+    said = []
+    for number, record in enumerate(records):
+        if not isinstance(record, Mapping):
+            continue
+        payload = record.get("payload")
+        if record.get("type") == "response_item" and isinstance(payload, Mapping):
+            said.append(Said((number, "payload"), payload))
+        elif payload is None and record.get("type") in ("message", "function_call", "function_call_output"):
+            said.append(Said((number,), record))
+    yield said
+
+
+def swe_agent_steps(record: Any) -> Iterator[Said]:
+    """Yield the messages of a run of SWE-agent; of versions without calls in them the commands and what they printed."""
+    history = record.get("history")
+    if isinstance(history, list) and any(
+        isinstance(message, Mapping) and message.get("tool_calls") for message in history
+    ):
+        yield from messages_in(record, ("history",))
+        return
+    for number, message in enumerate(history if isinstance(history, list) else ()):
+        if isinstance(message, Mapping) and message.get("role") in ("system", "user"):
+            yield Said(("history", number), message)
+        else:
+            break
+    for number, step in enumerate(record["trajectory"]):
+        path = ("trajectory", number)
+        if not isinstance(step, Mapping):
+            continue
+        if isinstance(step.get("thought"), str) and step["thought"].strip():
+            yield Said((*path, "thought"), step["thought"], "assistant")
+        if isinstance(step.get("action"), str) and step["action"].strip():
+            call = FoundCall("bash", {"command": step["action"]}, None)
+            yield Said((*path, "action"), step["action"], call=call)
+            if step.get("observation") is not None:
+                result = FoundResult(step["observation"], None, None, None)
+                yield Said((*path, "observation"), step["observation"], result=result)
+
+
+def mini_swe_messages(record: Any) -> Iterator[Said]:
+    """Yield the messages of mini-swe-agent, whose calls are commands between backquotes, answered by the user."""
+    messages = record["messages"]
+    if any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages):
+        yield from messages_in(record, ("messages",))
+        return
+    waits = False
+    for number, message in enumerate(messages):
+        path = ("messages", number)
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, str):
+            yield Said(path, message)
+            continue
+        if waits and message.get("role") == "user":
+            yield Said(path, message, result=FoundResult(content, None, None, None))
+            waits = False
+            continue
+        start, command, end = _command(content) if message.get("role") == "assistant" else (0, "", 0)
+        if not command:
+            yield Said(path, message)
+            continue
+        if content[:start].strip():
+            yield Said((*path, "content", (0, start)), content[:start].strip(), "assistant")
+        call = FoundCall("bash", {"command": command}, None)
+        yield Said((*path, "content", (start, end)), command, call=call)
+        waits = True
+
+
+def _command(content: str) -> tuple[int, str, int]:
+    """Return where a command between backquotes begins, the command, and where it ends; no command where there is none."""
+    for fence in FENCES:
+        start = content.find(fence)
+        end = content.find("\n```", start)
+        if start >= 0 and end >= 0:
+            return start, content[start + len(fence) : end], end + len("\n```")
+    return 0, "", 0
+
+
+def openhands_events(record: Any) -> Iterator[Said]:
+    """Yield the events of a run of OpenHands: an observation names the action that it answers."""
+    base: tuple[str, ...] = ()
+    events = record
+    for key in ("history", "events", "trajectory"):
+        if isinstance(record, Mapping) and isinstance(record.get(key), list):
+            base = (key,)
+            events = record[key]
+            break
+    for number, event in enumerate(events):
+        if not isinstance(event, Mapping):
+            continue
+        path = (*base, number)
+        metadata = event.get("tool_call_metadata")
+        call_id = first_of(metadata, ("tool_call_id",))
+        if event.get("observation") not in (None, "null") and event.get("cause") is not None:
+            answered = str(call_id if call_id is not None else event["cause"])
+            yield Said(path, event, result=FoundResult(event.get("content"), answered, None, event.get("extras")))
+        elif event.get("action") in NO_CALLS:
+            text = first_of(event, ("args.content", "args.thought", "args.final_thought", "message"))
+            role = {"user": "user", "environment": "system"}.get(str(event.get("source")), "assistant")
+            if event["action"] in ("message", "finish", "system") and isinstance(text, str) and text:
+                yield Said(path, text, "system" if event["action"] == "system" else role)
+        elif isinstance(event.get("action"), str):
+            thought = first_of(event, ("args.thought",))
+            if isinstance(thought, str) and thought.strip():
+                yield Said((*path, "args", "thought"), thought, "assistant")
+            tool = first_of(metadata, ("function_name",)) or event["action"]
+            arguments = event.get("args") if isinstance(event.get("args"), Mapping) else {}
+            meant = {
+                key: value for key, value in arguments.items() if key not in ("thought", "hidden", "confirmation_state")
+            }
+            own_id = str(call_id if call_id is not None else event.get("id"))
+            yield Said(path, event, call=FoundCall(str(tool), meant, own_id))
+
+
+def smolagents_steps(record: Any) -> Iterator[Said]:
+    """Yield the steps of an agent of smolagents: a task, or what was written, called and observed."""
+    steps = record["steps"] if isinstance(record, Mapping) else record
+    base: tuple[str, ...] = ("steps",) if isinstance(record, Mapping) else ()
+    for number, step in enumerate(steps):
+        if not isinstance(step, Mapping):
+            continue
+        path = (*base, number)
+        for key, role in (("system_prompt", "system"), ("task", "user")):
+            if isinstance(step.get(key), str):
+                yield Said((*path, key), step[key], role)
+        calls = step.get("tool_calls")
+        if not calls:
+            if isinstance(step.get("model_output"), str):
+                yield Said((*path, "model_output"), step["model_output"], "assistant")
+            continue
+        yield Said(path, {"role": "assistant", "tool_calls": calls})
+        observed = step.get("observations")
+        error = first_of(step, ("error.message", "error"))
+        if observed is not None or error is not None:
+            key = "observations" if observed is not None else "error"
+            content = observed if observed is not None else error
+            beside = {"error": error} if error is not None else None
+            yield Said((*path, key), content, result=FoundResult(content, None, None, beside))
+
+
+def adp_items(record: Any) -> Iterator[Said]:
+    """Yield the items of the agent data protocol: actions of the agent, and observations of users and environments."""
+    for number, item in enumerate(record["content"]):
+        if not isinstance(item, Mapping):
+            continue
+        path = ("content", number)
+        kind = item.get("class_")
+        content = item.get("content")
+        if kind == "api_action":
+            call = FoundCall(str(item.get("function")), item.get("kwargs"), None)
+            yield Said(path, item, call=call)
+        elif kind == "code_action":
+            call = FoundCall(str(item.get("language") or "code"), {"code": content}, None)
+            yield Said(path, item, call=call)
+        elif kind == "message_action":
+            yield Said(path, str(content), "assistant")
+        elif item.get("source") == "user" and isinstance(content, str):
+            yield Said(path, content, "user")
+        else:
+            observed = content if content is not None else item.get("html") or item.get("axtree")
+            yield Said(path, item, result=FoundResult(observed, None, None, None))
+
+
+def numbered_steps(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of ATIF whose steps are numbered from 1 without a gap, and counted."""
+    steps = record.get("steps")
+    if not isinstance(steps, list):
+        return record
+    numbered = [
+        {**step, "step_id": number} if isinstance(step, Mapping) and step.get("step_id") is not None else step
+        for number, step in enumerate(steps, 1)
+    ]
+    changed = {**record, "steps": numbered}
+    metrics = record.get("final_metrics")
+    if isinstance(metrics, Mapping) and metrics.get("total_steps") is not None:
+        changed["final_metrics"] = {**metrics, "total_steps": len(steps)}
+    return changed
+
+
+FORMS = (
+    Form(
+        name="Session of Claude Code",
+        source="https://docs.anthropic.com/en/docs/claude-code/data-usage",
+        signs=("sessionId", "parentUuid", "message.stop_reason"),
+        split=session_lines,
+        is_file=True,
+        after_drop=reparented,
+        example=[
+            {
+                "type": "user",
+                "uuid": "a",
+                "parentUuid": None,
+                "sessionId": "s",
+                "isSidechain": False,
+                "message": {"role": "user", "content": "How warm is it in Oslo?"},
+            },
+            {
+                "type": "assistant",
+                "uuid": "b",
+                "parentUuid": "a",
+                "sessionId": "s",
+                "isSidechain": False,
+                "message": {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}],
+                },
+            },
+            {
+                "type": "user",
+                "uuid": "c",
+                "parentUuid": "b",
+                "sessionId": "s",
+                "isSidechain": False,
+                "message": {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}],
+                },
+            },
+            {
+                "type": "assistant",
+                "uuid": "d",
+                "parentUuid": "c",
+                "sessionId": "s",
+                "isSidechain": False,
+                "message": {"role": "assistant", "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}]},
+            },
+        ],
+    ),
+    Form(
+        name="Session of Codex",
+        source="https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs",
+        signs=("type=session_meta", "type=response_item", "record_type=state"),
+        split=codex_lines,
+        is_file=True,
+        example=[
+            {"type": "session_meta", "payload": {"id": "s"}},
+            {
+                "type": "response_item",
+                "payload": {
+                    "type": "message",
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": "How warm is it in Oslo?"}],
+                },
+            },
+            {
+                "type": "response_item",
+                "payload": {
+                    "type": "function_call",
+                    "name": "weather",
+                    "arguments": '{"city": "Oslo"}',
+                    "call_id": "c1",
+                },
+            },
+            {
+                "type": "response_item",
+                "payload": {"type": "function_call_output", "call_id": "c1", "output": "7 degrees"},
+            },
+            {
+                "type": "response_item",
+                "payload": {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "It is 7 degrees in Oslo."}],
+                },
+            },
+        ],
+    ),
+    Form(
+        name="Session of Pi, and of the hub's agent traces",
+        source="https://huggingface.co/docs/hub/agent-traces",
+        signs=("type=session", "message.role=toolResult"),
+        split=session_lines,
+        is_file=True,
+        after_drop=reparented,
+        example=[
+            {"type": "session", "id": "s", "version": 3},
+            {
+                "type": "message",
+                "id": "a",
+                "parentId": None,
+                "message": {"role": "user", "content": [{"type": "text", "text": "How warm is it in Oslo?"}]},
+            },
+            {
+                "type": "message",
+                "id": "b",
+                "parentId": "a",
+                "message": {
+                    "role": "assistant",
+                    "content": [{"type": "toolCall", "id": "c1", "name": "weather", "arguments": {"city": "Oslo"}}],
+                },
+            },
+            {
+                "type": "message",
+                "id": "c",
+                "parentId": "b",
+                "message": {
+                    "role": "toolResult",
+                    "toolCallId": "c1",
+                    "toolName": "weather",
+                    "content": [{"type": "text", "text": "7 degrees"}],
+                    "isError": False,
+                },
+            },
+            {
+                "type": "message",
+                "id": "d",
+                "parentId": "c",
+                "message": {"role": "assistant", "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}]},
+            },
+        ],
+    ),
+    Form(
+        name="ATIF",
+        source="https://harborframework.com/docs/agents/trajectory-format",
+        signs=("steps.*.source", "steps.*.observation.results"),
+        messages=("steps",),
+        after_drop=numbered_steps,
+        example={
+            "schema_version": "ATIF-v1.7",
+            "steps": [
+                {"step_id": 1, "source": "user", "message": "How warm is it in Oslo?"},
+                {
+                    "step_id": 2,
+                    "source": "agent",
+                    "message": "",
+                    "tool_calls": [{"tool_call_id": "c1", "function_name": "weather", "arguments": {"city": "Oslo"}}],
+                    "observation": {"results": [{"source_call_id": "c1", "content": "7 degrees"}]},
+                },
+                {"step_id": 3, "source": "agent", "message": "It is 7 degrees in Oslo."},
+            ],
+        },
+    ),
+    Form(
+        name="SWE-agent",
+        source="https://swe-agent.com/latest/usage/trajectories/",
+        signs=("trajectory.*.observation",),
+        read=swe_agent_steps,
+        example={
+            "history": [{"role": "user", "content": "How warm is it in Oslo?"}],
+            "trajectory": [
+                {"thought": "I look.", "action": "weather Oslo", "observation": "7 degrees"},
+                {"thought": "It is 7 degrees in Oslo.", "action": "", "observation": ""},
+            ],
+        },
+    ),
+    Form(
+        name="mini-swe-agent",
+        source="https://mini-swe-agent.com/latest/usage/output_files/",
+        signs=("trajectory_format~mini-swe-agent", "messages.*.content~```mswea_bash_command"),
+        read=mini_swe_messages,
+        example={
+            "trajectory_format": "mini-swe-agent-1",
+            "messages": [
+                {"role": "user", "content": "How warm is it in Oslo?"},
+                {"role": "assistant", "content": "THOUGHT: I look.\n\n```bash\nweather Oslo\n```"},
+                {"role": "user", "content": "<returncode>0</returncode>\n<output>\n7 degrees</output>"},
+                {"role": "assistant", "content": "It is 7 degrees in Oslo."},
+            ],
+        },
+    ),
+    Form(
+        name="OpenHands events",
+        source="https://docs.all-hands.dev/modules/usage/architecture/backend",
+        signs=("history.*.action", "events.*.action", "*.action", "trajectory.*.action"),
+        read=openhands_events,
+        example=[
+            {"id": 0, "source": "user", "action": "message", "args": {"content": "How warm is it in Oslo?"}},
+            {"id": 1, "source": "agent", "action": "run", "args": {"command": "weather Oslo", "thought": ""}},
+            {"id": 2, "source": "agent", "observation": "run", "cause": 1, "content": "7 degrees", "extras": {}},
+            {"id": 3, "source": "agent", "action": "finish", "args": {"final_thought": "It is 7 degrees."}},
+        ],
+    ),
+    Form(
+        name="smolagents steps",
+        source="https://huggingface.co/docs/smolagents/reference/agents",
+        signs=("steps.*.observations", "steps.*.task", "steps.*.model_output", "*.model_input_messages"),
+        read=smolagents_steps,
+        example={
+            "steps": [
+                {"task": "How warm is it in Oslo?"},
+                {
+                    "step_number": 1,
+                    "tool_calls": [
+                        {
+                            "id": "c1",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": {"city": "Oslo"}},
+                        }
+                    ],
+                    "observations": "7 degrees",
+                },
+                {"step_number": 2, "model_output": "It is 7 degrees in Oslo."},
+            ]
+        },
+    ),
+    Form(
+        name="Agent data protocol",
+        source="https://www.agentdataprotocol.com/",
+        signs=("content.*.class_",),
+        read=adp_items,
+        example={
+            "id": "1",
+            "content": [
+                {"class_": "text_observation", "content": "How warm is it in Oslo?", "source": "user"},
+                {"class_": "api_action", "function": "weather", "kwargs": {"city": "Oslo"}},
+                {"class_": "text_observation", "content": "7 degrees", "source": "environment"},
+                {"class_": "message_action", "content": "It is 7 degrees in Oslo."},
+            ],
+        },
+    ),
+)

@@ -1,0 +1,159 @@
+"""What benchmarks of agents write of their runs."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolformer_dag.conversations.forms.form import Form, ways
+from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
+from toolformer_dag.conversations.marks import marked_calls
+from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.record_paths import Path, value_at
+from toolformer_dag.conversations.shapes import FoundCall
+
+
+def bfcl_log(record: Any) -> Iterator[Said]:
+    """Yield the messages of BFCL's log of a run: the question of each turn, then its steps with calls and results."""
+    for path in ways(record, "inference_log.*"):
+        turn = value_at(record, path)
+        if not isinstance(turn, Mapping):
+            continue
+        for key in turn:
+            if key == "begin_of_turn_query" or str(key).startswith("step_"):
+                for index, message in enumerate(turn[key] if isinstance(turn[key], list) else ()):
+                    yield from _bfcl_message((*path, key, index), message)
+
+
+def _bfcl_message(path: Path, message: Any) -> Iterator[Said]:
+    """Yield a message of BFCL's log; the calls of an assistant are a list, of texts or of objects by tool."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if role not in ("user", "assistant", "tool", "system"):
+        return
+    content = message.get("content")
+    calls = list(_bfcl_calls(content)) if role == "assistant" else []
+    if not calls:
+        yield Said(path, message)
+    for index, call in calls:
+        place: Path = (*path, "content", index) if isinstance(content, list) else path
+        yield Said(place, message, call=call)
+
+
+def _bfcl_calls(content: Any) -> Iterator[tuple[int, FoundCall]]:
+    """Yield calls such as `weather(city="Oslo")` or `{"weather": {"city": "Oslo"}}`, each after its number."""
+    opened = parsed(content) if isinstance(content, str) else content
+    for index, item in enumerate(opened if isinstance(opened, list) else ()):
+        if isinstance(item, str):
+            for marked in marked_calls(f"[{item}]").calls:
+                yield index, marked.found
+        elif isinstance(item, Mapping) and len(item) == 1:
+            [(tool, arguments)] = item.items()
+            yield index, FoundCall(str(tool), arguments, None)
+
+
+FORMS = (
+    Form(
+        name="tau2-bench results",
+        source="https://github.com/sierra-research/tau2-bench",
+        signs=("simulations.*.messages",),
+        conversations="simulations",
+        messages=("messages",),
+        example={
+            "simulations": [
+                {
+                    "id": "s1",
+                    "messages": [
+                        QUESTION,
+                        {
+                            "role": "assistant",
+                            "content": None,
+                            "tool_calls": [
+                                {
+                                    "id": "c1",
+                                    "name": "weather",
+                                    "arguments": {"city": "Oslo"},
+                                    "requestor": "assistant",
+                                }
+                            ],
+                        },
+                        {
+                            "role": "tool",
+                            "id": "c1",
+                            "content": "7 degrees",
+                            "requestor": "assistant",
+                            "error": False,
+                        },
+                        ANSWER,
+                    ],
+                }
+            ]
+        },
+    ),
+    Form(
+        name="Inspect log",
+        source="https://inspect.aisi.org.uk/eval-logs.html",
+        signs=("samples.*.messages",),
+        conversations="samples",
+        messages=("messages",),
+        example={
+            "version": 2,
+            "samples": [
+                {
+                    "id": 1,
+                    "messages": [
+                        QUESTION,
+                        {
+                            "role": "assistant",
+                            "content": "",
+                            "tool_calls": [{"id": "c1", "function": "weather", "arguments": {"city": "Oslo"}}],
+                        },
+                        {"role": "tool", "tool_call_id": "c1", "function": "weather", "content": "7 degrees"},
+                        ANSWER,
+                    ],
+                }
+            ],
+        },
+    ),
+    Form(
+        name="BFCL log",
+        source="https://github.com/ShishirPatil/gorilla/tree/main/berkeley-function-call-leaderboard",
+        signs=("inference_log.*.begin_of_turn_query", "inference_log.*.step_0"),
+        read=bfcl_log,
+        example={
+            "id": "multi_turn_base_0",
+            "inference_log": [
+                {
+                    "begin_of_turn_query": [QUESTION],
+                    "step_0": [
+                        {"role": "assistant", "content": ['weather(city="Oslo")']},
+                        {"role": "tool", "content": "7 degrees"},
+                    ],
+                    "step_1": [ANSWER],
+                }
+            ],
+        },
+    ),
+    Form(
+        name="tau-bench trajectories",
+        source="https://github.com/sierra-research/tau-bench",
+        signs=("traj.*.role",),
+        messages=("traj",),
+        example={
+            "task_id": 1,
+            "traj": [
+                QUESTION,
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {
+                            "id": "c1",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "name": "weather", "content": "7 degrees"},
+                ANSWER,
+            ],
+        },
+    ),
+)

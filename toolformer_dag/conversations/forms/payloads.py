@@ -1,0 +1,288 @@
+"""What interfaces of models take and give: the messages of a request, with the answer where it stands beside them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from toolformer_dag.conversations.forms.form import Form
+from toolformer_dag.conversations.raw_messages import Said
+
+LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
+"""The fields under which a record has its messages, whatever their form."""
+QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
+ANSWER = {"role": "assistant", "content": "It is 7 degrees in Oslo."}
+
+
+def pydantic_parts(conversation: Any) -> Iterator[Said]:
+    """Yield the parts of pydantic-ai's messages: each has a kind, which says by whom it is."""
+    roles = {
+        "system-prompt": "system",
+        "user-prompt": "user",
+        "tool-return": "tool",
+        "builtin-tool-return": "tool",
+        "retry-prompt": "tool",
+    }
+    messages = conversation if isinstance(conversation, list) else None
+    key = next((key for key in ("messages", "all_messages") if messages is None and conversation.get(key)), None)
+    base: tuple[str, ...] = () if key is None else (key,)
+    for number, message in enumerate(messages if messages is not None else conversation[key]):
+        parts = message.get("parts") if isinstance(message, dict) else None
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            kind = part.get("part_kind") if isinstance(part, dict) else None
+            role = roles.get(str(kind), "assistant")
+            if kind == "retry-prompt" and not part.get("tool_call_id"):
+                role = "user"
+            yield Said((*base, number, "parts", index), part, role, is_part=role == "assistant")
+
+
+FORMS = (
+    Form(
+        name="OpenAI Responses",
+        source="https://platform.openai.com/docs/api-reference/responses",
+        signs=(
+            "input.*.type=function_call",
+            "output.*.type=function_call",
+            "output.*.type=message",
+            "items.*.type=function_call",
+        ),
+        messages=("instructions", "input", "items", "output"),
+        example={
+            "input": [QUESTION],
+            "output": [
+                {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+                {"type": "function_call_output", "call_id": "c1", "output": "7 degrees"},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is 7."}]},
+            ],
+        },
+    ),
+    Form(
+        name="Anthropic messages",
+        source="https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/overview",
+        signs=(
+            "messages.*.content.*.type=tool_use",
+            "messages.*.content.*.type=server_tool_use",
+            "messages.*.content.*.type=mcp_tool_use",
+        ),
+        messages=("system", "messages", "response", "output"),
+        example={
+            "messages": [
+                QUESTION,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Oslo"}}],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "7 degrees"}]},
+                ANSWER,
+            ]
+        },
+    ),
+    Form(
+        name="Bedrock Converse",
+        source="https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html",
+        signs=("messages.*.content.*.toolUse",),
+        messages=("messages", "output.message"),
+        example={
+            "messages": [
+                {"role": "user", "content": [{"text": "How warm is it in Oslo?"}]},
+                {
+                    "role": "assistant",
+                    "content": [{"toolUse": {"toolUseId": "c1", "name": "weather", "input": {"city": "Oslo"}}}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"toolResult": {"toolUseId": "c1", "content": [{"text": "7 degrees"}], "status": "success"}}
+                    ],
+                },
+                {"role": "assistant", "content": [{"text": "It is 7 degrees in Oslo."}]},
+            ]
+        },
+    ),
+    Form(
+        name="Gemini contents",
+        source="https://ai.google.dev/api/caching#Content",
+        signs=("contents.*.parts", "history.*.parts", "request.contents.*.parts"),
+        messages=(
+            "systemInstruction",
+            "request.contents",
+            "contents",
+            "history",
+            "candidates.*.content",
+            "response.candidates.*.content",
+        ),
+        example={
+            "contents": [
+                {"role": "user", "parts": [{"text": "How warm is it in Oslo?"}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": {"city": "Oslo"}}}]},
+                {
+                    "role": "user",
+                    "parts": [{"functionResponse": {"name": "weather", "response": {"degrees": 7}}}],
+                },
+                {"role": "model", "parts": [{"text": "It is 7 degrees in Oslo."}]},
+            ]
+        },
+    ),
+    Form(
+        name="LangChain messages",
+        source="https://python.langchain.com/docs/concepts/messages/",
+        signs=("messages.*.lc", "messages.*.data.content", "messages.*.type=ai", "messages.*.type=tool"),
+        messages=("messages",),
+        example={
+            "messages": [
+                {"type": "human", "data": {"content": "How warm is it in Oslo?"}},
+                {
+                    "type": "ai",
+                    "data": {
+                        "content": "",
+                        "tool_calls": [{"name": "weather", "args": {"city": "Oslo"}, "id": "c1"}],
+                    },
+                },
+                {"type": "tool", "data": {"content": "7 degrees", "tool_call_id": "c1", "name": "weather"}},
+                {"type": "ai", "data": {"content": "It is 7 degrees in Oslo."}},
+            ]
+        },
+    ),
+    Form(
+        name="Vercel AI SDK messages",
+        source="https://ai-sdk.dev/docs/reference/ai-sdk-core/model-message",
+        signs=(
+            "messages.*.content.*.type=tool-call",
+            "messages.*.content.*.type=tool-result",
+            "messages.*.toolInvocations",
+            "messages.*.parts.*.type=tool-invocation",
+            "messages.*.parts.*.toolCallId",
+        ),
+        messages=("system", "messages"),
+        example={
+            "messages": [
+                QUESTION,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool-call", "toolCallId": "c1", "toolName": "weather", "input": {"city": "Oslo"}}
+                    ],
+                },
+                {
+                    "role": "tool",
+                    "content": [
+                        {
+                            "type": "tool-result",
+                            "toolCallId": "c1",
+                            "toolName": "weather",
+                            "output": {"type": "text", "value": "7 degrees"},
+                        }
+                    ],
+                },
+                ANSWER,
+            ]
+        },
+    ),
+    Form(
+        name="pydantic-ai",
+        source="https://ai.pydantic.dev/message-history/",
+        signs=("messages.*.parts.*.part_kind", "all_messages.*.parts.*.part_kind", "*.parts.*.part_kind"),
+        read=pydantic_parts,
+        example={
+            "messages": [
+                {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "How warm is it in Oslo?"}]},
+                {
+                    "kind": "response",
+                    "parts": [
+                        {
+                            "part_kind": "tool-call",
+                            "tool_name": "weather",
+                            "args": {"city": "Oslo"},
+                            "tool_call_id": "c1",
+                        }
+                    ],
+                },
+                {
+                    "kind": "request",
+                    "parts": [
+                        {
+                            "part_kind": "tool-return",
+                            "tool_name": "weather",
+                            "content": "7 degrees",
+                            "tool_call_id": "c1",
+                        }
+                    ],
+                },
+                {"kind": "response", "parts": [{"part_kind": "text", "content": "It is 7 degrees in Oslo."}]},
+            ]
+        },
+    ),
+)
+
+GENERAL_FORMS = (
+    Form(
+        name="OpenAI chat",
+        source="https://platform.openai.com/docs/api-reference/chat",
+        signs=("messages",),
+        messages=("messages",),
+        example={
+            "messages": [
+                QUESTION,
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "c1",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": '{"city": "Oslo"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"},
+                ANSWER,
+            ]
+        },
+    ),
+    Form(
+        name="Prompt and completion",
+        source="https://huggingface.co/docs/trl/dataset_formats",
+        signs=("prompt.*.role", "completion.*.role", "prompt"),
+        messages=("prompt", "completion"),
+        example={
+            "prompt": [QUESTION],
+            "completion": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+                    ],
+                },
+                {"role": "tool", "name": "weather", "content": "7 degrees"},
+                ANSWER,
+            ],
+        },
+    ),
+    *(
+        Form(
+            name=f"Messages in `{key}`",
+            source="https://huggingface.co/docs/trl/dataset_formats",
+            signs=(key,),
+            messages=(key,),
+            example={
+                key: [
+                    QUESTION,
+                    {"role": "assistant", "tool_calls": [{"name": "weather", "arguments": {"city": "Oslo"}}]},
+                    {"role": "tool", "content": "7 degrees"},
+                    ANSWER,
+                ]
+            },
+        )
+        for key in LISTS
+    ),
+    Form(
+        name="A list of messages",
+        source="https://platform.openai.com/docs/api-reference/chat",
+        signs=("*.role", "*.from", "*.type"),
+        messages=("",),
+        example=[
+            QUESTION,
+            {"role": "assistant", "tool_calls": [{"name": "weather", "arguments": {"city": "Oslo"}}]},
+            {"role": "tool", "content": "7 degrees"},
+            ANSWER,
+        ],
+    ),
+)
