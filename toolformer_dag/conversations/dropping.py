@@ -6,7 +6,7 @@ from typing import Any
 
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.conversations.raw_messages import Said, raw_message
-from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form
+from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, said_in
 from toolformer_dag.conversations.record_paths import GONE, Path, without
 
 
@@ -26,7 +26,7 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
         gone.update((call.place, *call.copies))
         if call.answered is not None:
             gone.add(call.answered)
-    all_said = [said for _, part in form.parts(record) for said in part]
+    all_said = [said for part in said_in(form, record) for said in part]
     inside = _inside(all_said, gone)
     for said in all_said:
         paths = inside.get(said.path)
@@ -54,4 +54,7 @@ def _is_emptied(said: Said, gone: Collection[Path]) -> bool:
     if left is GONE:
         return True
     message = raw_message(Said(said.path, left, said.role), 0, [])
-    return message is None or message.is_empty
+    if message is None:
+        return True
+    has_results = any(result.text.strip() for result in message.results)
+    return not (message.calls or has_results or message.text.strip())

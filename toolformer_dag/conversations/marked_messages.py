@@ -29,19 +29,22 @@ SEARCH_RESULT = "<information>"
 def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> list[RawMessage]:
     """Return the messages of a conversation with the calls and results that stand in their texts.
 
-    A conversation that has calls in fields is returned as it is. `faults`: gets marks of calls that cannot be read
-    (unreadable_call), or that stand beside calls in fields (marks_beside_fields).
+    Where calls stand in fields, no text is searched for calls; where results do too, none for results. `faults`: gets
+    marks of calls that cannot be read (unreadable_call), or that stand beside calls in fields (marks_beside_fields).
     """
-    if any(message.calls for message in messages):
+    has_call_fields = any(message.calls for message in messages)
+    has_result_fields = any(message.results for message in messages)
+    if has_call_fields:
         for message in messages:
             if message.role == "assistant" and has_call_marks(message.text):
                 faults.append(("marks_beside_fields", f"message {message.number}: {message.text[:SHOWN]}"))
-        return list(messages)
+        if has_result_fields:
+            return list(messages)
     has_searches = any(SEARCH_RESULT in message.text for message in messages)
     read = list[RawMessage]()
     waiting = 0
     for message in messages:
-        if message.role == "assistant":
+        if message.role == "assistant" and not has_call_fields:
             parts = _read_assistant(message, has_searches, faults)
         elif message.role == "tool":
             parts = [_read_tool(message)]
@@ -82,7 +85,8 @@ def _cut(
 ) -> None:
     """Add the words, calls and results of a text to the last of the parts; what follows a result begins a new one."""
     position = 0
-    for marked in sorted([*calls, *results], key=lambda marked: marked.span):
+    in_order: list[MarkedCall | MarkedResult] = sorted([*calls, *results], key=lambda marked: marked.span)
+    for marked in in_order:
         start, end = marked.span
         begins_new = bool(parts[-1].results) and isinstance(marked, MarkedCall)
         if begins_new or (parts[-1].results and text[position:start].strip()):

@@ -16,7 +16,7 @@ BEGINS_JSON = ("{", "[")
 
 
 def parsed(text: str) -> Any:
-    """Read an object or a list in JSON, or as Python writes it, as the first sets of Hermes have them; None for neither.
+    """Read an object or a list in JSON, or as Python writes it, as the first sets of Hermes do; None for neither.
 
     None too where the value has no place in JSON, such as half of a character.
     """

@@ -126,27 +126,25 @@ class RawMessage:
     words: list[Words] = field(default_factory=list)
     calls: list[CallAt] = field(default_factory=list)
     results: list[ResultAt] = field(default_factory=list)
+    _index_by_id: dict[str, int] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         """Return the words, one after another."""
         return "".join(words.text for words in self.words)
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the message says nothing and holds nothing."""
-        return not (self.calls or self.results or self.text.strip())
-
     def add_call(self, found: FoundCall, path: Path) -> None:
         """Add a call, or another way to one that is there already under the same id; and the result beside it."""
-        for index, call in enumerate(self.calls):
-            if found.id is not None and call.found.id == found.id:
-                self.calls[index] = CallAt(call.found, (*call.paths, path))
-                break
-        else:
-            self.calls.append(CallAt(found, (path,)))
-            if found.has_result:
-                self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, None), path))
+        if found.id is not None and found.id in self._index_by_id:
+            index = self._index_by_id[found.id]
+            first = self.calls[index]
+            self.calls[index] = CallAt(first.found, (*first.paths, path))
+            return
+        if found.id is not None:
+            self._index_by_id[found.id] = len(self.calls)
+        self.calls.append(CallAt(found, (path,)))
+        if found.has_result:
+            self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, None), path))
 
 
 def raw_message(said: Said, number: int, faults: list[Fault]) -> RawMessage | None:

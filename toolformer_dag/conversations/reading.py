@@ -122,9 +122,21 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
 def record_form(value: Any) -> Form | None:
     """Return the form of a record: the first that recognises it and finds a message in it; None where there is none."""
     for form in FORMS:
-        if form.recognises(value) and any(_is_conversation(said) for _, said in form.parts(value)):
+        if form.recognises(value) and any(map(_is_conversation, said_in(form, value))):
             return form
     return None
+
+
+def said_in(form: Form, value: Any) -> list[list[Said]]:
+    """Return the raw messages of each conversation of a record, or of the records of a file.
+
+    None at all where the record only begins as the form has it, and something else stands where the form has an object
+    or a list.
+    """
+    try:
+        return [said for _, said in form.parts(value)]
+    except (AttributeError, LookupError, TypeError):
+        return []
 
 
 def _is_conversation(said: list[Said]) -> bool:
@@ -139,8 +151,12 @@ def _is_conversation(said: list[Said]) -> bool:
 
 
 def _read_parts(number: int, form: Form, value: Any) -> Iterator[ReadConversation]:
-    """Yield the conversations of a record, or of the records of a file."""
-    for part, said in form.parts(value):
+    """Yield the conversations of a record, or of the records of a file; one with a fault where there are none."""
+    conversations = said_in(form, value)
+    if not conversations:
+        fault = ("unknown_form", f"it begins as {form.name}, and holds no conversation; {described(value)}")
+        yield ReadConversation(number, 0, id_of(value), UNKNOWN, (), (fault,))
+    for part, said in enumerate(conversations):
         faults = list[Fault]()
         messages = with_marked_calls(raw_messages(said, faults), faults)
         if sum(len(message.calls) for message in messages) > MOST_CALLS:

@@ -12,8 +12,8 @@ Path = tuple[Step, ...]
 """The way from a record to a value in it: a key, an index, None where a text is opened as JSON, or the first character
 and the one after the last of a stretch of text. JSON can store it; a pair is a list there.
 
-("messages", None, 2, "content", (11, 58)) is the text from character 11 to 57 of the content of the third message, where
-the messages are a list in JSON that is stored as text.
+("messages", None, 2, "content", (11, 58)) is the text from character 11 to 57 of the content of the third message,
+where the messages are a list in JSON that is stored as text.
 """
 GONE = object()
 """What is left of a value of which nothing is left."""

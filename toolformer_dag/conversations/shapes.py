@@ -170,7 +170,7 @@ class FoundCall:
 
 @dataclass(frozen=True, slots=True)
 class FoundResult:
-    """The fields of a result in an object: what the tool answered, the id of the call, the tool, what says it failed."""
+    """The fields of a result in an object: what the tool answered, the id of the call, the tool, and the object."""
 
     content: Any
     id: str | None

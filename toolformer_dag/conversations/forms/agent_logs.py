@@ -6,6 +6,7 @@ from typing import Any
 from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.plain_values import first_of
 from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 NODES = (("uuid", "parentUuid"), ("id", "parentId"))
@@ -120,7 +121,7 @@ def codex_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
 
 
 def swe_agent_steps(record: Any) -> Iterator[Said]:
-    """Yield the messages of a run of SWE-agent; of versions without calls in them the commands and what they printed."""
+    """Yield the messages of a run of SWE-agent; where they hold no calls, its commands and what these printed."""
     history = record.get("history")
     if isinstance(history, list) and any(
         isinstance(message, Mapping) and message.get("tool_calls") for message in history
@@ -133,7 +134,7 @@ def swe_agent_steps(record: Any) -> Iterator[Said]:
         else:
             break
     for number, step in enumerate(record["trajectory"]):
-        path = ("trajectory", number)
+        path: Path = ("trajectory", number)
         if not isinstance(step, Mapping):
             continue
         if isinstance(step.get("thought"), str) and step["thought"].strip():
@@ -154,7 +155,7 @@ def mini_swe_messages(record: Any) -> Iterator[Said]:
         return
     waits = False
     for number, message in enumerate(messages):
-        path = ("messages", number)
+        path: Path = ("messages", number)
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
             yield Said(path, message)
@@ -175,7 +176,7 @@ def mini_swe_messages(record: Any) -> Iterator[Said]:
 
 
 def _command(content: str) -> tuple[int, str, int]:
-    """Return where a command between backquotes begins, the command, and where it ends; no command where there is none."""
+    """Return where a command between backquotes begins, the command, and where it ends; "" where there is none."""
     for fence in FENCES:
         start = content.find(fence)
         end = content.find("\n```", start)
@@ -186,7 +187,7 @@ def _command(content: str) -> tuple[int, str, int]:
 
 def openhands_events(record: Any) -> Iterator[Said]:
     """Yield the events of a run of OpenHands: an observation names the action that it answers."""
-    base: tuple[str, ...] = ()
+    base: Path = ()
     events = record
     for key in ("history", "events", "trajectory"):
         if isinstance(record, Mapping) and isinstance(record.get(key), list):
@@ -196,7 +197,7 @@ def openhands_events(record: Any) -> Iterator[Said]:
     for number, event in enumerate(events):
         if not isinstance(event, Mapping):
             continue
-        path = (*base, number)
+        path: Path = (*base, number)
         metadata = event.get("tool_call_metadata")
         call_id = first_of(metadata, ("tool_call_id",))
         if event.get("observation") not in (None, "null") and event.get("cause") is not None:
@@ -212,7 +213,8 @@ def openhands_events(record: Any) -> Iterator[Said]:
             if isinstance(thought, str) and thought.strip():
                 yield Said((*path, "args", "thought"), thought, "assistant")
             tool = first_of(metadata, ("function_name",)) or event["action"]
-            arguments = event.get("args") if isinstance(event.get("args"), Mapping) else {}
+            arguments = event.get("args")
+            arguments = arguments if isinstance(arguments, Mapping) else {}
             meant = {
                 key: value for key, value in arguments.items() if key not in ("thought", "hidden", "confirmation_state")
             }
@@ -223,11 +225,11 @@ def openhands_events(record: Any) -> Iterator[Said]:
 def smolagents_steps(record: Any) -> Iterator[Said]:
     """Yield the steps of an agent of smolagents: a task, or what was written, called and observed."""
     steps = record["steps"] if isinstance(record, Mapping) else record
-    base: tuple[str, ...] = ("steps",) if isinstance(record, Mapping) else ()
+    base: Path = ("steps",) if isinstance(record, Mapping) else ()
     for number, step in enumerate(steps):
         if not isinstance(step, Mapping):
             continue
-        path = (*base, number)
+        path: Path = (*base, number)
         for key, role in (("system_prompt", "system"), ("task", "user")):
             if isinstance(step.get(key), str):
                 yield Said((*path, key), step[key], role)
@@ -251,7 +253,7 @@ def adp_items(record: Any) -> Iterator[Said]:
     for number, item in enumerate(record["content"]):
         if not isinstance(item, Mapping):
             continue
-        path = ("content", number)
+        path: Path = ("content", number)
         kind = item.get("class_")
         content = item.get("content")
         if kind == "api_action":

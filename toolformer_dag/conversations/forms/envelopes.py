@@ -222,12 +222,11 @@ def langfuse_trace(record: Any) -> Iterator[Said]:
 
 
 def langsmith_run(record: Any) -> Iterator[Said]:
-    """Yield the messages of a run of LangSmith: what went in, then what came out; or what came out, if it holds both."""
+    """Yield the messages of a run of LangSmith: what went in, then what came out; the latter alone if it holds both."""
     given = listed_messages(record.get("inputs"))
     written = listed_messages(record.get("outputs"))
-    repeats = (
-        bool(given) and written[: len(given)] and [m.value for m in written[: len(given)]] == [m.value for m in given]
-    )
+    beginning = [message.value for message in written[: len(given)]]
+    repeats = bool(given) and beginning == [message.value for message in given]
     said = [("outputs", message) for message in written]
     if not repeats:
         said = [("inputs", message) for message in given] + said

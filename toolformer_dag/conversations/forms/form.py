@@ -11,13 +11,13 @@ from toolformer_dag.conversations.record_paths import Path, value_at
 
 ANY = "*"
 """In a way to values: every item of a list."""
-TEXTS = {"prompt": "user", "completion": "assistant", "response": "assistant"}
+TEXTS = {"prompt": "user", "completion": "assistant", "response": "assistant", "system": "system"}
 """The fields that may hold plain text in place of messages, with the role that said it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form in which people store conversations with tool calls; CONTRIBUTING and docs/howto/own-form.md say how to add.
+    """A form in which people store conversations with tool calls; docs/howto/own-form.md says how to add one.
 
     - `name`: what `judge --forms` and `trace_sources` call it
     - `source`: where its fields are described

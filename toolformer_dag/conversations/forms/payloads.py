@@ -261,7 +261,7 @@ GENERAL_FORMS = (
             name=f"Messages in `{key}`",
             source="https://huggingface.co/docs/trl/dataset_formats",
             signs=(key,),
-            messages=(key,),
+            messages=("system", key) if key == "conversations" else (key,),
             example={
                 key: [
                     QUESTION,

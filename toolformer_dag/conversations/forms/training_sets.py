@@ -51,7 +51,7 @@ def xlam_messages(conversation: Any) -> Iterator[Said]:
 
 
 def template_turns(conversation: Any) -> Iterator[Said]:
-    """Yield the turns of texts that a chat template has written, one after another, and the ways to their characters."""
+    """Yield the turns of texts that a chat template has written, in their order, and the ways to their characters."""
     for key in ("prompt", "input", "prompts", "output", "response", "responses", "solution_str", "sequences_str"):
         text = conversation.get(key)
         if not isinstance(text, str):
