@@ -6,6 +6,7 @@ itself, on a CPU from the profiler's record of every allocation. Fragments are n
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -69,11 +70,17 @@ def train(config: Any, batch: int, length: int, keys: dict[str, Any]) -> tuple[f
         make_tokenizer("Add calls.").save_pretrained(f"{folder}/base")
         weights = sum(tensor.numel() for tensor in load_file(f"{folder}/base/model.safetensors").values())
         base = ModelSettings(name=f"{folder}/base", device=device.type)
+        gc.collect()  # circles of a run before would be freed within the profile, and counted as less
         with profile(activities=[ProfilerActivity.CPU], profile_memory=device.type == "cpu") as profiled:
             finetune(base, TrainingData([long], [long[:8000]]), settings, Path(folder, "model"))
         profiled.export_chrome_trace(f"{folder}/trace.json")
         recorded = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
-    held = max((each["args"]["Total Allocated"] for each in recorded if each.get("name") == "[memory]"), default=0)
+    changes = [each for each in recorded if each.get("name") == "[memory]"]
+    held = 0
+    if changes:  # the counter goes on from profiles before this one, and misses what was freed between them
+        first = min(changes, key=lambda change: change["ts"])
+        before = first["args"]["Total Allocated"] - first["args"]["Bytes"]
+        held = max(change["args"]["Total Allocated"] for change in changes) - before
     if device.type == "cuda":
         return states / 1e6, activations / 1e6, peak_memory(device)
     loaded = weights * DTYPES[settings.precision].itemsize * (2 if settings.keep_base else 1)

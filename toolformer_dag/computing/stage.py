@@ -528,7 +528,7 @@ class _PublishedRows:
         self._rows = rows
         self._inputs = inputs
         self._key_hashes: list[pl.Series] = []  # a series per frame; 64 bits a row: those of a million take 8 MB
-        self._violations = Counter[str]()
+        self._violations = dict.fromkeys(output.stage.checks, 0)
 
     def frames(self) -> Iterator[pl.DataFrame]:
         """Yield the frames after counting their keys and violations; an empty frame where there are none."""
