@@ -41,6 +41,8 @@ SAMPLES = "traces/donor_samples"
 """The table of the results that a shard lends to others, and of how many it lacks."""
 LENT = 32
 """Results of a tool that a shard lends, and the most that it borrows."""
+BATCH = 10_000
+"""The most calls of a frame."""
 CALL_COLUMNS = ("tool", "document", "arguments", "result", "failed")
 """Columns of a recorded call from which its results, and those that others get of it, follow."""
 
@@ -110,22 +112,30 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the results for the calls of a shard, a frame per file of the table of calls."""
+    """Yield the results for the calls of a shard in frames of at most BATCH calls."""
     swaps = output.plan.settings.traces.swaps
     circles = {tool: [circle] for tool, circle in _donors(output, shard).circles().items()}
     for tool, circle in _borrowed_circles(output, shard).items():
         circles.setdefault(tool, []).append(circle)
-    for calls in output.plan.lake.table(recorded_calls.NAME).batches(shard):
-        results: list[list[str]] = []
-        keys: list[str] = []
-        for row in calls.select("digest", "turn", "call", *CALL_COLUMNS).iter_rows(named=True):
-            chosen = chosen_results(circles.get(row["tool"], []), row["document"], _call(row), swaps)
-            results.append(list(chosen))
-            keys.append(key_of(row["digest"], row["turn"], row["call"], chosen))
-        exchanged = calls.with_columns(
-            key=pl.Series(keys, dtype=pl.String), results=pl.Series(results, dtype=pl.List(pl.String))
-        )
-        yield exchanged.select(output.stage.schema.names())
+    for part_file in output.plan.lake.table(recorded_calls.NAME).batches(shard):
+        for calls in part_file.iter_slices(BATCH):
+            yield _exchanged(calls, circles, swaps).select(output.stage.schema.names())
+
+
+def _exchanged(calls: pl.DataFrame, circles: Mapping[str, Sequence[Circle]], swaps: int) -> pl.DataFrame:
+    """Return calls with the columns `results` and `key`.
+
+    circles: by tool, in the order in which a call takes results from them.
+    """
+    results: list[list[str]] = []
+    keys: list[str] = []
+    for row in calls.select("digest", "turn", "call", *CALL_COLUMNS).iter_rows(named=True):
+        chosen = chosen_results(circles.get(row["tool"], []), row["document"], _call(row), swaps)
+        results.append(list(chosen))
+        keys.append(key_of(row["digest"], row["turn"], row["call"], chosen))
+    return calls.with_columns(
+        key=pl.Series(keys, dtype=pl.String), results=pl.Series(results, dtype=pl.List(pl.String))
+    )
 
 
 def _donors(output: TableOutput, shard: str) -> Donors:

@@ -5,9 +5,9 @@ A window says which words are weighted, and how. Everything here is tokens; no m
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.trace_settings import TraceSettings
@@ -144,17 +144,18 @@ class Reader:
         Raises RenderingError.
         """
         conversation = self._cut_conversation(asked.messages)
-        at = asked.at
-        own_pieces = conversation.written.pieces(at, weighted)
-        before = self._before(own_pieces)
-        own = self._variant(OWN, own_pieces, before)
-        if len(own.ids) > self.context_length:
+        own = self._own(conversation, asked.at, weighted)
+        if len(own.variant.ids) > self.context_length:
             return None
         results = {EMPTY: ""} | {str(number): self.cut(result) for number, result in enumerate(asked.swapped)}
-        other_pieces = self._with_results(conversation, asked, own_pieces, weighted, results)
-        other_pieces[NONE] = self._without(conversation, asked, own_pieces, weighted)
-        others = {name: self._variant(name, pieces, before) for name, pieces in other_pieces.items()}
-        variants = {EMPTY: others.pop(EMPTY), OWN: own, **others}  # in this order they share batches of the model
+        other_pieces = self._with_results(conversation, asked, own.pieces, weighted, results)
+        other_pieces[NONE] = self._without(conversation, asked, own.pieces, weighted)
+        others = {name: self._variant(name, pieces, own.before) for name, pieces in other_pieces.items()}
+        variants = {
+            EMPTY: others.pop(EMPTY),
+            OWN: own.variant,
+            **others,
+        }  # in this order they share batches of the model
         longest = max(len(variant.ids) for variant in variants.values())
         return variants if longest <= self.context_length else None
 
@@ -162,8 +163,19 @@ class Reader:
         """Return a conversation as it is read; that of the last call is remembered."""
         if self._conversation is None or self._conversation.recorded is not messages:
             cut = tuple(self._cut_message(message) for message in messages)
-            self._conversation = _CutConversation(messages, cut, WrittenConversation(self.rendering, cut))
+            self._conversation = _CutConversation(messages, cut, WrittenConversation.of(self.rendering, cut))
         return self._conversation
+
+    def _own(self, conversation: "_CutConversation", at: int, weighted: Sequence[int]) -> "_Own":
+        """Return the variant with the recorded results, which the calls of one message share. Raises RenderingError."""
+        place = (at, len(weighted))
+        if place not in conversation.own:
+            if any(message != at for message, _ in conversation.own):
+                conversation.own.clear()  # calls come in the order of their messages
+            pieces = conversation.written.pieces(at, weighted)
+            before = self._before(pieces)
+            conversation.own[place] = _Own(pieces, before, self._variant(OWN, pieces, before))
+        return conversation.own[place]
 
     def _cut_message(self, message: RecordedMessage) -> RecordedMessage:
         calls = []
@@ -175,9 +187,9 @@ class Reader:
         self, conversation: "_CutConversation", asked: AskedCall, own: Pieces, weighted: Sequence[int]
     ) -> Pieces:
         """Return the pieces of the conversation in which the call was never made."""
-        messages = without_call(conversation.messages[: weighted[-1] + 1], asked.at, asked.index)
-        moved = weighted[-1] + 1 - len(messages)  # 1 where the message is gone with its only call
-        written = WrittenConversation(self.rendering, messages)
+        changed = without_call([conversation.messages[asked.at]], 0, asked.index)
+        moved = 1 - len(changed)  # 1 where the message is gone with its only call
+        written = conversation.written.with_message(asked.at, changed)
         return written.pieces_like(own, asked.at, [number - moved for number in weighted])
 
     def _with_results(
@@ -195,9 +207,7 @@ class Reader:
         if pieces is None:
             pieces = []
             for other in changed:
-                messages = list(conversation.messages[: weighted[-1] + 1])
-                messages[asked.at] = other
-                written = WrittenConversation(self.rendering, messages)
+                written = conversation.written.with_message(asked.at, [other])
                 pieces.append(written.pieces_like(own, asked.at, weighted))
         return dict(zip(results, pieces, strict=True))
 
@@ -230,11 +240,26 @@ class _CutConversation:
     - `recorded`: its messages as they were recorded
     - `messages`: the same with the part of each result that is read
     - `written`: these as the rendering writes them
+    - `own`: of the message whose calls are judged now, by its number and that of the weighted messages
     """
 
     recorded: tuple[RecordedMessage, ...]
     messages: tuple[RecordedMessage, ...]
     written: WrittenConversation
+    own: "dict[tuple[int, int], _Own]" = field(default_factory=dict)
+
+
+class _Own(NamedTuple):
+    """A conversation as it was recorded, cut around a message with calls.
+
+    - `pieces`: its text
+    - `before`: the tokens before the message that are read; they are those of every variant
+    - `variant`: its tokens
+    """
+
+    pieces: Pieces
+    before: tuple[int, ...]
+    variant: Variant
 
 
 def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
