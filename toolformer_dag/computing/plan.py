@@ -473,4 +473,4 @@ class Plan:
     @cached_property
     def conversations(self) -> Mapping[str, ConversationShard]:
         """The shards of recorded conversations (`traces.source`) by name, listed once per plan. Raises UserError."""
-        return conversation_shards(self.settings.traces.source)
+        return conversation_shards(self.settings.traces.source, self.lake.storage)

@@ -206,24 +206,24 @@ class WrittenConversation:
         parts = [whole[begin:end] for begin, end in pairwise([0, *cuts])]
         return Pieces(before=parts[0], after_call=parts[1], words=tuple(parts[2:]), rest=whole[cuts[-1] :])
 
-    def pieces_like(self, own: Pieces, at: int, weighted: Sequence[int]) -> Pieces:
-        """Return the pieces of this conversation, which differs around message `at` alone from one with those of `own`.
+    def pieces_like(self, other: Pieces, at: int, weighted: Sequence[int]) -> Pieces:
+        """Return the same as `pieces`; one rendering is enough where only the text around message `at` differs.
 
-        Where the text begins and ends as the other one does, it is rendered once. Raises RenderingError.
+        other: the pieces of a conversation that differs from this one in message `at` alone. Raises RenderingError.
         """
         whole = self._beginning(self._first_turn[weighted[-1]] + 1)
-        ending = "".join(own.words) + own.rest
-        is_long_enough = len(whole) >= len(own.before) + len(ending)
-        if is_long_enough and whole.startswith(own.before) and whole.endswith(ending):
-            return own._replace(after_call=whole[len(own.before) : len(whole) - len(ending)])
+        ending = "".join(other.words) + other.rest
+        is_long_enough = len(whole) >= len(other.before) + len(ending)
+        if is_long_enough and whole.startswith(other.before) and whole.endswith(ending):
+            return other._replace(after_call=whole[len(other.before) : len(whole) - len(ending)])
         return self.pieces(at, weighted)
 
     def with_other_results(
-        self, own: Pieces, at: int, changed: Sequence[RecordedMessage], weighted: Sequence[int]
+        self, recorded: Pieces, at: int, changed: Sequence[RecordedMessage], weighted: Sequence[int]
     ) -> list[Pieces] | None:
         """Return the pieces of the conversations in which message `at` is another: a call of it has another result.
 
-        own: the pieces of the conversation as it is. changed: the other messages.
+        recorded: the pieces of the conversation as it is. changed: the other messages.
 
         Only the part around the message is rendered, alone behind a question. None where the template does not write
         the message as it is in the same way there as in the whole conversation.
@@ -231,13 +231,13 @@ class WrittenConversation:
         turns = self._turns[self._first_turn[at] : self._first_turn[weighted[0]]]
         try:
             question = self._rendering.text(QUESTION)
-            if self._after(question, turns) != own.after_call:
+            if self._after(question, turns) != recorded.after_call:
                 return None
             others = []
             for message in changed:
                 changed_turns = self._rendering.turns(message)
                 after_call = self._after(question, [*changed_turns, *turns[len(changed_turns) :]])
-                others.append(own._replace(after_call=after_call))
+                others.append(recorded._replace(after_call=after_call))
         except RenderingError:
             return None
         return others

@@ -144,18 +144,15 @@ class Reader:
         Raises RenderingError.
         """
         conversation = self._cut_conversation(asked.messages)
-        own = self._own(conversation, asked.at, weighted)
-        if len(own.variant.ids) > self.context_length:
+        as_recorded = self._as_recorded(conversation, asked.at, weighted)
+        if len(as_recorded.variant.ids) > self.context_length:
             return None
         results = {EMPTY: ""} | {str(number): self.cut(result) for number, result in enumerate(asked.swapped)}
-        other_pieces = self._with_results(conversation, asked, own.pieces, weighted, results)
-        other_pieces[NONE] = self._without(conversation, asked, own.pieces, weighted)
-        others = {name: self._variant(name, pieces, own.before) for name, pieces in other_pieces.items()}
-        variants = {
-            EMPTY: others.pop(EMPTY),
-            OWN: own.variant,
-            **others,
-        }  # in this order they share batches of the model
+        other_pieces = self._with_results(conversation, asked, as_recorded.pieces, weighted, results)
+        other_pieces[NONE] = self._without(conversation, asked, as_recorded.pieces, weighted)
+        others = {name: self._variant(name, pieces, as_recorded.before) for name, pieces in other_pieces.items()}
+        # The order in which losses are computed decides which share a batch of the model, and so their last digits.
+        variants = {EMPTY: others.pop(EMPTY), OWN: as_recorded.variant, **others}
         longest = max(len(variant.ids) for variant in variants.values())
         return variants if longest <= self.context_length else None
 
@@ -166,16 +163,16 @@ class Reader:
             self._conversation = _CutConversation(messages, cut, WrittenConversation.of(self.rendering, cut))
         return self._conversation
 
-    def _own(self, conversation: "_CutConversation", at: int, weighted: Sequence[int]) -> "_Own":
-        """Return the variant with the recorded results, which the calls of one message share. Raises RenderingError."""
+    def _as_recorded(self, conversation: "_CutConversation", at: int, weighted: Sequence[int]) -> "_AsRecorded":
+        """Return the conversation as it was recorded, which the calls of one message share. Raises RenderingError."""
         place = (at, len(weighted))
-        if place not in conversation.own:
-            if any(message != at for message, _ in conversation.own):
-                conversation.own.clear()  # calls come in the order of their messages
+        if place not in conversation.as_recorded:
+            if any(message != at for message, _ in conversation.as_recorded):
+                conversation.as_recorded.clear()  # calls come in the order of their messages
             pieces = conversation.written.pieces(at, weighted)
-            before = self._before(pieces)
-            conversation.own[place] = _Own(pieces, before, self._variant(OWN, pieces, before))
-        return conversation.own[place]
+            before = self._before(pieces.before)
+            conversation.as_recorded[place] = _AsRecorded(pieces, before, self._variant(OWN, pieces, before))
+        return conversation.as_recorded[place]
 
     def _cut_message(self, message: RecordedMessage) -> RecordedMessage:
         calls = []
@@ -184,37 +181,37 @@ class Reader:
         return replace(message, calls=tuple(calls))
 
     def _without(
-        self, conversation: "_CutConversation", asked: AskedCall, own: Pieces, weighted: Sequence[int]
+        self, conversation: "_CutConversation", asked: AskedCall, recorded: Pieces, weighted: Sequence[int]
     ) -> Pieces:
         """Return the pieces of the conversation in which the call was never made."""
         changed = without_call([conversation.messages[asked.at]], 0, asked.index)
         moved = 1 - len(changed)  # 1 where the message is gone with its only call
         written = conversation.written.with_message(asked.at, changed)
-        return written.pieces_like(own, asked.at, [number - moved for number in weighted])
+        return written.pieces_like(recorded, asked.at, [number - moved for number in weighted])
 
     def _with_results(
         self,
         conversation: "_CutConversation",
         asked: AskedCall,
-        own: Pieces,
+        recorded: Pieces,
         weighted: Sequence[int],
         results: Mapping[str, str],
     ) -> dict[str, Pieces]:
         """Return the pieces of the conversations in which the call had other results, by the name of the result."""
         message = conversation.messages[asked.at]
         changed = [with_result([message], 0, asked.index, result)[0] for result in results.values()]
-        pieces = conversation.written.with_other_results(own, asked.at, changed, weighted)
+        pieces = conversation.written.with_other_results(recorded, asked.at, changed, weighted)
         if pieces is None:
             pieces = []
             for other in changed:
                 written = conversation.written.with_message(asked.at, [other])
-                pieces.append(written.pieces_like(own, asked.at, weighted))
+                pieces.append(written.pieces_like(recorded, asked.at, weighted))
         return dict(zip(results, pieces, strict=True))
 
-    def _before(self, own: Pieces) -> tuple[int, ...]:
-        """Return the tokens before the message with the call that are read; they are those of every variant."""
+    def _before(self, text: str) -> tuple[int, ...]:
+        """Return the tokens that are read of the text before the message with the call; every variant has them."""
         most = self.traces.context_tokens
-        return self.rendering.last_ids(own.before, most) if most else ()
+        return self.rendering.last_ids(text, most) if most else ()
 
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
         """Return the tokens of a variant."""
@@ -240,16 +237,16 @@ class _CutConversation:
     - `recorded`: its messages as they were recorded
     - `messages`: the same with the part of each result that is read
     - `written`: these as the rendering writes them
-    - `own`: of the message whose calls are judged now, by its number and that of the weighted messages
+    - `as_recorded`: the message whose calls are judged now, by its number and how many messages are weighted
     """
 
     recorded: tuple[RecordedMessage, ...]
     messages: tuple[RecordedMessage, ...]
     written: WrittenConversation
-    own: "dict[tuple[int, int], _Own]" = field(default_factory=dict)
+    as_recorded: "dict[tuple[int, int], _AsRecorded]" = field(default_factory=dict)
 
 
-class _Own(NamedTuple):
+class _AsRecorded(NamedTuple):
     """A conversation as it was recorded, cut around a message with calls.
 
     - `pieces`: its text
