@@ -95,15 +95,16 @@ def _borrowed_hashes(output: TableOutput, parts: Sequence[str]) -> dict[str, str
     if not parts:
         return {}
     samples = output.plan.lake.table(SAMPLES).scan(parts)
-    lacking = samples.filter("lacks").select("shard", "tool").unique().collect()
-    sample_hashes = samples.join(lacking.lazy().select("tool").unique(), on="tool", how="semi")
-    lendable = sample_hashes.select("shard", "tool", "hash", "document").sort("tool", "hash", "document").collect()
+    lacking = samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+    tools = lacking["tool"].unique().implode()
+    lendable = samples.filter(pl.col("tool").is_in(tools)).select("shard", "tool", "hash", "document")
+    lendable_by_tool = lendable.sort("tool", "hash", "document").collect().partition_by("tool", as_dict=True)
     borrowed: dict[str, list[object]] = {}
-    for shard, tool in lacking.sort("shard", "tool").iter_rows():
-        lent = lendable.filter((pl.col("tool") == tool) & (pl.col("shard") != shard))
-        hashes = lent.select("hash", "document").unique("hash", keep="first", maintain_order=True).head(LENT)
-        borrowed.setdefault(shard, []).append([tool, [list(row) for row in hashes.iter_rows()]])
-    return {shard: fingerprint(hashes_of_tools) for shard, hashes_of_tools in borrowed.items()}
+    for shard, tool in lacking.iter_rows():
+        of_others = lendable_by_tool[(tool,)].filter(pl.col("shard") != shard)
+        lent = of_others.unique("hash", keep="first", maintain_order=True).head(LENT)
+        borrowed.setdefault(shard, []).append([tool, lent["hash"].to_list(), lent["document"].to_list()])
+    return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
