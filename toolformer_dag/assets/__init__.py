@@ -28,6 +28,7 @@ from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
+from toolformer_dag.traces.trace_stages import trace_tables
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
@@ -46,6 +47,7 @@ def outputs(plan: Plan) -> list[Output]:
         warehouse(plan, above_warehouse),
         dataset(plan),
         *(paper_table(plan, name) for name in SHOWN),
+        *map(table, trace_tables(plan)),
         *trace_outputs(plan),
     ]
 
@@ -151,7 +153,9 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
     if instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
         return dg.SkipReason("the job is running already")
     all_outputs = outputs(plan)
-    state = fingerprint([{output.name: output.code_version for output in all_outputs}, plan.stamps])
+    state = fingerprint(
+        [{output.name: output.code_version for output in all_outputs}, plan.stamps, plan.conversation_stamps]
+    )
     last_run = next(iter(instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
     did_not_succeed = last_run is not None and last_run.status is not dg.DagsterRunStatus.SUCCESS
     if did_not_succeed and context.cursor == state:
