@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from toolformer_dag.conversations.messages import RecordedMessage
+from toolformer_dag.conversations.plain_values import text_of
+from toolformer_dag.conversations.reading import UnknownForm, read_conversation
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
-from toolformer_dag.traces.conversations import RecordedMessage, UnknownForm, read_conversation, text_of
 from toolformer_dag.traces.judge import Judge, JudgedCall
 from toolformer_dag.traces.other_results import document_of, exchange
 from toolformer_dag.traces.variants import AskedCall, calls_of

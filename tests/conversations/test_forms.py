@@ -16,12 +16,12 @@ from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.conversations.reading import (
     MOST_CALLS,
-    NumberedRecord,
     ReadConversation,
     read_conversation,
     read_conversations,
 )
 from toolformer_dag.conversations.record_paths import value_at
+from toolformer_dag.texts.record_files import NumberedRecord
 
 EACH_FORM = pytest.mark.parametrize("form", ALL_FORMS, ids=lambda form: form.name)
 WITHOUT_RESULTS = ("xLAM",)

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.made_traces import conversation, facts, turn
 from tests.command_line import cli
 from tests.traces.conftest import settings_at, write_lines
+from toolformer_dag.conversations.reading import read_conversation
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces.cleaned import Cleaned, write_cleaned
-from toolformer_dag.traces.conversations import read_conversation
 from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
 
 Talk = list[dict[str, Any]]

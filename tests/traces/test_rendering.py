@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.traces.conftest import settings_at
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_encoding
-from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, with_result, without_call
 from toolformer_dag.traces.other_results import exchange
 from toolformer_dag.traces.rendering import HERMES, Rendering, RenderingError, rendering_of
 from toolformer_dag.traces.variants import WINDOWS, AskedCall, Reader
@@ -17,10 +17,10 @@ from toolformer_dag.traces.variants import WINDOWS, AskedCall, Reader
 TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
 TALK = (
     RecordedMessage("user", "How warm is it in Graz?"),
-    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Graz"}, place=(1, 0), result="17 degrees"),)),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Graz"}, number=(1, 0), result="17 degrees"),)),
     RecordedMessage("assistant", "It is 17 degrees."),
     RecordedMessage("user", "And in Lyon?"),
-    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Lyon"}, place=(4, 0), result="23 degrees"),)),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Lyon"}, number=(4, 0), result="23 degrees"),)),
     RecordedMessage("assistant", "23 degrees."),
 )
 
@@ -54,7 +54,7 @@ def test_a_template_for_tools_is_used_and_its_words_are_told_apart(name: str, en
 RESULT = '17 "degrees"\n'
 WALK = (
     *TALK[:1],
-    RecordedMessage("assistant", "I look.", (RecordedCall("warmth", {"town": "Graz"}, place=(1, 0), result=RESULT),)),
+    RecordedMessage("assistant", "I look.", (RecordedCall("warmth", {"town": "Graz"}, number=(1, 0), result=RESULT),)),
     *TALK[2:],
 )
 """The same with words beside the first call, and a result that some templates would write otherwise."""

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from toolformer_dag.conversations.forms import ALL_FORMS
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.conversations.raw_messages import Said, raw_message
 from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, said_in
@@ -36,6 +37,11 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
     if left is GONE:
         return [] if isinstance(record, list) else {}
     return form.after_drop(left) if form.after_drop is not None else left
+
+
+def can_drop(form: str) -> bool:
+    """Return whether calls can be left out of records in the form of this name."""
+    return all(known.can_drop for known in ALL_FORMS if known.name == form)
 
 
 def _inside(all_said: Sequence[Said], gone: Collection[Path]) -> dict[Path, list[Path]]:

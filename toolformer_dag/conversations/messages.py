@@ -1,5 +1,6 @@
 """A recorded conversation, whatever form it was stored in: messages, with each result beside its call."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,6 +76,9 @@ def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[s
     when another call goes; arguments are objects.
     """
     for number, message in enumerate(messages):
+        if message.role == "user" and message.calls:  # templates know calls of the assistant alone
+            yield number, {"role": "user", "content": _with_calls_in_words(message)}
+            continue
         openai_message: dict[str, Any] = {"role": message.role, "content": message.content}
         calls = [
             {
@@ -93,6 +97,15 @@ def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[s
                     number,
                     {"role": "tool", "tool_call_id": _openai_id(call), "name": call.tool, "content": call.result},
                 )
+
+
+def _with_calls_in_words(message: RecordedMessage) -> str:
+    """Return what a user said and did: the words, and a line for each call with its result."""
+    lines = [message.content] if message.content else []
+    for call in message.calls:
+        result = "" if call.result is None else f" -> {call.result}"
+        lines.append(f"[{call.tool}({json.dumps(call.arguments, ensure_ascii=False)}){result}]")
+    return "\n".join(lines)
 
 
 def _openai_id(call: RecordedCall) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolformer_dag.conversations.forms import FILE_FORMS, FORMS
 from toolformer_dag.conversations.forms.form import Form
@@ -13,6 +13,7 @@ from toolformer_dag.conversations.pairing import paired
 from toolformer_dag.conversations.plain_values import is_too_deep
 from toolformer_dag.conversations.raw_messages import Fault, Said, raw_messages
 from toolformer_dag.files import UserError
+from toolformer_dag.texts.record_files import NumberedRecord
 
 RECORD_IDS = (
     "id",
@@ -36,13 +37,6 @@ class UnknownForm(UserError):
     """A record that is no conversation in a known form; the message names the fields that were found."""
 
 
-class NumberedRecord(NamedTuple):
-    """A record of a file: the number of its line or row, from 1, and its value."""
-
-    number: int
-    value: Any
-
-
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
     """A conversation that was read from the records of a file.
@@ -53,6 +47,7 @@ class ReadConversation:
     - `form`: the name of its form
     - `messages`: none where nothing was read, for which there is a fault
     - `faults`: what could not be used as it was recorded
+    - `record_count`: how many records it was read from: all of the file where that is one conversation, else one
     """
 
     number: int
@@ -61,6 +56,7 @@ class ReadConversation:
     form: str
     messages: tuple[RecordedMessage, ...]
     faults: tuple[Fault, ...]
+    record_count: int = 1
 
 
 def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConversation]:
@@ -81,7 +77,7 @@ def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConver
     if any(map(is_too_deep, whole)):
         yield _unread(read[0], "too_deep", "lists and objects stand in each other more than 100 times")
         return
-    yield from _read_parts(read[0].number, form, whole)
+    yield from _read_parts(read[0].number, form, whole, is_file=True)
 
 
 def file_form(values: Sequence[Any]) -> Form | None:
@@ -150,7 +146,7 @@ def _is_conversation(said: list[Said]) -> bool:
     return any(message.role != "None" for message in messages)
 
 
-def _read_parts(number: int, form: Form, value: Any) -> Iterator[ReadConversation]:
+def _read_parts(number: int, form: Form, value: Any, *, is_file: bool = False) -> Iterator[ReadConversation]:
     """Yield the conversations of a record, or of the records of a file; one with a fault where there are none."""
     conversations = said_in(form, value)
     if not conversations:
@@ -164,7 +160,8 @@ def _read_parts(number: int, form: Form, value: Any) -> Iterator[ReadConversatio
             messages = []
         recorded = paired(messages, faults)
         record_id = _part_id(form, value, part) or id_of(value[0] if isinstance(value, list) and value else value)
-        yield ReadConversation(number, part, record_id, form.name, recorded, tuple(faults))
+        record_count = len(value) if is_file else 1
+        yield ReadConversation(number, part, record_id, form.name, recorded, tuple(faults), record_count)
 
 
 def _part_id(form: Form, value: Any, part: int) -> str | None:

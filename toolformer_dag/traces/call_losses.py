@@ -28,11 +28,11 @@ from toolformer_dag.computing.stage import (
 )
 from toolformer_dag.computing.stored_rows import chunk_size, claim
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.traces import exchanged_results, recorded_calls, recorded_conversations
-from toolformer_dag.traces.conversations import RecordedMessage
 from toolformer_dag.traces.exchanged_results import key_of
 from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, losses_identity, reader_of
 from toolformer_dag.traces.recorded_calls import KEY, PLACE

@@ -8,18 +8,21 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, count
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from itertools import chain, count, groupby
+from pathlib import Path as FilePath
+from typing import Any
 
 import orjson
 import polars as pl
 
+from toolformer_dag.conversations.dropping import can_drop, drop
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
+from toolformer_dag.conversations.reading import ReadConversation
+from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.files import UserError, WriteError, beside, file_name, replace_whole
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import Dropped, recorded_conversations
-from toolformer_dag.traces.conversations import RecordedMessage, drop, to_openai
 from toolformer_dag.traces.judgement import Judgement
 from toolformer_dag.traces.recorded_conversations import FileReading
 from toolformer_dag.traces.stored_messages import messages_of
@@ -58,7 +61,7 @@ class Cleaned:
     answers: int = 0
 
 
-def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: bool = False) -> Cleaned:
+def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, force: bool = False) -> Cleaned:
     """Write a file of JSON lines per source, and pairs.jsonl where there are any; return what was written and left out.
 
     The files of the conversations are read once more, and written one conversation at a time. Where a name is taken a
@@ -99,7 +102,7 @@ def _require_unchanged(judgement: Judgement, shard: str) -> None:
         raise UserError(f"{conversations.place} has changed since it was judged; run again, stored losses are reused")
 
 
-def _write_lines(file: Path, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
+def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
     """Write rows as JSON lines, one after the other; return how many there were. Raises UserError, WriteError."""
     if file.exists() and not force:
         raise UserError(f"--out {file}: there is such a file, and it stays; name another, or replace it with --force")
@@ -127,11 +130,15 @@ def _cleaned_records(
     verdicts_of: dict[str, list[Verdict]] = defaultdict(list)
     for row in of_source.iter_rows(named=True):
         verdicts_of[row.pop("conversation")].append(row)
-    for conversation in reading.conversations(keeps_records=True):
-        recorded = _Recorded(reading.records[conversation.number], conversation.messages)
-        record = _cleaned(recorded, verdicts_of[reading.name_of(conversation)], dropped, cleaned)
-        if record is not None:
-            yield record
+    for _, conversations in groupby(reading.conversations(keeps_records=True), lambda read: read.number):
+        together = _Together()
+        for conversation in conversations:
+            if not together.records:
+                numbers = sorted(number for number in reading.records if number >= conversation.number)
+                together.records = [reading.records[number] for number in numbers[: conversation.record_count]]
+                together.is_file = conversation.record_count > 1
+            together.add(conversation, verdicts_of[reading.name_of(conversation)], dropped, cleaned)
+        yield from together.cleaned()
 
 
 def _free(stem: str, taken: Collection[str]) -> str:
@@ -147,40 +154,75 @@ def _line(row: Mapping[str, Any]) -> bytes:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-class _Recorded(NamedTuple):
-    """A record, and the messages that were read from it."""
+@dataclass
+class _Together:
+    """The conversations of a record, or of the records of a file that make one, and what goes of them.
 
-    record: Mapping[str, Any]
-    messages: Sequence[RecordedMessage]
-
-
-def _cleaned(
-    conversation: _Recorded, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
-) -> Mapping[str, Any] | None:
-    """Return the record with the verdicts of its calls, without what is dropped; None for a dropped conversation.
-
-    Adds what is left out to the counts of `cleaned`.
+    - `is_file`: whether they were read from all of the records together
+    - `gone`: the calls that are left out; `places`: what else is, by its way in the record
+    - `left`: how many of the conversations stay
     """
-    does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP]
-    if dropped == "conversations" and does_not_help:
-        cleaned.conversations += 1
-        return None
-    gone: Sequence[Verdict] = ()
-    if dropped == "calls":
-        gone = does_not_help
-    elif dropped == "failed":
-        gone = [row for row in verdicts if row["verdict"] == FAILED]
-    record = dict(conversation.record)
-    if gone:
-        calls = [conversation.messages[row["turn"]].calls[row["call"]] for row in gone]
-        answers = _without_support(conversation.messages, gone)
-        raw_messages = [message.raw_number for message in answers if message.raw_number is not None]
-        record = drop(conversation.record, calls, raw_messages)
+
+    records: list[Any] = field(default_factory=list)
+    is_file: bool = False
+    gone: list[RecordedCall] = field(default_factory=list)
+    places: list[Path] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    left: int = 0
+
+    def add(
+        self, conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
+    ) -> None:
+        """Add a conversation with the verdicts of its calls; what is left out of it is counted in `cleaned`.
+
+        Raises UserError where calls are to be left out of a form that has no place for each.
+        """
+        messages = conversation.messages
+        does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP]
+        if dropped == "conversations" and does_not_help:
+            cleaned.conversations += 1
+            self.gone += [call for message in messages for call in message.calls]
+            self.places += [message.place for message in messages if message.place is not None]
+            return
+        self.left += 1
+        self.verdicts += verdicts
+        chosen: Sequence[Verdict] = ()
+        if dropped == "calls":
+            chosen = does_not_help
+        elif dropped == "failed":
+            chosen = [row for row in verdicts if row["verdict"] == FAILED]
+        if not chosen:
+            return
+        if not can_drop(conversation.form):
+            raise UserError(
+                f"--drop {dropped}: conversations in the form {conversation.form} can be left out as a whole alone; "
+                "write --drop conversations"
+            )
+        calls = [messages[row["turn"]].calls[row["call"]] for row in chosen]
+        answers = _without_support(messages, chosen)
+        self.gone += calls
+        self.places += [message.place for message in answers if message.place is not None]
         cleaned.calls += len(calls)
         cleaned.answers += sum(1 for message in answers if message.content.strip())
-    place = {**record.get("extra", {})} if "steps" in record else record
-    place[METADATA] = list(verdicts)
-    return {**record, "extra": place} if "steps" in record else record
+
+    def cleaned(self) -> Iterator[Any]:
+        """Yield the records without what goes, the first with the verdicts; none where no conversation stays."""
+        if self.left == 0:
+            return
+        whole = self.records if self.is_file else self.records[0]
+        left = drop(whole, self.gone, self.places)
+        first, *others = left if self.is_file else [left]
+        yield _with_verdicts(first, self.verdicts)
+        yield from others
+
+
+def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
+    """Return a record with the verdicts of its calls; a record that is a list has no field for them."""
+    if not isinstance(record, Mapping):
+        return record
+    if "steps" in record:
+        return {**record, "extra": {**(record.get("extra") or {}), METADATA: list(verdicts)}}
+    return {**record, METADATA: list(verdicts)}
 
 
 def _without_support(messages: Sequence[RecordedMessage], gone: Sequence[Verdict]) -> list[RecordedMessage]:

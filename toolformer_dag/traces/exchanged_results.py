@@ -18,10 +18,10 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import ByShard, Column, InputsOf, PartRows, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.traces import recorded_calls
-from toolformer_dag.traces.conversations import RecordedCall
 from toolformer_dag.traces.other_results import (
     DONORS,
     LONGEST_DONOR,

@@ -17,7 +17,7 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
-from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 
 METHOD = 3
 """Raised when the same calls would be held against other results."""

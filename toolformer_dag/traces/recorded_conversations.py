@@ -20,11 +20,11 @@ from toolformer_dag.computing.stage import (
     UnusableRows,
 )
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.conversations.reading import ReadConversation, read_conversations
 from toolformer_dag.lake.record import record
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.traces.conversations import ReadConversation, read_conversations
 from toolformer_dag.traces.stored_messages import messages_as_json, text_digest
 
 UNKNOWN_FORM = "unknown_form"

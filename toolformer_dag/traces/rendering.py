@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, to_openai
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 
 
 def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
@@ -13,9 +13,7 @@ def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
     fields = []
     for message in messages:
         calls = [_call_fields(call) for call in message.calls]
-        fields.append(
-            {"role": message.role, "content": message.content, "raw_number": message.raw_number, "calls": calls}
-        )
+        fields.append({"role": message.role, "content": message.content, "place": message.place, "calls": calls})
     return json.dumps(fields, ensure_ascii=False)
 
 
@@ -24,7 +22,9 @@ def _call_fields(call: RecordedCall) -> dict[str, Any]:
         "tool": call.tool,
         "arguments": call.arguments,
         "id": call.id,
+        "number": call.number,
         "place": call.place,
+        "copies": call.copies,
         "result": call.result,
         "failed": call.failed,
         "answered": call.answered,
@@ -36,12 +36,12 @@ def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
     messages = []
     for fields in json.loads(stored):
         calls = tuple(_call(call_fields) for call_fields in fields["calls"])
-        messages.append(RecordedMessage(fields["role"], fields["content"], calls, fields["raw_number"]))
+        messages.append(RecordedMessage(fields["role"], fields["content"], calls, _hashable(fields["place"])))
     return tuple(messages)
 
 
 def _call(fields: Mapping[str, Any]) -> RecordedCall:
-    places = {name: _hashable(fields[name]) for name in ("place", "answered")}
+    places = {name: _hashable(fields[name]) for name in ("number", "place", "copies", "answered")}
     return RecordedCall(**{**fields, **places})
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.trace_settings import TraceSettings
-from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, with_result, without_call
 from toolformer_dag.traces.rendering import Pieces, RenderingError, WrittenConversation, rendering_of
 
 if TYPE_CHECKING:
@@ -260,9 +260,12 @@ class _AsRecorded(NamedTuple):
 
 
 def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
-    """Yield the number of the message and of the call in it, of each call."""
-    for at, message in enumerate(messages):
-        yield from ((at, index) for index in range(len(message.calls)))
+    """Yield the number of the message and of the call in it, of each call but those that the user made."""
+    for number, message in enumerate(messages):
+        if message.role == "user":
+            continue
+        for index in range(len(message.calls)):
+            yield number, index
 
 
 def _written(message: RecordedMessage) -> str:
