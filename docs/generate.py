@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 
 from toolformer_dag.cli import app
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.conversations.forms import ALL_FORMS
+from toolformer_dag.conversations.forms.form import example_text
 from toolformer_dag.evaluation.evaluated_tables import all_tables
 from toolformer_dag.lake.warehouse_building import build
 from toolformer_dag.markdown import table
@@ -49,9 +51,26 @@ SENTENCE_END = re.compile(r"[.;:]\s+(?=[A-Z`])")
 
 def pages() -> dict[str, str]:
     """Return the generated pages: path below docs/ -> text."""
-    texts = {"commands": commands_reference(), "settings": settings_reference(), "warehouse": warehouse_reference()}
+    texts = {
+        "commands": commands_reference(),
+        "settings": settings_reference(),
+        "warehouse": warehouse_reference(),
+        "conversation-forms": conversation_forms_reference(),
+    }
     references = {f"reference/{name}.md": HEADING + text for name, text in texts.items()}
     return {**references, "llms.txt": llms_txt(references)}
+
+
+def conversation_forms_reference() -> str:
+    """Return the page of the forms of conversations that `judge` reads: a row and an example for each."""
+    rows = [(form.name, f"<{form.source}>" if " " not in form.source else form.source) for form in ALL_FORMS]
+    examples = [f"## {form.name}\n\n```json\n{example_text(form)}\n```\n" for form in ALL_FORMS]
+    introduction = (
+        "# Forms of conversations\n\nThe forms in which `toolformer-dag judge` reads recorded conversations and writes "
+        "them again. Each has an example, which a test reads and writes without its call. "
+        "[How to add a form](../howto/own-form.md).\n\n"
+    )
+    return introduction + table(("form", "where it is described"), rows) + "\n\n" + "\n".join(examples)
 
 
 def llms_txt(references: Mapping[str, str]) -> str:

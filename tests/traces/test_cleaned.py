@@ -159,7 +159,8 @@ def test_judge_says_what_was_left_out_and_recommends_conversations(
 
 
 def test_a_damaged_file_and_one_that_has_changed_are_not_written_again(tmp_path: Path) -> None:
-    talk = {"messages": [{"role": "user", "content": "?"}]}
+    call = {"role": "assistant", "tool_calls": [{"name": "book", "arguments": {}}]}
+    talk = {"messages": [{"role": "user", "content": "?"}, call]}
     lines = b"".join(json.dumps(talk).encode() + b"\n" for _ in range(300))
     folder = tmp_path / "traces"
     folder.mkdir()

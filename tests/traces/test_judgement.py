@@ -263,7 +263,8 @@ def test_two_files_of_one_name_and_one_named_pairs_come_out_apart(tmp_path: Path
 def test_numbers_keep_their_digits_and_no_line_is_lost(tmp_path: Path) -> None:
     settings = settings_at(tmp_path)
     source = tmp_path / "traces.jsonl"
-    long = b'{"id": 12345678901234567890123, "messages": [{"role": "user", "content": "?"}]}\n'
+    call = b'{"role": "assistant", "tool_calls": [{"name": "book", "arguments": {}}]}'
+    long = b'{"id": 12345678901234567890123, "messages": [{"role": "user", "content": "?"}, %b]}\n' % call
     source.write_bytes(b"\xef\xbb\xbf" + long + b"null\n")
     judgement = judge_traces(settings, [str(source)], traces_database(settings))
     assert told(judgement, "SELECT conversation, reason FROM trace_rejections").rows() == [

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.traces.other_results import (
     LONGEST_DONOR,
     Circle,

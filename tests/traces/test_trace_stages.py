@@ -106,13 +106,17 @@ def test_a_tool_that_is_rare_in_a_file_borrows_results_of_other_files(tmp_path: 
     assert asked(judged(settings, files[:3][::-1]), "FROM trace_swaps").height == 6
 
 
+CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "book", "arguments": "{}"}}]}
+"""A message with a call that has no result."""
+
+
 def test_many_small_files_share_parts_and_one_more_touches_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation_shards, "GROUP_FILES", 32)
     settings = settings_at(tmp_path)
     folder = tmp_path / "traces"
     folder.mkdir()
     for number in range(100):
-        write_lines(folder / f"{number}.json", [{"messages": [{"role": "user", "content": f"{number}"}]}])
+        write_lines(folder / f"{number}.json", [{"messages": [{"role": "user", "content": f"{number}"}, CALL]}])
 
     def groups() -> dict[str, Any]:
         shards = Plan.of(with_source(settings, folder)).conversations
@@ -122,12 +126,12 @@ def test_many_small_files_share_parts_and_one_more_touches_one(tmp_path: Path, m
     before = groups()
     assert 3 < len(before) < 20
     judged(settings, [str(folder)])
-    write_lines(folder / "more.json", [{"messages": [{"role": "user", "content": "more"}]}])
+    write_lines(folder / "more.json", [{"messages": [{"role": "user", "content": "more"}, CALL]}])
     changed = [name for name, stamp in groups().items() if before.get(name) != stamp]
     assert len(changed) <= 2  # two where the file has split its group
     again = judged(settings, [str(folder)])
     assert again.conversations == 101
-    assert asked(again, "SELECT count(*) FROM trace_messages").item() == 101
+    assert asked(again, "SELECT count(*) FROM trace_messages").item() == 202
 
 
 def with_source(settings: Settings, *sources: Path) -> Settings:
@@ -140,7 +144,7 @@ def test_nothing_of_a_damaged_file_is_used_and_the_others_are(tmp_path: Path, mo
     settings = settings_at(tmp_path)
     folder = tmp_path / "traces"
     folder.mkdir()
-    talk = {"messages": [{"role": "user", "content": "?"}]}
+    talk = {"messages": [{"role": "user", "content": "?"}, CALL]}
     for number in range(4):
         write_lines(folder / f"{number}.jsonl", [talk])
     (folder / "cut.jsonl.gz").write_bytes(gzip.compress(Path(folder / "0.jsonl").read_bytes() * 500)[:-12])

@@ -37,6 +37,9 @@ def judge(
     share: Annotated[
         float | None, typer.Option(help="Share of swapped results that may pass for help; default: `traces.share`.")
     ] = None,
+    forms: Annotated[
+        bool, typer.Option("--forms", help="List the forms of conversations that are read, with an example each.")
+    ] = False,
     force: Force = False,
     config: Config = None,
     profile: Profile = None,
@@ -50,6 +53,9 @@ def judge(
     Example: toolformer-dag judge traces.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct --set model.dtype=bfloat16;
     toolformer-dag judge traces --out cleaned --drop conversations --share 0.01
     """
+    if forms:
+        _list_forms()
+        return
     given = {"model.name": model, "traces.share": share}
     pairs = [f"{key}={value}" for key, value in given.items() if value is not None]
     settings = settings_of(config, profile, [*(set or ()), *pairs], needs_project=False)
@@ -78,6 +84,18 @@ def judge(
         err=True,
     )
     typer.echo(harmless(judgement.summary))
+
+
+def _list_forms() -> None:
+    """Print each form of conversations with its source and an example, a record per line."""
+    from toolformer_dag.conversations.forms import ALL_FORMS
+    from toolformer_dag.conversations.forms.form import example_text
+
+    for form in ALL_FORMS:
+        typer.echo(f"{form.name}\n  {form.source}")
+        for line in example_text(form).splitlines():
+            typer.echo(f"  {line}")
+        typer.echo()
 
 
 def _say_cleaned(cleaned: "Cleaned", out: Path) -> None:

@@ -1,6 +1,7 @@
 """Load a causal model and its tokenizer, and check that they behave as the engine assumes."""
 
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -111,6 +112,10 @@ class LanguageModel:
         return "tf32" if has_tf32 and self.dtype == "float32" else self.dtype
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while transformers builds a model: it sets the default device of the process meanwhile."""
+
+
 def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
     """Load the settings' causal LM, or the model `name`, under the settings' device and dtype; safetensors only.
 
@@ -137,7 +142,8 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
     device = _device(model.device)
     options = {**_source(model), "use_safetensors": True, "dtype": dtype}
     tokenizer = load_encoding(model).tokenizer
-    loaded = from_hub(AutoModelForCausalLM, model_name(model), options)
+    with _ONE_AT_A_TIME:
+        loaded = from_hub(AutoModelForCausalLM, model_name(model), options)
     loaded_dtype = str(loaded.dtype).removeprefix("torch.")
     if loaded_dtype not in DTYPES:
         raise ModelError(f"the weights of {model.name!r} are {loaded_dtype}; set model.dtype to {', '.join(DTYPES)}")

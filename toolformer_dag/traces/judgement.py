@@ -137,6 +137,8 @@ def update_tables(plan: Plan, advance: Advance) -> Work:
         for table in tables:
             work += update(worker, workers, table, partial(advance, table)).work
             refuse_unread(plan)
+            if table.name == recorded_calls.NAME:
+                refuse_without_calls(plan)
     return work
 
 
@@ -150,6 +152,24 @@ def refuse_unread(plan: Plan) -> None:
         for rejection in rejections.read(shard).head(1).iter_rows(named=True):
             why = why or f" ({rejection['reason']}: {rejection['detail']})"
     raise UserError(f"{', '.join(plan.settings.traces.source)}: no conversation could be read{why}")
+
+
+def refuse_without_calls(plan: Plan) -> None:
+    """Raise UserError where no conversation holds a call of the assistant; the message shows what was read instead."""
+    with session():
+        calls = [plan.lake.table(recorded_calls.NAME).pointer(shard) for shard in plan.conversations]
+    if any(pointer.rows for pointer in calls):
+        return
+    conversations = plan.lake.table(recorded_conversations.NAME)
+    first = conversations.scan(plan.conversations).select("conversation", "form", "messages").head(1).collect()
+    [(name, form, messages)] = first.rows()
+    rejections = plan.lake.table(REJECTED_RECORDS).scan(plan.conversations).head(1).collect().to_dicts()
+    why = f"; not understood: {rejections[0]['detail']}" if rejections else ""
+    raise UserError(
+        f"{', '.join(plan.settings.traces.source)}: no call of a tool was found in the conversations. The first, "
+        f"{name}, was read as {form}: {messages[:300]}{why}. "
+        "`toolformer-dag judge --forms` lists the forms that are read"
+    )
 
 
 def _conversations_read(plan: Plan) -> list[Pointer]:

@@ -28,5 +28,20 @@ COMMENT ON TABLE trace_messages IS 'What was said in the conversations; calls an
 CREATE TABLE trace_rejections AS FROM rejected_records;
 COMMENT ON TABLE trace_rejections IS 'What of the records could not be used as it was recorded, with the reason.';
 
+CREATE TABLE sources_read AS
+WITH read AS (
+    SELECT source, string_agg(DISTINCT form, ', ' ORDER BY form) AS forms, count(*) AS conversations
+    FROM conversations GROUP BY source
+), made AS (
+    SELECT source, count(*) AS calls, count(result) AS results FROM recorded_calls GROUP BY source
+), unread AS (
+    SELECT source, count(*) AS not_understood FROM rejected_records GROUP BY source
+)
+SELECT source, forms, coalesce(conversations, 0) AS conversations, coalesce(calls, 0) AS calls,
+       coalesce(results, 0) AS results, coalesce(not_understood, 0) AS not_understood
+FROM read FULL JOIN unread USING (source) LEFT JOIN made USING (source)
+ORDER BY source;
+COMMENT ON TABLE sources_read IS 'What was read of each file; trace_sources shows it beside the verdicts.';
+
 CREATE TABLE trace_settings AS FROM judge_settings;
 COMMENT ON TABLE trace_settings IS 'The judge, how conversations were written for it, what it read, and the share by chance.';

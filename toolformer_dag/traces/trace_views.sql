@@ -90,8 +90,18 @@ CREATE VIEW trace_tools AS SELECT counted AS tool, * EXCLUDE counted FROM trace_
 COMMENT ON VIEW trace_tools IS 'Verdicts by tool.';
 CREATE VIEW trace_turns AS SELECT counted AS turn, * EXCLUDE counted FROM trace_counts(turn);
 COMMENT ON VIEW trace_turns IS 'Verdicts by number of the message in its conversation.';
-CREATE VIEW trace_sources AS SELECT counted AS source, * EXCLUDE counted FROM trace_counts(source);
-COMMENT ON VIEW trace_sources IS 'Verdicts by file or split.';
+CREATE VIEW trace_sources AS
+SELECT source, forms, conversations, s.calls, results, not_understood, helps, does_not_help, cannot_be_told, failed, gain,
+       overlap
+FROM sources_read AS s LEFT JOIN trace_counts(source) ON counted = source
+ORDER BY s.calls DESC, source;
+COMMENT ON VIEW trace_sources IS 'What was read of each file or split, what was not understood, and the verdicts of its calls.';
+COMMENT ON COLUMN trace_sources.source IS 'file or split';
+COMMENT ON COLUMN trace_sources.forms IS 'forms of its records; null where none was read';
+COMMENT ON COLUMN trace_sources.conversations IS 'conversations that were read';
+COMMENT ON COLUMN trace_sources.calls IS 'calls of the assistant in them';
+COMMENT ON COLUMN trace_sources.results IS 'calls with a recorded result';
+COMMENT ON COLUMN trace_sources.not_understood IS 'rows of trace_rejections';
 
 CREATE VIEW trace_summary AS
 SELECT format('{} calls: {} help, {} do not, {} cannot be told, {} failed; by tool: {}', count(*),
