@@ -6,7 +6,7 @@ from typing import Any
 
 from toolformer_dag.conversations.forms import ALL_FORMS
 from toolformer_dag.conversations.messages import RecordedCall
-from toolformer_dag.conversations.raw_messages import Said, raw_message
+from toolformer_dag.conversations.raw_messages import Said, read_message
 from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, said_in
 from toolformer_dag.conversations.record_paths import GONE, Path, without
 
@@ -59,8 +59,8 @@ def _is_emptied(said: Said, gone: Collection[Path]) -> bool:
     left = without(said.value, gone)
     if left is GONE:
         return True
-    message = raw_message(Said(said.path, left, said.role), 0, [])
-    if message is None:
-        return True
-    has_results = any(result.text.strip() for result in message.results)
-    return not (message.calls or has_results or message.text.strip())
+    for message in read_message(said._replace(value=left), 0, []):
+        has_results = any(result.text.strip() for result in message.results)
+        if message.calls or has_results or message.text.strip():
+            return False
+    return True

@@ -16,7 +16,7 @@ LOOKED_AT = 200
 """Characters at the beginning of a result in which FAILURE is looked for."""
 LONGEST_JSON = 100_000
 """Characters of a result in JSON whose fields are looked at."""
-FAILURE_KEYS = ("error", "errors", "exception", "isError", "is_error", "errorText")
+FAILURE_KEYS = ("error", "errors", "exception", "isError", "is_error", "errorText", "error_code")
 SUCCESS_KEYS = ("success", "ok")
 FAILED_STATUS = ("error", "failed", "failure")
 
@@ -40,6 +40,8 @@ def _fields_say_failure(fields: Mapping[str, Any]) -> bool:
     """Return whether an error, a status or a missing success is named."""
     if any(fields.get(key) for key in FAILURE_KEYS) or fields.get("failed") is True:
         return True
-    if str(fields.get("status")).lower() in FAILED_STATUS:
+    if any(str(fields.get(key)).lower() in FAILED_STATUS for key in ("status", "outcome", "observation")):
+        return True
+    if str(fields.get("type")).startswith("error"):  # Vercel's error-text and error-json
         return True
     return any(fields.get(key) is False for key in SUCCESS_KEYS)

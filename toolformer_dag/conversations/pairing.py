@@ -176,17 +176,26 @@ def _parted(results: Sequence[ResultAt], is_last: bool, waiting: _Waiting, fault
         yield result
         return
     unanswered = waiting.beside(waiting.in_order(result.by, result.found.tool))
-    if unanswered < 2:
+    content = result.found.content
+    opened = parsed(content) if isinstance(content, str) and unanswered else content
+    has_named_items = isinstance(opened, list) and all(map(_is_named_result, opened))
+    if unanswered < 2 and not has_named_items:
         yield result
         return
-    content = result.found.content
-    opened = parsed(content) if isinstance(content, str) else content
     if isinstance(opened, list) and len(opened) == unanswered:
         for index, item in enumerate(opened):
             yield ResultAt(_item_result(item), _item_path(result, index), result.by)
         return
+    if unanswered < 2:
+        yield result
+        return
     faults.append(("one_result_for_calls", f"{unanswered} calls wait: {result.text[:SHOWN]}"))
     yield result
+
+
+def _is_named_result(item: object) -> bool:
+    """Return whether an item is a result beside the name of its tool, as ToolACE has it."""
+    return isinstance(item, Mapping) and item.keys() in ({"name", "results"}, {"name", "result"}, {"name", "content"})
 
 
 def _item_result(item: object) -> FoundResult:
@@ -230,4 +239,6 @@ def _recorded_call(call: CallAt, waiting: WaitingCall) -> RecordedCall:
     if result is None:
         return recorded
     text = result.text
-    return replace(recorded, result=text, failed=says_failure(text, result.found.beside), answered=result.path)
+    said_by = (result.found.beside, result.found.content)
+    failed = any(says_failure(text, fields) for fields in said_by)
+    return replace(recorded, result=text, failed=failed, answered=result.path)

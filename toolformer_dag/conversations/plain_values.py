@@ -13,6 +13,8 @@ DEEPEST = 100
 JSON_IN_JSON = 3
 """How many times arguments may be written as JSON inside JSON."""
 BEGINS_JSON = ("{", "[")
+MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "file", "document", "input_file")
+"""Types of parts of contents that are no text; the type stands for them."""
 
 
 def parsed(text: str) -> Any:
@@ -26,8 +28,9 @@ def parsed(text: str) -> Any:
     with suppress(ValueError, RecursionError):
         return _of_json(json.loads(text))
     if len(text) <= LONGEST_LITERAL:
+        one_line = text.strip().replace("\n", " ")  # glaive breaks lines inside of quoted text
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            return _of_json(ast.literal_eval(text.strip()))
+            return _of_json(ast.literal_eval(one_line))
     return None
 
 
@@ -72,9 +75,18 @@ def text_of(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, list):
+    if isinstance(content, list) and all(map(_has_text, content)):
         return "".join(map(_part_text, content))
     return json.dumps(content, ensure_ascii=False)
+
+
+def _has_text(part: Any) -> bool:
+    """Return whether a part is text, or something such as an image that its type stands for."""
+    if not isinstance(part, Mapping):
+        return isinstance(part, str)
+    kind = part.get("type")
+    named = any(key in part for key in ("text", "thinking", "json")) or kind in MEDIA
+    return named or (kind in ("text", "output_text", "input_text") and "value" in part)
 
 
 def _part_text(part: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from toolformer_dag.conversations.marks import visible
 from toolformer_dag.conversations.plain_values import first_of, parsed, text_of
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import (
@@ -12,6 +13,7 @@ from toolformer_dag.conversations.shapes import (
     CALL_TYPES,
     RESULT,
     RESULT_LISTS,
+    SILENT_TYPES,
     TEXT_TYPES,
     THINKING_KEYS,
     THINKING_TYPES,
@@ -144,54 +146,63 @@ class RawMessage:
             self._index_by_id[found.id] = len(self.calls)
         self.calls.append(CallAt(found, (path,)))
         if found.has_result:
-            self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, None), path))
+            self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, found.beside), path))
 
 
-def raw_message(said: Said, number: int, faults: list[Fault]) -> RawMessage | None:
-    """Return a stored message, taken apart; None where it is no message.
+def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessage]:
+    """Return a stored message, taken apart; none where it is no message.
 
-    `faults`: gets what was met in it that was not understood; `number` names the message there.
+    It is several where the assistant goes on after a result that stands in the same message: each ends with its
+    results. `faults`: gets what was met in it that was not understood; `number` names the message there.
     """
     if said.call is not None or said.result is not None:
-        message = RawMessage(number, "tool" if said.call is None else "assistant", said.path)
-        if said.call is not None:
-            message.add_call(said.call, said.path)
-        if said.result is not None:
-            message.results.append(ResultAt(said.result, said.path))
-        return message
+        return [_made_by_form(said, number)]
     if said.is_part:
-        message = RawMessage(number, said.role or "assistant", said.path)
-        _MessageReader(message, faults).read_part(said.value, said.path)
-        return message
+        reader = _MessageReader(RawMessage(number, said.role or "assistant", said.path), faults)
+        reader.read_part(said.value, said.path)
+        return reader.parts
     path, value = _unwrapped(said.path, said.value)
-    if isinstance(value, str) and said.role == "tool":
-        return RawMessage(number, "tool", path, results=[ResultAt(FoundResult(value, None, None, None), path)])
     if isinstance(value, str) and said.role is not None:
-        return RawMessage(number, said.role, path, [Words(value, path)])
+        return [_of_text(number, said.role, path, value)]
     if not isinstance(value, Mapping):
         faults.append(("no_message", f"message {number} is a {type(value).__name__}"))
-        return None
-    message = RawMessage(number, said.role or _role_of(said.value, value), path)
-    reader = _MessageReader(message, faults)
+        return []
+    role = said.role or _role_of(said.value, value)
     kind = value.get("type")
-    if kind in THINKING_TYPES and message.role not in ROLES.values():
-        message.role = "assistant"
-        return message
+    if kind in SILENT_TYPES or (kind in THINKING_TYPES and role not in ROLES.values()):
+        return []
     if isinstance(kind, str) and kind in CALL_TYPES and "role" not in value:
-        message.role = "assistant"
+        reader = _MessageReader(RawMessage(number, "assistant", path), faults)
         reader.read_part(value, path)
-        return message
-    if message.role == CALLS:
-        message.role = "assistant"
+        return reader.parts
+    if role not in ROLES.values():
+        faults.append(("unknown_role", f"message {number} is of {role!r}"))
+    reader = _MessageReader(RawMessage(number, "assistant" if role == CALLS else role, path), faults)
+    if role == CALLS:
         reader.read_calls_in_content(value, path)
-    elif message.role == "tool":
+    elif role == "tool":
         reader.read_results(value, path)
     else:
         reader.read_content(value, path)
     reader.read_lists(value, path)
-    if message.role not in ROLES.values():
-        faults.append(("unknown_role", f"message {number} is of {message.role!r}"))
+    return reader.parts
+
+
+def _made_by_form(said: Said, number: int) -> RawMessage:
+    """Return the message of a call or a result that a form has found itself."""
+    message = RawMessage(number, "tool" if said.call is None else "assistant", said.path)
+    if said.call is not None:
+        message.add_call(said.call, said.path)
+    if said.result is not None:
+        message.results.append(ResultAt(said.result, said.path))
     return message
+
+
+def _of_text(number: int, role: str, path: Path, text: str) -> RawMessage:
+    """Return a message that is a text: a result where a tool wrote it."""
+    if role == "tool":
+        return RawMessage(number, role, path, results=[ResultAt(FoundResult(text, None, None, None), path)])
+    return RawMessage(number, role, path, [Words(text, path)])
 
 
 def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
@@ -216,11 +227,21 @@ def _role_of(outer: Any, message: Mapping[str, Any]) -> str:
 
 
 class _MessageReader:
-    """Fills a RawMessage with what stands in a stored message; what is not understood goes to the faults."""
+    """Fills RawMessages with what stands in a stored message; what is not understood goes to the faults.
+
+    State: `parts`, of which the last one is filled; words of the assistant after a result begin another one.
+    """
 
     def __init__(self, message: RawMessage, faults: list[Fault]) -> None:
-        self._message = message
+        self.parts = [message]
         self._faults = faults
+
+    def _add_words(self, text: str, path: Path | None) -> None:
+        last = self.parts[-1]
+        if last.role == "assistant" and last.results and text.strip():
+            last = RawMessage(last.number, last.role, path or last.path)
+            self.parts.append(last)
+        last.words.append(Words(text, path))
 
     def read_content(self, value: Mapping[str, Any], path: Path) -> None:
         """Read what a message says: text, or parts."""
@@ -238,14 +259,16 @@ class _MessageReader:
             elif isinstance(content, Mapping):
                 self.read_part(content, content_path)
             else:
-                self._message.words.append(Words(text_of(content), content_path))
+                self._add_words(text_of(content), content_path)
             return
 
     def read_part(self, part: Any, path: Path) -> None:
         """Read a part of a content: words, thinking, a call, a result, or something else, which is named."""
         if not isinstance(part, Mapping):
-            self._message.words.append(Words(text_of(part), path))
+            self._add_words(text_of(part), path)
             return
+        if isinstance(part.get("message_content"), Mapping):  # OpenInference
+            part = part["message_content"]
         shaped = shape_of(part)
         if shaped is not None:
             shape, fields = shaped
@@ -254,23 +277,23 @@ class _MessageReader:
                 return
             call = found_call(shape, fields) if shape.tool else None
             if call is not None:
-                self._message.add_call(call, path)
+                self.parts[-1].add_call(call, path)
             elif shape.result and not shape.tool:
-                self._message.results.append(ResultAt(found_result(shape, fields), path))
+                self.parts[-1].results.append(ResultAt(found_result(shape, fields), path))
             else:
                 self._unreadable(part)
             return
         kind = first_of(part, TYPE_KEYS)
-        if kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS):
+        if kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS):
             return
         text = first_of(part, WORDS)
         if isinstance(text, str) and (kind is None or kind in TEXT_TYPES):
-            self._message.words.append(Words(text, path))
+            self._add_words(text, path)
             return
         named = str(kind) if kind is not None else ", ".join(map(str, part))
         if may_hold_call(named):
-            self._faults.append(("unknown_part", f"message {self._message.number}: content part {named[:80]}"))
-        self._message.words.append(Words(text_of([part]), None))
+            self._faults.append(("unknown_part", f"message {self.parts[-1].number}: content part {named[:80]}"))
+        self._add_words(text_of([part]), None)
 
     def read_calls_in_content(self, value: Mapping[str, Any], path: Path) -> None:
         """Read a message whose content is a call or a list of calls in JSON, and nothing else."""
@@ -278,7 +301,8 @@ class _MessageReader:
             content = value.get(key)
             if content is None:
                 continue
-            self._read_listed(content, (*path, key) if _is_list(content) else path)
+            calls = visible(content) if isinstance(content, str) else content
+            self._read_listed(calls, (*path, key) if calls is content and _is_list(content) else path)
             return
 
     def read_results(self, value: Mapping[str, Any], path: Path) -> None:
@@ -292,10 +316,15 @@ class _MessageReader:
                 self.read_part(part, (*path, key, index))
             return
         tool = first_of(value, ("name", "tool_name", "toolName"))
+        error = first_of(value, ("error.message",))
+        if error is not None and not content:
+            content = error
+        if isinstance(content, list):
+            content = [part.get("message_content", part) if isinstance(part, Mapping) else part for part in content]
         found = FoundResult(content, id_in(value, ANSWERED_IDS), tool if isinstance(tool, str) else None, value)
         by = value.get("requestor")
         by = by if by in ("user", "assistant") else None
-        self._message.results.append(ResultAt(found, path, by, id_in(value, ("id",))))
+        self.parts[-1].results.append(ResultAt(found, path, by, id_in(value, ("id",))))
 
     def read_lists(self, value: Mapping[str, Any], path: Path) -> None:
         """Read the fields of a message that hold calls or results beside its content."""
@@ -306,14 +335,14 @@ class _MessageReader:
             results = first_of(value, (name,))
             for index, result in enumerate(results if isinstance(results, list) else ()):
                 found = FoundResult(first_of(result, RESULT), id_in(result, ANSWERED_IDS), None, result)
-                self._message.results.append(ResultAt(found, (*path, *name.split("."), index)))
+                self.parts[-1].results.append(ResultAt(found, (*path, *name.split("."), index)))
         for key, item in value.items():
             if key in CALL_LISTS or key in CONTENTS or not may_hold_call(str(key)):
                 continue
             for candidate in item if isinstance(item, list) else [item]:
                 call = listed_call(candidate)
                 if call is not None and call.arguments is not None:
-                    self._faults.append(("unknown_field", f"message {self._message.number}: field {key} holds a call"))
+                    self._faults.append(("unknown_field", f"message {self.parts[-1].number}: field {key} holds a call"))
                     break
 
     def _read_listed(self, calls: Any, path: Path) -> None:
@@ -327,10 +356,10 @@ class _MessageReader:
             if call is None:
                 self._unreadable(calls if opened is None else item)
                 continue
-            self._message.add_call(call, (*path, index) if isinstance(opened, list) else path)
+            self.parts[-1].add_call(call, (*path, index) if isinstance(opened, list) else path)
 
     def _unreadable(self, call: Any) -> None:
-        self._faults.append(("unreadable_call", f"message {self._message.number}: {str(call)[:80]}"))
+        self._faults.append(("unreadable_call", f"message {self.parts[-1].number}: {str(call)[:80]}"))
 
 
 def _is_list(content: Any) -> bool:
@@ -346,10 +375,8 @@ def _vercel_value(content: Any) -> Any:
 
 
 def raw_messages(said: Sequence[Said], faults: list[Fault]) -> list[RawMessage]:
-    """Return the messages of a conversation, taken apart; see `raw_message` for the faults."""
+    """Return the messages of a conversation, taken apart; see `read_message` for the faults."""
     messages = []
     for number, stored in enumerate(said):
-        message = raw_message(stored, number, faults)
-        if message is not None:
-            messages.append(message)
+        messages.extend(read_message(stored, number, faults))
     return messages

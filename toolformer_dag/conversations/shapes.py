@@ -95,16 +95,16 @@ SHAPES = (
     Shape(("tool-error",), result=("error", "output"), ids=("toolCallId",)),
     # OpenAI's items, https://platform.openai.com/docs/api-reference/responses; LangChain's and Vercel's parts
     Shape(
-        ("function_call", "custom_tool_call", "tool_call", "tool-call", "toolCall", "function"),
+        ("function_call", "custom_tool_call", "tool_call", "tool-call", "toolCall", "function", "function.call"),
         "",
         TOOL,
         ARGUMENTS,
     ),
     Shape(("mcp_call",), "", ("name",), ("arguments",), ("output", "error"), ("id",)),
     Shape(
-        ("function_call_output", "custom_tool_call_output", "local_shell_call_output"),
-        result=("output",),
-        ids=("call_id", "id"),
+        ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "function.result"),
+        result=("output", "result"),
+        ids=("call_id", "tool_call_id", "id"),
     ),
     Shape(("local_shell_call",), "", ("type",), ("action",), ids=("call_id", "id")),
     # Bedrock's Converse, https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ContentBlock.html
@@ -148,6 +148,8 @@ THINKING_TYPES = (
 )
 THINKING_KEYS = ("reasoningContent", "thought", "thinking")
 """Fields of a part that make it thinking: Bedrock's and Gemini's."""
+SILENT_TYPES = ("mcp_list_tools", "item_reference", "step-start", "compaction", "context_management")
+"""Types of items and parts that say nothing."""
 CALL_WORDS = ("tool", "function", "call", "action", "invocation")
 """In the type or in a field of what may hold a call."""
 PASSIVE_FIELDS = ("tools", "functions", "tool_choice", "function_call_mode", "toolConfig", "available_tools")
@@ -158,7 +160,8 @@ PASSIVE_FIELDS = ("tools", "functions", "tool_choice", "function_call_mode", "to
 class FoundCall:
     """The fields of a call in an object: the tool, the arguments as they stand there, the id, the result beside them.
 
-    `has_result`: whether `result` was there; `result` alone cannot say it, since it may be null.
+    - `has_result`: whether `result` was there; `result` alone cannot say it, since it may be null
+    - `beside`: the object, whose fields may say that the call failed
     """
 
     tool: str
@@ -166,6 +169,7 @@ class FoundCall:
     id: str | None
     result: Any = None
     has_result: bool = False
+    beside: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,14 @@ def found_call(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
     if not isinstance(tool, str) or not tool:
         return None
     result = first_of(fields, shape.result)
-    return FoundCall(tool, first_of(fields, shape.arguments), id_in(fields, shape.ids), result, result is not None)
+    return FoundCall(
+        tool=tool,
+        arguments=first_of(fields, shape.arguments),
+        id=id_in(fields, shape.ids),
+        result=result,
+        has_result=result is not None,
+        beside=fields if result is not None else None,
+    )
 
 
 def found_result(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
@@ -214,6 +225,8 @@ def listed_call(fields: Any) -> FoundCall | None:
     """Return a call of a list of calls, in whatever fields it has them; None where it names no tool."""
     if not isinstance(fields, Mapping):
         return None
+    if isinstance(fields.get("tool_call"), Mapping):  # OpenInference
+        fields = fields["tool_call"]
     shaped = shape_of(fields)
     if shaped is not None and shaped[0].tool:
         found = found_call(*shaped)

@@ -1,10 +1,10 @@
 """What agents write while they work: sessions of which a file is a conversation, and the steps of a run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form, messages_in
-from toolformer_dag.conversations.plain_values import first_of
+from toolformer_dag.conversations.plain_values import first_of, text_of
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
@@ -13,6 +13,8 @@ NODES = (("uuid", "parentUuid"), ("id", "parentId"))
 """The fields of a line of a session: its own id, and that of the line that it follows."""
 SIDE_ROLES = ("isSidechain", "is_sidechain")
 """The fields that say that a line belongs to an agent that another one has started."""
+NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking", "security_risk")
+"""Arguments of actions of OpenHands that the model did not write."""
 NO_CALLS = ("message", "finish", "system", "recall", "think", "change_agent_state", "null", "condensation")
 """Actions of OpenHands that call no tool."""
 FENCES = ("```mswea_bash_command\n", "```bash\n")
@@ -65,7 +67,16 @@ def _path_taken(records: Sequence[Any], lines: Sequence[tuple[int, Any]]) -> lis
     while current is not None and current not in taken:
         taken.add(current)
         current = parents.get(current)
-    return [line for line in lines if _id(line[1]) in taken]
+    return [line for line in lines if _id(line[1]) in taken or _answers(line[1], taken)]
+
+
+def _answers(record: Any, taken: Collection[str]) -> bool:
+    """Return whether a line beside the path brings the result of a call on it: calls of a turn have a line each."""
+    follows = any(record.get(parent) in taken for _, parent in NODES)
+    content = first_of(record, ("message.content",))
+    return follows and any(
+        first_of(part, ("type",)) == "tool_result" for part in (content if isinstance(content, list) else ())
+    )
 
 
 def _id(record: Any) -> str | None:
@@ -202,7 +213,7 @@ def openhands_events(record: Any) -> Iterator[Said]:
         call_id = first_of(metadata, ("tool_call_id",))
         if event.get("observation") not in (None, "null") and event.get("cause") is not None:
             answered = str(call_id if call_id is not None else event["cause"])
-            yield Said(path, event, result=FoundResult(event.get("content"), answered, None, event.get("extras")))
+            yield Said(path, event, result=FoundResult(event.get("content"), answered, None, event))
         elif event.get("action") in NO_CALLS:
             text = first_of(event, ("args.content", "args.thought", "args.final_thought", "message"))
             role = {"user": "user", "environment": "system"}.get(str(event.get("source")), "assistant")
@@ -213,13 +224,46 @@ def openhands_events(record: Any) -> Iterator[Said]:
             if isinstance(thought, str) and thought.strip():
                 yield Said((*path, "args", "thought"), thought, "assistant")
             tool = first_of(metadata, ("function_name",)) or event["action"]
-            arguments = event.get("args")
-            arguments = arguments if isinstance(arguments, Mapping) else {}
-            meant = {
-                key: value for key, value in arguments.items() if key not in ("thought", "hidden", "confirmation_state")
-            }
             own_id = str(call_id if call_id is not None else event.get("id"))
-            yield Said(path, event, call=FoundCall(str(tool), meant, own_id))
+            yield Said(path, event, call=FoundCall(str(tool), _openhands_arguments(event, own_id), own_id))
+
+
+def _openhands_arguments(event: Mapping[str, Any], call_id: str) -> Any:
+    """Return the arguments of an action: those that the model wrote where its answer is kept, else the action's own."""
+    choices = first_of(event, ("tool_call_metadata.model_response.choices",))
+    for choice in choices if isinstance(choices, list) else ():
+        calls = first_of(choice, ("message.tool_calls",))
+        for call in calls if isinstance(calls, list) else ():
+            if first_of(call, ("id",)) == call_id:
+                return first_of(call, ("function.arguments",))
+    arguments = event.get("args")
+    if not isinstance(arguments, Mapping):
+        return {}
+    return {key: value for key, value in arguments.items() if key not in NO_ARGUMENTS}
+
+
+def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[Said]]:
+    """Yield the conversation of the events of OpenHands' SDK, each of which names its kind."""
+    said = []
+    for number, event in enumerate(records):
+        kind = event.get("kind") if isinstance(event, Mapping) else None
+        path: Path = (number,)
+        call_id = first_of(event, ("tool_call_id",))
+        if kind == "SystemPromptEvent":
+            said.append(Said((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system"))
+        elif kind == "MessageEvent":
+            said.append(Said((*path, "llm_message"), event.get("llm_message")))
+        elif kind == "ActionEvent":
+            thought = text_of(event.get("thought"))
+            if thought.strip():
+                said.append(Said((*path, "thought"), thought, "assistant"))
+            arguments = first_of(event, ("tool_call.arguments", "tool_call.function.arguments", "action.data"))
+            said.append(Said(path, event, call=FoundCall(str(event.get("tool_name")), arguments, call_id)))
+        elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
+            content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
+            beside = event.get("observation") if kind == "ObservationEvent" else {"error": True}
+            said.append(Said(path, event, result=FoundResult(content, call_id, None, beside)))
+    yield said
 
 
 def smolagents_steps(record: Any) -> Iterator[Said]:
@@ -234,10 +278,17 @@ def smolagents_steps(record: Any) -> Iterator[Said]:
             if isinstance(step.get(key), str):
                 yield Said((*path, key), step[key], role)
         calls = step.get("tool_calls")
+        first_call = calls[0] if isinstance(calls, list) and calls else None
+        final = first_of(first_call, ("function.arguments.answer",))
+        if isinstance(final, str) and first_of(first_call, ("function.name",)) == "final_answer":
+            yield Said((*path, "tool_calls", 0, "function", "arguments", "answer"), final, "assistant")
+            continue
         if not calls:
             if isinstance(step.get("model_output"), str):
                 yield Said((*path, "model_output"), step["model_output"], "assistant")
             continue
+        if isinstance(step.get("model_output"), str) and step["model_output"].strip():
+            yield Said((*path, "model_output"), step["model_output"], "assistant")
         yield Said(path, {"role": "assistant", "tool_calls": calls})
         observed = step.get("observations")
         error = first_of(step, ("error.message", "error"))
@@ -291,7 +342,7 @@ FORMS = (
     Form(
         name="Session of Claude Code",
         source="https://docs.anthropic.com/en/docs/claude-code/data-usage",
-        signs=("sessionId", "parentUuid", "message.stop_reason"),
+        signs=("parentUuid", "leafUuid"),
         split=session_lines,
         is_file=True,
         after_drop=reparented,
@@ -478,6 +529,42 @@ FORMS = (
             {"id": 1, "source": "agent", "action": "run", "args": {"command": "weather Oslo", "thought": ""}},
             {"id": 2, "source": "agent", "observation": "run", "cause": 1, "content": "7 degrees", "extras": {}},
             {"id": 3, "source": "agent", "action": "finish", "args": {"final_thought": "It is 7 degrees."}},
+        ],
+    ),
+    Form(
+        name="Events of OpenHands' SDK",
+        source="https://docs.openhands.dev/sdk/arch/events",
+        signs=("kind=SystemPromptEvent", "kind=MessageEvent", "kind=ActionEvent"),
+        split=openhands_sdk_events,
+        is_file=True,
+        example=[
+            {
+                "kind": "MessageEvent",
+                "source": "user",
+                "llm_message": {"role": "user", "content": [{"type": "text", "text": "How warm is it in Oslo?"}]},
+            },
+            {
+                "kind": "ActionEvent",
+                "source": "agent",
+                "thought": [],
+                "tool_name": "weather",
+                "tool_call_id": "c1",
+                "tool_call": {"id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+            },
+            {
+                "kind": "ObservationEvent",
+                "source": "environment",
+                "tool_call_id": "c1",
+                "observation": {"content": [{"type": "text", "text": "7 degrees"}], "is_error": False},
+            },
+            {
+                "kind": "MessageEvent",
+                "source": "agent",
+                "llm_message": {
+                    "role": "assistant",
+                    "content": [{"type": "text", "text": "It is 7 degrees in Oslo."}],
+                },
+            },
         ],
     ),
     Form(

@@ -12,8 +12,19 @@ from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall
 
 
-def bfcl_log(record: Any) -> Iterator[Said]:
-    """Yield the messages of BFCL's log of a run: the question of each turn, then its steps with calls and results."""
+def bfcl_result(record: Any) -> Iterator[Said]:
+    """Yield the messages of BFCL's log of a run: the question of each turn, then its steps with calls and results.
+
+    A record of a single turn has its calls alone.
+    """
+    if "inference_log" not in record:
+        calls = list(_bfcl_calls(record.get("result")))
+        for index, call in calls:
+            place: Path = ("result", index) if isinstance(record["result"], list) else ("result",)
+            yield Said(place, record["result"], call=call)
+        if not calls:
+            yield Said(("result",), str(record.get("result")), "assistant")
+        return
     for path in ways(record, "inference_log.*"):
         turn = value_at(record, path)
         if not isinstance(turn, Mapping):
@@ -41,6 +52,8 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[Said]:
 def _bfcl_calls(content: Any) -> Iterator[tuple[int, FoundCall]]:
     """Yield calls such as `weather(city="Oslo")` or `{"weather": {"city": "Oslo"}}`, each after its number."""
     opened = parsed(content) if isinstance(content, str) else content
+    if isinstance(content, str) and opened is None:
+        yield from ((index, marked.found) for index, marked in enumerate(marked_calls(content).calls))
     for index, item in enumerate(opened if isinstance(opened, list) else ()):
         if isinstance(item, str):
             for marked in marked_calls(f"[{item}]").calls:
@@ -50,7 +63,48 @@ def _bfcl_calls(content: Any) -> Iterator[tuple[int, FoundCall]]:
             yield index, FoundCall(str(tool), arguments, None)
 
 
+def verifiers_nodes(trace: Any) -> Iterator[Said]:
+    """Yield the messages of a trace of verifiers: from the last one back along the numbers of those before it."""
+    nodes = trace["nodes"]
+    taken = list[int]()
+    number: int | None = len(nodes) - 1 if nodes else None
+    while isinstance(number, int) and 0 <= number < len(nodes) and len(taken) <= len(nodes):
+        taken.append(number)
+        number = nodes[number].get("parent")
+    for index in reversed(taken):
+        yield Said(("nodes", index, "message"), nodes[index].get("message"))
+
+
 FORMS = (
+    Form(
+        name="verifiers traces",
+        source="https://github.com/PrimeIntellect-ai/verifiers",
+        signs=("traces.*.nodes",),
+        conversations="traces",
+        read=verifiers_nodes,
+        can_drop=False,
+        example={
+            "id": "e1",
+            "traces": [
+                {
+                    "id": "t1",
+                    "nodes": [
+                        {"message": QUESTION},
+                        {
+                            "parent": 0,
+                            "message": {
+                                "role": "assistant",
+                                "content": "",
+                                "tool_calls": [{"id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}],
+                            },
+                        },
+                        {"parent": 1, "message": {"role": "tool", "tool_call_id": "c1", "content": "7 degrees"}},
+                        {"parent": 2, "message": ANSWER},
+                    ],
+                }
+            ],
+        },
+    ),
     Form(
         name="tau2-bench results",
         source="https://github.com/sierra-research/tau2-bench",
@@ -114,10 +168,10 @@ FORMS = (
         },
     ),
     Form(
-        name="BFCL log",
+        name="BFCL results",
         source="https://github.com/ShishirPatil/gorilla/tree/main/berkeley-function-call-leaderboard",
-        signs=("inference_log.*.begin_of_turn_query", "inference_log.*.step_0"),
-        read=bfcl_log,
+        signs=("inference_log.*.begin_of_turn_query", "inference_log.*.step_0", "input_token_count"),
+        read=bfcl_result,
         example={
             "id": "multi_turn_base_0",
             "inference_log": [

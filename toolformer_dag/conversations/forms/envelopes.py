@@ -49,15 +49,40 @@ def attributes_of(span: Mapping[str, Any]) -> dict[str, tuple[Path, Any]]:
     for index, item in enumerate(attributes if isinstance(attributes, list) else ()):
         value = item.get("value") if isinstance(item, Mapping) else None
         if isinstance(value, Mapping) and len(value) == 1:
-            [(kind, content)] = value.items()
-            found[str(item.get("key"))] = (("attributes", index, "value", kind), content)
+            [kind] = value
+            found[str(item.get("key"))] = (("attributes", index, "value", kind), plain_value(value))
     return found
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of OTLP as JSON has it: `{"arrayValue": {"values": [{"intValue": "4"}]}}` is [4]."""
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return value
+    [(kind, content)] = value.items()
+    if kind == "arrayValue":
+        items = content.get("values") if isinstance(content, Mapping) else None
+        return [plain_value(item) for item in (items if isinstance(items, list) else ())]
+    if kind == "kvlistValue":
+        pairs = content.get("values") if isinstance(content, Mapping) else None
+        return {
+            str(first_of(pair, ("key",))): plain_value(first_of(pair, ("value",)))
+            for pair in (pairs if isinstance(pairs, list) else ())
+        }
+    if kind == "intValue":
+        return int(content) if str(content).lstrip("-").isdecimal() else content
+    return content
 
 
 def span_messages(span: Mapping[str, Any]) -> list[Said]:
     """Return the messages that a model was given and wrote in a span, with the ways to them; none in other spans."""
     attributes = attributes_of(span)
     said = list[Said]()
+    for prefix in (FLAT_INPUT, FLAT_OUTPUT):  # Phoenix opens them into objects
+        nested = first_of(span.get("attributes"), (prefix,))
+        for index, message in enumerate(nested if isinstance(nested, list) else ()):
+            said.append(Said(("attributes", *prefix.split("."), index), message))
+    if said:
+        return said
     for names in (INPUTS, OUTPUTS):
         for name in names:
             if name in attributes:
@@ -297,6 +322,7 @@ FORMS = (
         source=f"https://opentelemetry.io/docs/specs/semconv/gen-ai/ (version {SEMCONV})",
         signs=("resourceSpans.*.scopeSpans.*.spans", "resource_spans.*.scope_spans.*.spans"),
         split=otlp_spans,
+        can_drop=False,
         example={"resourceSpans": [{"scopeSpans": [{"spans": [_span("chat", OTEL_INPUT, OTEL_OUTPUT)]}]}]},
     ),
     Form(
@@ -305,6 +331,7 @@ FORMS = (
         signs=("traceId", "context.trace_id", "span_id", "spanId"),
         split=span_lines,
         is_file=True,
+        can_drop=False,
         example=[
             {
                 "trace_id": "t1",
@@ -346,6 +373,7 @@ FORMS = (
         source="https://mlflow.org/docs/latest/genai/tracing/",
         signs=("data.spans.*.attributes",),
         split=spans_in,
+        can_drop=False,
         example={
             "info": {"trace_id": "t1"},
             "data": {
@@ -366,6 +394,7 @@ FORMS = (
         source="https://langfuse.com/docs/api-and-data-platform/features/export-to-blob-storage",
         signs=("observations.*.type",),
         read=langfuse_trace,
+        can_drop=False,
         example={
             "id": "t1",
             "observations": [

@@ -5,6 +5,8 @@ from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.shapes import FoundResult
 
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
 """The fields under which a record has its messages, whatever their form."""
@@ -31,7 +33,12 @@ def pydantic_parts(conversation: Any) -> Iterator[Said]:
             role = roles.get(str(kind), "assistant")
             if kind == "retry-prompt" and not part.get("tool_call_id"):
                 role = "user"
-            yield Said((*base, number, "parts", index), part, role, is_part=role == "assistant")
+            path: Path = (*base, number, "parts", index)
+            if kind == "retry-prompt" and role == "tool":
+                result = FoundResult(part.get("content"), part["tool_call_id"], part.get("tool_name"), {"error": True})
+                yield Said(path, part, result=result)
+            else:
+                yield Said(path, part, role, is_part=role == "assistant" or str(kind).startswith("builtin"))
 
 
 FORMS = (
@@ -207,6 +214,25 @@ FORMS = (
                     ],
                 },
                 {"kind": "response", "parts": [{"part_kind": "text", "content": "It is 7 degrees in Oslo."}]},
+            ]
+        },
+    ),
+    Form(
+        name="Mistral's conversations",
+        source="https://docs.mistral.ai/agents/agents_and_conversations",
+        signs=("entries.*.type=function.call", "entries.*.type=message.output"),
+        messages=("entries",),
+        example={
+            "entries": [
+                {"type": "message.input", "role": "user", "content": "How warm is it in Oslo?"},
+                {
+                    "type": "function.call",
+                    "tool_call_id": "c1",
+                    "name": "weather",
+                    "arguments": '{"city": "Oslo"}',
+                },
+                {"type": "function.result", "tool_call_id": "c1", "result": "7 degrees"},
+                {"type": "message.output", "role": "assistant", "content": "It is 7 degrees in Oslo."},
             ]
         },
     ),
