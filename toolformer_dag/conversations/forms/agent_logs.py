@@ -7,7 +7,7 @@ from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.plain_values import first_of, text_of
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.record_paths import Path
-from toolformer_dag.conversations.shapes import FoundCall, FoundResult
+from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
 NODES = (("uuid", "parentUuid"), ("id", "parentId"))
 """The fields of a line of a session: its own id, and that of the line that it follows."""
@@ -248,7 +248,7 @@ def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[Said]]:
     for number, event in enumerate(records):
         kind = event.get("kind") if isinstance(event, Mapping) else None
         path: Path = (number,)
-        call_id = first_of(event, ("tool_call_id",))
+        call_id = id_in(event, ("tool_call_id",))
         if kind == "SystemPromptEvent":
             said.append(Said((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system"))
         elif kind == "MessageEvent":

@@ -6,7 +6,7 @@ from typing import Any
 from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.record_paths import Path
-from toolformer_dag.conversations.shapes import FoundResult
+from toolformer_dag.conversations.shapes import FoundResult, id_in
 
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
 """The fields under which a record has its messages, whatever their form."""
@@ -35,7 +35,7 @@ def pydantic_parts(conversation: Any) -> Iterator[Said]:
                 role = "user"
             path: Path = (*base, number, "parts", index)
             if kind == "retry-prompt" and role == "tool":
-                result = FoundResult(part.get("content"), part["tool_call_id"], part.get("tool_name"), {"error": True})
+                result = FoundResult(part.get("content"), id_in(part, ("tool_call_id",)), None, {"error": True})
                 yield Said(path, part, result=result)
             else:
                 yield Said(path, part, role, is_part=role == "assistant" or str(kind).startswith("builtin"))
