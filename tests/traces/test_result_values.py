@@ -114,6 +114,14 @@ def test_values_that_were_said_before_the_call_stay() -> None:
     assert read["sky"] in ("light rain", "heavy snow")
 
 
+def test_numbers_dates_and_times_in_a_message_that_were_said_before_stay() -> None:
+    message = '{"message": "Dinner on 2023-05-01 at 10:00, table 14"}'
+    exchanged = exchanged_result(message, "book", "a call", before="Dinner, 2023-05-01, 10:00 please", pools=POOLS)
+    assert exchanged is not None
+    assert exchanged.startswith('{"message": "Dinner on 2023-05-01 at 10:00, table ')
+    assert "14" not in exchanged
+
+
 @pytest.mark.parametrize("result", ["", "success", '{"status": "success"}', '{"city": "Porto"}', '{"a": null}', "{}"])
 def test_a_result_that_adds_no_value_cannot_be_exchanged(result: str) -> None:
     assert exchanged_result(result, "weather", "a call", before="How is it in Porto?", pools=POOLS) is None

@@ -11,12 +11,14 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 from toolformer_dag.traces.result_values import (
     AFFIRMATIONS,
     UNIT_KEYS,
     UNITS,
+    WORD,
     ResultValue,
     result_values,
     same_values,
@@ -147,22 +149,28 @@ def _other_value(
     if _words(value.text) <= set(said_before):
         return None
     if kind == "coded":
-        return redrawn(value.text, f"{seed} {value.text}")
+        return redrawn(value.text, f"{seed} {value.text}", said_before)
     return pools.other(tool, value, f"{seed} {value.text}", said_before)
 
 
-def redrawn(text: str, seed: str) -> str:
+def redrawn(text: str, seed: str, said_before: Collection[str] = ()) -> str:
     """Return a text with other digits in its numbers, dates and times; one without digits stays.
 
-    A number keeps its length, its sign and its point, and begins with no other 0; a date and a time stay possible; in an
-    id or a code, which is a word of digits and letters, the letters change too.
+    A number keeps its length, its sign and its point, and begins with no other 0; a date and a time stay possible; in
+    an id or a code, which is a word of digits and letters, the letters change too. `said_before`: words, as
+    `value_words` writes them, that stay.
     """
     for attempt in range(ATTEMPTS):  # a draw may give what stood there
         digits = _Digits(f"{seed} {attempt}")
-        changed = CODED.sub(digits.redraw, text)
+        changed = WORD.sub(partial(_redrawn_word, digits=digits, said_before=said_before), text)
         if value_words(changed) != value_words(text):
             return changed
     return text
+
+
+def _redrawn_word(match: re.Match[str], digits: "_Digits", said_before: Collection[str]) -> str:
+    word = match[0]
+    return word if _words(word) <= set(said_before) else CODED.sub(digits.redraw, word)
 
 
 class _Digits:

@@ -24,11 +24,11 @@ UNIT_KEYS = frozenset({"unit", "units", "currency", "currency_code", "base_curre
 """Fields that say in what a number is measured."""
 UNIT_WORDS = (
     "mm cm m km in inch inches ft foot feet yd yards mi mile miles meter meters metre metres kilometer kilometers "
-    "kilometre kilometres mg g kg t gram grams kilogram kilograms lb lbs pound pounds oz ounce ounces ml l liter liters "
-    "litre litres gallon gallons s sec secs second seconds min mins minute minutes h hr hrs hour hours day days week "
-    "weeks month months year years c f k celsius fahrenheit kelvin degree degrees deg percent pct mph kmh kph kwh kw "
-    "w v b kb mb gb tb bytes usd eur gbp jpy inr cad aud chf cny dollar dollars euro euros cent cents yen rupee "
-    "rupees kcal cal calories unit units square cubic"
+    "kilometre kilometres mg g kg t gram grams kilogram kilograms lb lbs pound pounds oz ounce ounces ml l liter "
+    "liters litre litres gallon gallons s sec secs second seconds min mins minute minutes h hr hrs hour hours day "
+    "days week weeks month months year years c f k celsius fahrenheit kelvin degree degrees deg percent pct mph kmh "
+    "kph kwh kw w v b kb mb gb tb bytes usd eur gbp jpy inr cad aud chf cny dollar dollars euro euros cent cents "
+    "yen rupee rupees kcal cal calories unit units square cubic"
 )
 UNITS = frozenset(UNIT_WORDS.split())
 """Words that name a unit or a currency; behind or beside a number they are no value of their own."""
