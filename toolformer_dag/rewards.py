@@ -19,7 +19,8 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.conversations import RecordedMessage, UnknownForm, read_conversation, text_of
 from toolformer_dag.traces.judge import Judge, JudgedCall
-from toolformer_dag.traces.variants import AskedCall, calls_of, document_of, exchange
+from toolformer_dag.traces.other_results import document_of, exchange
+from toolformer_dag.traces.variants import AskedCall, calls_of
 
 SWAPPED = "swapped_results"
 """The column with results to hold the calls of a row against; without it those of other prompts of the batch serve."""

@@ -14,7 +14,7 @@ from toolformer_dag.settings.settings_file import load_settings
 def settings_at(folder: Path, **traces: Any) -> Settings:
     """The embedded model in float32, with its lake in a folder."""
     pairs = [f"traces.{key}={value}" for key, value in traces.items()]
-    (folder / "toolformer.toml").write_text("[tools.calculator]\n")
+    (folder / "toolformer.toml").write_text("[tools.calculator]\n[execution]\nworkers = 1\n")
     return load_settings(folder / "toolformer.toml", overrides=["model.dtype=float32", *pairs], environment={})
 
 

@@ -10,8 +10,9 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, with_result, without_call
+from toolformer_dag.traces.other_results import exchange
 from toolformer_dag.traces.rendering import HERMES, Rendering, RenderingError, rendering_of
-from toolformer_dag.traces.variants import WINDOWS, AskedCall, Reader, exchange
+from toolformer_dag.traces.variants import WINDOWS, AskedCall, Reader
 
 TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
 TALK = (

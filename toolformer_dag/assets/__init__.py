@@ -28,6 +28,7 @@ from toolformer_dag.lake.session import session
 from toolformer_dag.pipeline.stages import shown_outputs, table_outputs
 from toolformer_dag.resources.live_runs import UNFINISHED, free_slots_of_ended_runs
 from toolformer_dag.resources.step_processes import executor_of
+from toolformer_dag.traces.trace_stages import trace_tables
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
@@ -46,6 +47,7 @@ def outputs(plan: Plan) -> list[Output]:
         warehouse(plan, above_warehouse),
         dataset(plan),
         *(paper_table(plan, name) for name in SHOWN),
+        *map(table, trace_tables(plan)),
         *trace_outputs(plan),
     ]
 

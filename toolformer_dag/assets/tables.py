@@ -52,7 +52,7 @@ def table(output: TableOutput) -> Output:
         kinds=stage.kinds,
         pool=tool_pool(output.lane) if stage.pool == "tools" else stage.pool,
         reasons=partial(table_reasons, output),
-        version=output.table.version,
+        version=output.version,
         make=partial(_bring_up_to_date, output),
         checks=_promises(stage),
         group=_group(output),
@@ -161,7 +161,7 @@ class _Stored:
         kept_calls = None
         if output.stage.asset.keeps_calls:
             kept_calls = sum(pointer.rows for pointer in output.table.pointers().values())
-        return _Stored(output.table.version(), kept_calls)
+        return _Stored(output.version(), kept_calls)
 
 
 def _log(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> None:

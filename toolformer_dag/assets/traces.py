@@ -1,63 +1,77 @@
-"""The calls of recorded conversations, judged, where the settings name such conversations."""
+"""The asset of the file that shows the judged calls of recorded conversations."""
 
-import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import dagster as dg
 
 from toolformer_dag.assets.declaration import Output
-from toolformer_dag.assets.metadata import CALLS, ROWS, TOKENS, UNCHANGED, frame_table, last_metadata
-from toolformer_dag.assets.running import note_cost, progress
+from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
-from toolformer_dag.computing.spending import StepCost
-from toolformer_dag.lake.table import WHOLE, Lake
+from toolformer_dag.files import beside, replace_whole
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.resources import Compute
-from toolformer_dag.traces.judgement import judge_traces, made_from, trace_settings, traces_database, traces_version
+from toolformer_dag.traces.judgement import (
+    TABLES,
+    VIEWS,
+    build_file,
+    made_from,
+    refuse_unread,
+    traces_database,
+    traces_version,
+)
+from toolformer_dag.traces.trace_stages import trace_tables
 
 TRACES = "traces/judged"
 
 
 def trace_outputs(plan: Plan) -> list[Output]:
-    """Return the asset where the settings name conversations; of projects that start from others the first has it."""
-    return [_judged_traces(plan)] if plan.settings.traces.source and plan.start is None else []
+    """Return the asset of the file over the tables of recorded conversations; none for a plan without these tables."""
+    tables = trace_tables(plan)
+    if not tables:
+        return []
+    database = traces_database(plan.settings)
+    return [
+        Output(
+            name=TRACES,
+            settings={"views": fingerprint([TABLES, VIEWS]), "share": plan.settings.traces.share},
+            depends_on=tuple(table.name for table in tables),
+            description="Whether what follows recorded tool calls rests on their results: traces.duckdb.",
+            kinds={"duckdb"},
+            pool="lake",
+            reasons=partial(_reasons, plan),
+            version=partial(made_from, database),
+            make=partial(_build, plan),
+        )
+    ]
 
 
-def _judged_traces(plan: Plan) -> Output:
-    """Return the asset of the file that `judge` writes, of the conversations of `traces.source`."""
-    settings, database = plan.settings, traces_database(plan.settings)
+def _reasons(plan: Plan) -> Reasons:
+    """Return why the file is missing or out of date."""
+    is_current = made_from(traces_database(plan.settings)) == traces_version(plan)
+    return Reasons({} if is_current else {WHOLE: ["rows, views or the share changed, or there is no file"]})
 
-    def reasons() -> Reasons:
-        changed = made_from(database) != traces_version(settings)
-        return Reasons({WHOLE: ["conversations, judge or settings changed, or there is no file"] if changed else []})
 
-    def judged(context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
-        shown = {} if any(reasons().lines) else {**last_metadata(context), UNCHANGED: True}
-        if len(shown) < 2:
-            compute.workers.close()  # the judge is loaded here
-            began = time.monotonic()
-            judgement = judge_traces(settings, settings.traces.source, database, progress(context, "calls"))
-            note_cost(context, lake, StepCost(time.monotonic() - began, judgement.tokens))
-            tools = query(database, "FROM trace_tools")
-            shown = {
-                ROWS: int(tools["calls"].sum()),
-                "verdicts": dg.MetadataValue.md(frame_table(tools, tools.height)),
-                "rejections": judgement.rejected,
-                "file": dg.MetadataValue.path(str(database)),
-                TOKENS: judgement.tokens,
-                CALLS: 0,
-                UNCHANGED: False,
-            }
-        return dg.MaterializeResult(data_version=dg.DataVersion(made_from(database) or ""), metadata=shown)
-
-    return Output(
-        name=TRACES,
-        settings=trace_settings(settings),
-        depends_on=(),
-        description="Recorded tool calls of other people's conversations: whether what follows rests on their results.",
-        kinds={"pytorch", "duckdb"},
-        pool="gpu",
-        reasons=reasons,
-        version=lambda: made_from(database),
-        make=judged,
-    )
+def _build(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    """Build the file anew where it is out of date, and show the verdicts by tool."""
+    refuse_unread(plan)
+    database = traces_database(plan.settings)
+    shown: Mapping[str, Any] = {**last_metadata(context), UNCHANGED: True}
+    if _reasons(plan) or len(shown) == 1:
+        fresh = beside(database, ".duckdb")
+        try:
+            build_file(plan, fresh, traces_version(plan))
+            replace_whole(fresh, database)
+        finally:
+            fresh.unlink(missing_ok=True)
+        tools = query(database, "FROM trace_tools")
+        shown = {
+            ROWS: int(tools["calls"].sum()),
+            "verdicts": dg.MetadataValue.md(frame_table(tools, tools.height)),
+            "file": dg.MetadataValue.path(str(database)),
+            UNCHANGED: False,
+        }
+    return dg.MaterializeResult(data_version=dg.DataVersion(made_from(database) or ""), metadata=shown)

@@ -1,5 +1,8 @@
 """`judge`: whether the tool calls of recorded conversations help, and the conversations without those that do not."""
 
+import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +13,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.traces import Dropped
 
 if TYPE_CHECKING:
+    from toolformer_dag.computing.stage import TableOutput
     from toolformer_dag.traces.cleaned import Cleaned
 
 
@@ -51,7 +55,7 @@ def judge(
     settings = settings_of(config, profile, [*(set or ()), *pairs], needs_project=False)
     from toolformer_dag.model.weights import is_packaged, model_identity, model_name
     from toolformer_dag.traces.cleaned import write_cleaned
-    from toolformer_dag.traces.judgement import judge_traces, refuse_other_judge, told, traces_database
+    from toolformer_dag.traces.judgement import judged, refuse_other_judge, traces_database
 
     sources = source or list(settings.traces.source)
     if not sources:
@@ -63,16 +67,17 @@ def judge(
         typer.echo(
             "the embedded model knows the synthetic world of the demo alone; name another judge with --model", err=True
         )
-    judgement = judge_traces(settings, sources, traces_database(settings), _show)
-    if out is not None:
-        _say_cleaned(write_cleaned(judgement, out, drop, force), out)
-    computed, reused = (judgement.losses.get(key, 0) for key in ("computed", "reused"))
+    with judged(settings, sources, traces_database(settings), _Progress().show) as judgement:
+        if out is not None:
+            _say_cleaned(write_cleaned(judgement, out, drop, force), out)
+    computed = judgement.losses["computed"]
+    reused = judgement.losses["reused"]
     typer.echo(
-        f"{len(judgement.conversations):,} conversations, {judgement.rejected:,} rejections; {computed:,} losses "
-        f"computed with {judgement.tokens:,} tokens, {reused:,} reused; {judgement.database}",
+        f"{judgement.conversations:,} conversations, {judgement.rejected:,} rejections; {computed:,} losses computed "
+        f"with {judgement.tokens:,} tokens, {reused:,} reused; {traces_database(settings)}",
         err=True,
     )
-    typer.echo(harmless(told(judgement)))
+    typer.echo(harmless(judgement.summary))
 
 
 def _say_cleaned(cleaned: "Cleaned", out: Path) -> None:
@@ -90,5 +95,37 @@ def _say_cleaned(cleaned: "Cleaned", out: Path) -> None:
         )
 
 
-def _show(done: int, of: int) -> None:
-    typer.echo(f"\r{done:,} of {of:,} calls", nl=done == of, err=True)
+SAY_EVERY_SECONDS = 30.0
+"""How often progress has a line where no terminal shows it."""
+
+
+class _Progress:
+    """Shows how the tables get on: on a terminal in one line that is written over, elsewhere now and then in a new one.
+
+    State: the table that goes on, since when it does, and when the last line was written, in seconds of the clock.
+    """
+
+    def __init__(self) -> None:
+        self._table = ""
+        self._began = time.monotonic()
+        self._said = self._began
+
+    def show(self, table: "TableOutput", done: int, total: int) -> None:
+        """Show that `done` of `total` units of a table are done."""
+        now = time.monotonic()
+        if table.name != self._table:
+            self._table = table.name
+            self._began = now
+        line = f"{table.name}: {done:,} of {total:,} {table.stage.unit}{self._time_left(done, total, now)}"
+        if sys.stderr.isatty():
+            typer.echo(f"\r\x1b[K{line}", nl=done == total, err=True)
+        elif now - self._said >= SAY_EVERY_SECONDS:
+            self._said = now
+            typer.echo(line, err=True)
+
+    def _time_left(self, done: int, total: int, now: float) -> str:
+        """Return how long the table goes on at the pace so far; empty where nothing tells."""
+        if not 0 < done < total:
+            return ""
+        seconds_left = (now - self._began) / done * (total - done)
+        return f", {timedelta(seconds=round(seconds_left))} left"

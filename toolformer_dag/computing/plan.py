@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolformer_dag.computing.call_sources import CallSources, call_sources, is_served
+from toolformer_dag.computing.conversation_shards import ConversationShard, conversation_shards
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.shards import Shard, hub_files, shard_files
 from toolformer_dag.files import UserError
@@ -468,3 +469,8 @@ class Plan:
         names_read = self.lake.table("ccnet/raw_shards").parts()
         chosen_names = {*first_names, *names_read}
         return {name: file for name, file in files.items() if name in chosen_names}
+
+    @cached_property
+    def conversations(self) -> Mapping[str, ConversationShard]:
+        """The shards of recorded conversations (`traces.source`) by name, listed once per plan. Raises UserError."""
+        return conversation_shards(self.settings.traces.source)

@@ -118,8 +118,8 @@ def table_differences(output: TableOutput) -> Reasons:
             reasons = difference(output, part, inputs_of)
             if reasons:
                 reasons_of_parts[part] = reasons
-        removed = set(output.table.parts()) - set(expected_parts)
-    return Reasons(reasons_of_parts, tuple(sorted(removed)))
+        removed = output.removed_parts
+    return Reasons(reasons_of_parts, tuple(removed))
 
 
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
@@ -143,8 +143,8 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
     if inputs_of is None:
         inputs_of = output.inputs_of()
     changed = changes(record, {"settings": output.settings, "inputs": inputs_of(part)})
-    if part in output.plan.shards:
-        return _naming_the_file(output.plan.shards[part].place, changed)
+    if output.stage.sharded and part in output.shards:
+        return _naming_the_file(output.shards[part].place, changed)
     return changed
 
 

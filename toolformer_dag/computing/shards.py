@@ -156,7 +156,7 @@ def hub_files(settings: Settings) -> list[HubFile]:
     stems = [_stem(name) for name in split.files]
     are_unique = len(set(stems)) == len(stems)
     names = stems if are_unique else split.files
-    files = [HubFile(name=_short(name), split=split, number=number) for number, name in enumerate(names)]
+    files = [HubFile(name=short_name(name), split=split, number=number) for number, name in enumerate(names)]
     return sorted(files, key=lambda file: file.name)
 
 
@@ -332,7 +332,7 @@ def _named(matches: list[_Match]) -> list[ShardFile]:
     files = []
     for stem, match in zip(stems, matches, strict=True):
         name = stem if counts[stem] == 1 else printable(match.path.relative_to(common_folder))
-        files.append(ShardFile(_short(name), match.path))
+        files.append(ShardFile(short_name(name), match.path))
     return files
 
 
@@ -343,7 +343,7 @@ def _stem(name: str) -> str:
     return name
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return a name whose file takes at most LONGEST_NAME bytes.
 
     A longer one keeps a third of what fits from its beginning and the rest from its end, around a hash of the whole.

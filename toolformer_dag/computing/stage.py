@@ -4,7 +4,8 @@ A stage is a step of the method, such as loss_deltas. A `Stage` declares it; a `
 where it has lanes (tools with their settings), for one of them: a table of the lake. The asset, `stale --why`, the
 warehouse's tables and comments, the data dictionary and the checks follow from the two.
 
-A table consists of parts: one per shard of the corpus, or a single one. The rows of a part are `PartRows`.
+A table consists of parts: one per shard, or a single one. Shards are those of the corpus, or files of conversations.
+The rows of a part are `PartRows`.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import polars as pl
 
@@ -25,7 +26,7 @@ from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.record import STORES, record
 from toolformer_dag.lake.session import News
-from toolformer_dag.lake.table import WHOLE, Table, behind
+from toolformer_dag.lake.table import WHOLE, DamagedPart, Table, behind
 from toolformer_dag.lake.warehouse_table import ROWS, WarehouseTable
 
 Rejected = Counter[tuple[str, str]]
@@ -265,6 +266,22 @@ class StageAsset:
     keeps_calls: bool = False
 
 
+class Shard(Protocol):
+    """What a part of a sharded table is made from: files, or rows of a data set."""
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+
+    def stamp(self) -> Mapping[str, Any]:
+        """Return what tells that it changed, such as size and time."""
+
+
+def _corpus_shards(plan: Plan) -> Mapping[str, Shard]:
+    """Return the shards of the corpus."""
+    return plan.shards
+
+
 @dataclass(frozen=True)
 class Stage:
     """The declaration of a stage.
@@ -286,6 +303,9 @@ class Stage:
 
     - `make`: who makes the rows of a part, and in which pieces: ByShard, ByChunk, ByPart or ByParts
     - `sharded`: whether the table has a part per shard; else it has one part, WHOLE
+    - `shards`: the shards by name, of a plan: those of the corpus, or others such as files of conversations
+    - `shared`: whether other plans over the lake have shards of their own in the table: they stay, whatever this plan
+      has
     - `pool`: what it needs alone: runs that need the same wait for each other. Each lane has a pool "tools" of its own
     - `kinds`: what Dagster shows beside the asset
 
@@ -318,6 +338,8 @@ class Stage:
     inner: "tuple[Stage, ...]" = ()
     group: str | None = None
     sharded: bool = True
+    shards: Callable[[Plan], Mapping[str, Shard]] = _corpus_shards
+    shared: bool = False
     pool: Literal["gpu", "tools", "lake"] = "lake"
     kinds: frozenset[str] = frozenset({"python", "parquet"})
     volatile: tuple[str, ...] = ()
@@ -425,7 +447,39 @@ class TableOutput:
     @property
     def parts(self) -> list[str]:
         """The names of the parts that the table should have."""
-        return list(self.plan.shards) if self.stage.sharded else [WHOLE]
+        return list(self.shards) if self.stage.sharded else [WHOLE]
+
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """The shards by name; only for a sharded stage."""
+        return self.stage.shards(self.plan)
+
+    @property
+    def removed_parts(self) -> list[str]:
+        """The published parts that the table should not have, sorted; none where other plans may have made them."""
+        if self.stage.shared:
+            return []
+        return sorted(set(self.table.parts()) - set(self.parts))
+
+    def pointers(self) -> dict[str, Pointer]:
+        """Return what is published of each part of this plan. Raises DamagedPart, ReadError."""
+        pointers = self.table.pointers()
+        if not self.stage.shared:
+            return pointers
+        return {part: pointers[part] for part in self.parts if part in pointers}
+
+    def version(self) -> str | None:
+        """Return the version of the rows of this plan: another one whenever a part comes, goes or changes its rows.
+
+        None without parts, or where one is damaged.
+        """
+        if not self.stage.shared:
+            return self.table.version()
+        try:
+            versions_of_parts = {part: pointer.data_version for part, pointer in self.pointers().items()}
+        except DamagedPart:
+            return None
+        return fingerprint(versions_of_parts) if versions_of_parts else None
 
     @property
     def beside(self) -> list[Table]:

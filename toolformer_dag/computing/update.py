@@ -321,8 +321,8 @@ def _check_inputs(output: TableOutput, part: str) -> None:
 def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
     """Return the report of an update that has ended."""
     with session():
-        pointers = output.table.pointers()
-        version = output.table.version()
+        pointers = output.pointers()
+        version = output.version()
     rejections: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     for pointer in pointers.values():

@@ -15,6 +15,7 @@ from toolformer_dag.computing.workers import Workers, executor_of
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.pipeline.stages import table_outputs
 from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, run_folder
+from toolformer_dag.traces.trace_stages import trace_tables
 
 RESOURCES = {"lake": "toolformer_lake", "compute": "toolformer_compute"}
 """What assets call a resource -> the name by which Dagster knows it: another project may have a `lake` of its own."""
@@ -68,14 +69,19 @@ class Compute:
     tables: Mapping[str, TableOutput]
 
 
+def computed_tables(plan: Plan) -> list[TableOutput]:
+    """Return every table that stages make: those of the corpus, and those of recorded conversations."""
+    return [*table_outputs(plan), *trace_tables(plan)]
+
+
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     """Return the resource whose workers live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
         worker = Worker(plan)
-        tables = {output.name: output for output in table_outputs(plan)}
-        workers = Workers(worker, tables, partial(executor_of, table_outputs))
+        tables = {output.name: output for output in computed_tables(plan)}
+        workers = Workers(worker, tables, partial(executor_of, computed_tables))
         try:
             yield Compute(worker, workers, tables)
         finally:

@@ -68,7 +68,7 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
             if head.startswith(parquet_shards.MAGIC):
                 raw_batches = parquet_batches(whole_parquet(path, stream), choice)
             else:
-                content = blocks(stream, _compression(head, path.suffix))
+                content = blocks(stream, compression(head, path.suffix))
                 raw_batches = _container_batches(content, choice)
             yield from guarded(documents_of(raw_batches))
     except OSError as error:
@@ -87,7 +87,7 @@ def _container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterat
     return container.read(whole_content, choice)
 
 
-def _compression(head: bytes, suffix: str) -> str | None:
+def compression(head: bytes, suffix: str) -> str | None:
     """Return how a file is compressed, by its first bytes: "gzip", "zstd", or None for a file that is not.
 
     Raises ShardFault for another compression, and where the file's name (its suffix) says otherwise.

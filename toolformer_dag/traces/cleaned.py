@@ -11,15 +11,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
+import polars as pl
 
-from toolformer_dag.files import file_name, write_output
+from toolformer_dag.files import UserError, WriteError, beside, file_name, replace_whole
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.traces import Dropped
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
+from toolformer_dag.traces import Dropped, recorded_conversations
 from toolformer_dag.traces.conversations import RecordedMessage, drop, to_openai
-from toolformer_dag.traces.judgement import Judgement, Recorded
+from toolformer_dag.traces.judgement import Judgement
+from toolformer_dag.traces.recorded_conversations import FileReading
+from toolformer_dag.traces.stored_messages import messages_of
 
 METADATA = "tool_call_gains"
 """The field that a record gets; in ATIF it stands under `extra`."""
@@ -28,7 +32,9 @@ DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
 AS_LIKELY_WITHOUT = "as_likely_without"
 """The reason of a call whose answer was known without it: the answer rests on what was said before."""
-VERDICTS = "SELECT conversation, turn, call, tool, gain, delta, overlap, verdict, reason FROM trace_calls ORDER BY ALL"
+VERDICTS = (
+    "SELECT conversation, source, turn, call, tool, gain, delta, overlap, verdict, reason FROM trace_calls ORDER BY ALL"
+)
 PAIRS = f"""
 SELECT DISTINCT ON (a.beginning, a.tool, a.arguments::VARCHAR, b.tool, b.arguments::VARCHAR)
        a.conversation, b.conversation, a.turn, a.gain, b.gain
@@ -56,28 +62,64 @@ class Cleaned:
 def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: bool = False) -> Cleaned:
     """Write a file of JSON lines per source, and pairs.jsonl where there are any; return what was written and left out.
 
-    Where a name is taken a number follows it.
+    The files of the conversations are read once more, and written one conversation at a time. Where a name is taken a
+    number follows it.
 
     Raises UserError where a file is there already, without `force`; WriteError.
     """
     cleaned = Cleaned({})
-    verdicts = defaultdict[str, list[Verdict]](list)
-    for row in query(judgement.database, VERDICTS).iter_rows(named=True):
-        verdicts[row.pop("conversation")].append(row)
-    by_source: dict[str, list[Any]] = {one.source: [] for one in judgement.conversations}
-    for one in judgement.conversations:
-        record = _cleaned(one, verdicts[one.name], dropped, cleaned)
-        if record is not None:
-            by_source[one.source].append(record)
-    files = dict[str, list[Any]]()
-    for source, rows in by_source.items():
-        files[_free(file_name(SUFFIX.sub("", source)), files)] = rows
-    if pairs := list(_pairs(judgement)):
-        files[_free("pairs", files)] = pairs
-    for name, rows in files.items():
-        write_output(folder / name, b"".join(map(_line, rows)), "--out", force)
-        cleaned.lines[name] = len(rows)
+    verdicts = query(judgement.database, VERDICTS)
+    for shard in judgement.plan.conversations.values():
+        for source in shard.files():
+            records = _cleaned_records(FileReading(source), verdicts, dropped, cleaned)
+            name = _free(file_name(SUFFIX.sub("", source.name)), cleaned.lines)
+            cleaned.lines[name] = _write_lines(folder / name, records, force)
+    pairs = _pairs(judgement)
+    if pairs:
+        name = _free("pairs", cleaned.lines)
+        cleaned.lines[name] = _write_lines(folder / name, pairs, force)
     return cleaned
+
+
+def _write_lines(file: Path, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
+    """Write rows as JSON lines, one after the other; return how many there were. Raises UserError, WriteError."""
+    if file.exists() and not force:
+        raise UserError(f"--out {file}: there is such a file, and it stays; name another, or replace it with --force")
+    fresh = beside(file)
+    lines = 0
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with fresh.open("wb") as stream:
+            for row in rows:
+                stream.write(_line(row))
+                lines += 1
+        replace_whole(fresh, file)
+    except OSError as error:
+        raise WriteError(file, error) from error
+    finally:
+        fresh.unlink(missing_ok=True)
+    return lines
+
+
+def _cleaned_records(
+    reading: FileReading, verdicts: pl.DataFrame, dropped: Dropped, cleaned: Cleaned
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a file with the verdicts of their calls, without what is dropped.
+
+    Nothing for a damaged file, of which no conversation was judged.
+    """
+    of_source = verdicts.filter(pl.col("source") == reading.source.name).drop("source")
+    verdicts_of: dict[str, list[Verdict]] = defaultdict(list)
+    for row in of_source.iter_rows(named=True):
+        verdicts_of[row.pop("conversation")].append(row)
+    try:
+        for conversation in reading.conversations(keeps_records=True):
+            recorded = _Recorded(reading.records[conversation.number], conversation.messages)
+            record = _cleaned(recorded, verdicts_of[reading.name_of(conversation)], dropped, cleaned)
+            if record is not None:
+                yield record
+    except (ShardFault, ShardError):  # it is among the rejections
+        return
 
 
 def _free(stem: str, taken: Collection[str]) -> str:
@@ -93,8 +135,15 @@ def _line(row: Mapping[str, Any]) -> bytes:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
+class _Recorded(NamedTuple):
+    """A record, and the messages that were read from it."""
+
+    record: Mapping[str, Any]
+    messages: Sequence[RecordedMessage]
+
+
 def _cleaned(
-    conversation: Recorded, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
+    conversation: _Recorded, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
 ) -> Mapping[str, Any] | None:
     """Return the record with the verdicts of its calls, without what is dropped; None for a dropped conversation.
 
@@ -153,12 +202,26 @@ def _exchanges(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]
     yield first, len(messages)
 
 
-def _pairs(judgement: Judgement) -> Iterator[dict[str, Any]]:
-    """Yield the same turn with a call that helps and with one that does not, as TRL's preference pairs."""
-    found = {one.name: one.messages for one in judgement.conversations}
-    for chosen, rejected, turn, gain, other in query(judgement.database, PAIRS).iter_rows():
-        prompt, better, worse = (_openai(found[name][part]) for name, part in _parts(chosen, rejected, turn))
-        yield {"prompt": prompt, "chosen": better, "rejected": worse, "gain_chosen": gain, "gain_rejected": other}
+def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
+    """Return the same turn with a call that helps and with one that does not, as TRL's preference pairs."""
+    rows = query(judgement.database, PAIRS).rows()
+    names = {name for row in rows for name in row[:2]}
+    messages = _messages(judgement, names)
+    pairs = []
+    for chosen, rejected, turn, gain, other in rows:
+        prompt, better, worse = (_openai(messages[name][part]) for name, part in _parts(chosen, rejected, turn))
+        pair = {"prompt": prompt, "chosen": better, "rejected": worse, "gain_chosen": gain, "gain_rejected": other}
+        pairs.append(pair)
+    return pairs
+
+
+def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:
+    """Return the messages of the conversations of these names."""
+    if not names:
+        return {}
+    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
+    wanted = table.filter(pl.col("conversation").is_in(list(names))).select("conversation", "messages").collect()
+    return {name: messages_of(stored) for name, stored in wanted.iter_rows()}
 
 
 def _parts(chosen: str, rejected: str, turn: int) -> Iterable[tuple[str, slice]]:

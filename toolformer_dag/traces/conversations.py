@@ -8,13 +8,14 @@ that it was read at, so whatever else the record holds stays as it is.
 import ast
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from toolformer_dag.files import UserError
+from toolformer_dag.texts.record_files import NumberedRecord
 
 Record = Mapping[str, Any]
 Place = tuple[int, int]
@@ -120,6 +121,37 @@ def read_conversation(record: object) -> tuple[tuple[RecordedMessage, ...], list
         elif text or not is_answer:
             messages.append(RecordedMessage(role, text, raw_number=number))
     return tuple(_answered(messages, answers, faults)), faults
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConversation:
+    """A conversation that was read from the records of a file.
+
+    - `number`: of its first record, a line or row, from 1
+    - `part`: which of the conversations of that record it is, from 0
+    - `record_id`: the record's own id (`id_of`); None where it has none
+    - `form`: the form of the record, in a word
+    - `messages`: none where nothing was read, for which there is the fault unknown_form
+    - `faults`: what could not be used as it was recorded
+    """
+
+    number: int
+    part: int
+    record_id: str | None
+    form: str
+    messages: tuple[RecordedMessage, ...]
+    faults: tuple[Fault, ...]
+
+
+def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConversation]:
+    """Yield the conversations of the records of a file, in their order; see `read_conversation` for the faults."""
+    for number, record in records:
+        try:
+            messages, faults = read_conversation(record)
+        except UnknownForm as error:
+            yield ReadConversation(number, 0, id_of(record), "unknown", (), (("unknown_form", str(error)),))
+        else:
+            yield ReadConversation(number, 0, id_of(record), "messages", messages, tuple(faults))
 
 
 def _assistant(one: Record, text: str, number: int, faults: list[Fault]) -> RecordedMessage:

@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from toolformer_dag.computing.spending import token_count
 from toolformer_dag.computing.stored_rows import chunk_size
 from toolformer_dag.lake.row_store import RowStore
-from toolformer_dag.lake.table import Lake
 from toolformer_dag.model.backend import TokenQuery
-from toolformer_dag.model.weights import IDENTIFYING, model_dtype, model_identity, model_name
-from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.traces.variants import EMPTY, NONE, OWN, AskedCall, Reader, Variant
 
 if TYPE_CHECKING:
@@ -61,22 +56,39 @@ class JudgedCall:
 class Judge:
     """A model that reads calls; its weights are loaded with the first loss that is not stored.
 
-    `store`: where losses are kept; None keeps none. `counts`: how many losses were computed and reused so far.
+    - `store`: where losses are kept; None keeps none
+    - `counts`: how many losses were computed and reused so far
+    - `tokens`: how many tokens went through the model for them, by kind
+
+    engine, or load: the model, or what loads it; without either that of the settings is loaded. reader: what writes the
+    variants, where there is one already.
     """
 
-    def __init__(self, settings: Settings, store: RowStore | None = None, engine: "Engine | None" = None) -> None:
-        self.settings, self.store, self._engine = settings, store, engine
+    def __init__(
+        self,
+        settings: Settings,
+        store: RowStore | None = None,
+        engine: "Engine | None" = None,
+        *,
+        load: "Callable[[], Engine] | None" = None,
+        reader: Reader | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
         self.counts: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self._engine = engine
+        self._load = load
+        self._reader = reader
 
     @cached_property
     def reader(self) -> Reader:
         """Return what writes the variants: the tokenizer, without weights. Raises ModelError, RenderingError."""
-        from toolformer_dag.model.loading import context_length, load_config, load_encoding
-
+        if self._reader is not None:
+            return self._reader
         if self._engine is not None:
             return Reader(self.settings.traces, self._engine.encoding, self._engine.backend.context_length)
-        length = context_length(load_config(self.settings.model))
-        return Reader(self.settings.traces, load_encoding(self.settings.model), length)
+        return reader_of(self.settings)
 
     @property
     def engine(self) -> "Engine":
@@ -84,26 +96,21 @@ class Judge:
         from toolformer_dag.model.engine import load_engine
 
         if self._engine is None:
-            self._engine = load_engine(self.settings)
+            self._engine = self._load() if self._load is not None else load_engine(self.settings)
         return self._engine
 
-    @property
-    def tokens(self) -> int:
-        """Return how many tokens went through the model."""
-        return token_count(self._engine.counts.as_dict()) if self._engine else 0
-
-    def judged(self, calls: Sequence[AskedCall], advance: Callable[[int, int], object] = max) -> Iterator[JudgedCall]:
+    def judged(self, calls: Sequence[AskedCall]) -> Iterator[JudgedCall]:
         """Yield the calls with their losses, in their order; a chunk of losses is stored before the next is begun.
 
-        `advance`: gets the calls that are done and all. Raises ModelError, StorageError.
+        Raises ModelError, StorageError.
         """
         size = chunk_size(self.settings)
         for first in range(0, len(calls), size):
             some = calls[first : first + size]
-            variants = [self.reader.variants(one) for one in some]
-            losses = self._losses([one for one in variants if isinstance(one, dict)])
-            yield from (self._judged(*each, losses) for each in zip(some, variants, strict=True))
-            advance(first + len(some), len(calls))
+            variants = [self.reader.variants(call) for call in some]
+            losses = self._losses([found for found in variants if isinstance(found, dict)])
+            for call, found in zip(some, variants, strict=True):
+                yield self._judged(call, found, losses)
 
     def _judged(self, asked: AskedCall, found: dict[str, Variant] | str, losses: Mapping[str, float]) -> JudgedCall:
         if isinstance(found, str):
@@ -112,7 +119,7 @@ class Judge:
         if not all(map(isfinite, by_name.values())):
             return JudgedCall({}, reason="not_finite")
         results = (asked.call.result or "", *asked.swapped)
-        overlap = tuple(self.reader.overlap(asked, result) for result in results)
+        overlap = self.reader.overlaps(asked, results)
         return JudgedCall(by_name, asked.swapped, overlap, len(found[OWN].places))
 
     def _losses(self, calls: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
@@ -131,7 +138,9 @@ class Judge:
         """Return the losses by digest, over the places the sum of weight times -log p, once they are stored."""
         queries = [_query(variant, _shared(list(call.values()))) for call, variant in lacking.values()]
         weights = [variant.weights for _, variant in lacking.values()]
+        tokens_before = Counter(self.engine.counts.as_dict())
         values = [found[:, 0].tolist() for found in self.engine.backend.log_probabilities(queries)]
+        self.tokens += Counter(self.engine.counts.as_dict()) - tokens_before
         losses = [-sum(map(mul, *each)) for each in zip(weights, values, strict=True)]
         if self.store is not None:
             self.store.append(pl.DataFrame({"digest": list(lacking), "loss": losses}, schema=LOSSES))
@@ -150,13 +159,14 @@ def _query(one: Variant, shared: int) -> TokenQuery:
     return TokenQuery(one.kind, one.ids[:shared], one.ids[shared:], places, [[one.ids[place]] for place in one.places])
 
 
-def judge_identity(model: ModelSettings) -> dict[str, Any]:
-    """Return what determines a loss beside the tokens. Raises ModelError."""
-    weights = {**model_identity(model_name(model), model.revision), "dtype": model_dtype(model)}
-    return {"method": METHOD, "model": {**weights, **determining(model, but=IDENTIFYING)}}
+def reader_of(settings: Settings) -> Reader:
+    """Load what writes the variants of calls: a tokenizer, no weights. Raises ModelError, RenderingError."""
+    from toolformer_dag.model.loading import context_length, load_config, load_encoding
+
+    length = context_length(load_config(settings.model))
+    return Reader(settings.traces, load_encoding(settings.model), length)
 
 
-def judge_of(settings: Settings) -> Judge:
-    """Return a judge whose losses are stored in the lake. Raises ModelError."""
-    identity = judge_identity(settings.model)
-    return Judge(settings, Lake.of(settings.paths).rows("traces/losses", identity, ["digest"], dict(LOSSES)))
+def losses_identity(model: Mapping[str, object]) -> dict[str, Any]:
+    """Return what determines a loss beside the tokens. model: what determines the model's values."""
+    return {"method": METHOD, "model": dict(model)}

@@ -1,201 +1,194 @@
-"""Judge the calls of recorded conversations, and write what was measured to a DuckDB file of its own."""
+"""Judge recorded conversations: bring their tables up to date, and show them in a DuckDB file of their own.
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
+The tables are those of `trace_stages`; `judge FILE...` is a plan over them that is run without Dagster. The file is
+built from them anew where a row, a view or the share has changed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import duckdb
 import polars as pl
 
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.spending import token_count
+from toolformer_dag.computing.stage import REJECTIONS, TableOutput, Work
+from toolformer_dag.computing.update import update
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.computing.workers import Workers, executor_of
 from toolformer_dag.files import UserError, beside, replace_whole
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.queries import OFFLINE, quoted, sql_text
+from toolformer_dag.lake.session import session
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.traces.conversations import Fault, Record, RecordedMessage, UnknownForm, id_of, read_conversation
-from toolformer_dag.traces.judge import Judge, JudgedCall, judge_identity, judge_of
-from toolformer_dag.traces.sources import BadRecord, records, stamp
-from toolformer_dag.traces.variants import (
-    EMPTY,
-    EXCHANGE,
-    NONE,
-    OWN,
-    AskedCall,
-    beginning,
-    calls_of,
-    document_of,
-    exchange,
-)
+from toolformer_dag.traces import call_losses, exchanged_results, recorded_calls, recorded_conversations
+from toolformer_dag.traces.judge import reader_of
+from toolformer_dag.traces.recorded_conversations import REJECTED_RECORDS
+from toolformer_dag.traces.trace_stages import trace_tables
 
+TABLES = sql_text(__package__, "trace_tables.sql")
+"""The tables of the file."""
 VIEWS = sql_text(__package__, "trace_views.sql")
-CALLS = pl.Schema(
-    {
-        **dict.fromkeys(("conversation", "record_id", "source"), pl.String()),
-        **dict.fromkeys(("turn", "call"), pl.Int32()),
-        **dict.fromkeys(("beginning", "tool", "arguments", "result"), pl.String()),
-        "failed": pl.Boolean(),
-        "not_judged": pl.String(),
-        "tokens": pl.Int32(),
-        **dict.fromkeys(("loss_none", "loss_empty", "loss_result", "overlap"), pl.Float64()),
-    }
+"""What is said of the calls, over these tables."""
+SHOWN = (
+    recorded_conversations.NAME,
+    REJECTED_RECORDS,
+    recorded_calls.NAME,
+    exchanged_results.NAME,
+    call_losses.NAME,
 )
-SWAPS = pl.Schema(
-    {
-        "conversation": pl.String(),
-        **dict.fromkeys(("turn", "call", "swap"), pl.Int32()),
-        "result": pl.String(),
-        **dict.fromkeys(("loss", "overlap"), pl.Float64()),
-    }
-)
-MESSAGES = pl.Schema(
-    {
-        **dict.fromkeys(("conversation", "record_id"), pl.String()),
-        "number": pl.Int32(),
-        **dict.fromkeys(("role", "text"), pl.String()),
-    }
-)
-REJECTIONS = pl.Schema(dict.fromkeys(("conversation", "record_id", "source", "reason", "detail"), pl.String()))
-COMMENTS = {
-    "measured_calls": "What was measured of every recorded call; trace_calls says what follows from it.",
-    "trace_swaps": "The losses of recorded calls with results of other conversations, nats per token.",
-    "trace_messages": "What was said in the conversations; calls and their results stand in trace_calls.",
-    "trace_rejections": "What of the records could not be used as it was recorded, with the reason.",
-    "trace_settings": "The judge, how conversations were written for it, what it read, and the share by chance.",
-}
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A conversation by its place, as in traces.jsonl:12, and the record that it was read from.
-
-    `record_id`: the record's own id (`id_of`), None where it has none.
-    """
-
-    name: str
-    record_id: str | None
-    source: str
-    record: Record
-    messages: tuple[RecordedMessage, ...]
-
-
-class RejectedPart(NamedTuple):
-    """What of a record could not be used as it was recorded: a row of trace_rejections."""
-
-    conversation: str
-    record_id: str | None
-    source: str
-    reason: str
-    detail: str
-
-
-def read_traces(sources: Iterable[str]) -> tuple[list[Recorded], list[RejectedPart]]:
-    """Return the conversations of all sources, and what could not be used. Raises UserError.
-
-    Reasons beside those of `read_conversation`: not_json, unreadable_file, unknown_form.
-    """
-    found = list[Recorded]()
-    rejected = list[RejectedPart]()
-    names = dict[tuple[str, str], str]()
-    read = ((given, *one) for given in dict.fromkeys(sources) for one in records(given))
-    for place, file, number, record in read:
-        if (place, file) not in names:
-            names[place, file] = f"{place}:{file}" if file in names.values() else file
-        source, faults = names[place, file], list[Fault]()
-        name = f"{source}:{number}"
-        record_id = None if isinstance(record, BadRecord) else id_of(record)
-        try:
-            if isinstance(record, BadRecord):
-                faults = [record]
-            else:
-                messages, faults = read_conversation(record)
-                found.append(Recorded(name, record_id, source, record, messages))
-        except UnknownForm as error:
-            faults = [("unknown_form", str(error))]
-        rejected += [RejectedPart(name, record_id, source, reason, detail) for reason, detail in faults]
-    return found, rejected
+"""The tables of the lake that the file shows."""
+MEMORY = "1GB"
+"""What DuckDB may hold in memory while it builds the file; the rest is spilled beside it."""
+Advance = Callable[[TableOutput, int, int], None]
+"""Called as `advance(table, done, total)` while a table is brought up to date; the stage's `unit` is counted."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The conversations that were judged, and the file with what was measured.
+    """What was judged.
 
-    `losses`: how many were computed and reused; `tokens`: those that went through the model.
+    - `plan`: with the conversations and their tables
+    - `database`: the file that shows it
+    - `conversations`: how many there are
+    - `rejected`: how much of the records could not be used as it was recorded
+    - `summary`: how many calls help, do not, cannot be told and failed, in all and by tool, in a line
+    - `work`: what was computed now and what was stored
     """
 
+    plan: Plan
     database: Path
-    conversations: Sequence[Recorded]
+    conversations: int
     rejected: int
-    losses: Mapping[str, int]
-    tokens: int
+    summary: str
+    work: Work
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """How many losses were computed now, and reused for them."""
+        return {"computed": self.work.computed["losses"], "reused": self.work.reused["losses"]}
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens went through the model now."""
+        return token_count(self.work.tokens)
 
 
 def judge_traces(
-    settings: Settings, sources: Sequence[str], database: Path, advance: Callable[[int, int], object] = max
+    settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Judgement:
-    """Judge the calls of all sources, and replace `database` by what was measured of them.
+    """Judge the calls of all sources, and replace `database` by what was measured; see `judged`."""
+    with judged(settings, sources, database, advance) as judgement:
+        pass
+    return replace(judgement, database=database)
 
-    `advance`: gets the calls that are done and all. Losses that are stored in the lake are not computed again. Raises
-    UserError where a source is missing or holds no conversation, ModelError, WriteError.
+
+@contextmanager
+def judged(
+    settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
+) -> Iterator[Judgement]:
+    """Judge the calls of all sources with the workers that the settings name, and yield what came of it.
+
+    The file of the judgement is of this process alone inside the block, so that no other command replaces it; then it
+    takes the place of `database`. Where nothing changed it is `database` itself.
+
+    Raises UserError where a source is missing or holds no conversation, ModelError, StorageError.
     """
-    stamps = [stamp(source) for source in sources]
-    found, rejected = read_traces(sources)
-    if not found:
-        why = [f" ({part.reason}: {part.detail})" for part in rejected[:1]]
-        raise UserError(f"{', '.join(sources)}: no conversation could be read{''.join(why)}")
-    asked = _asked(found, settings.traces.swaps)
-    judge = judge_of(settings)
-    judged = list(zip(asked, judge.judged([one for _, one in asked], advance), strict=True))
-    tables: dict[str, tuple[pl.Schema, Sequence[Sequence[Any]]]] = {
-        "measured_calls": (CALLS, [_call_row(*of, one) for of, one in judged]),
-        "trace_swaps": (SWAPS, [row for of, one in judged for row in _swap_rows(*of, one)]),
-        "trace_messages": (MESSAGES, list(chain.from_iterable(map(_message_rows, found)))),
-        "trace_rejections": (REJECTIONS, rejected),
-    }
-    frames = {name: pl.DataFrame(rows, schema=schema, orient="row") for name, (schema, rows) in tables.items()}
-    version = fingerprint([trace_settings(settings), stamps])
-    _write(database, {**frames, "trace_settings": _told_settings(judge, version)}, settings.traces.share)
-    return Judgement(database, found, len(rejected), judge.counts, judge.tokens)
+    plan = conversation_plan(settings, sources)
+    work = update_tables(plan, advance)
+    version = traces_version(plan)
+    if made_from(database) == version:
+        yield _judgement(plan, database, work)
+        return
+    fresh = beside(database, ".duckdb")
+    try:
+        build_file(plan, fresh, version)
+        try:
+            yield _judgement(plan, fresh, work)
+        finally:
+            replace_whole(fresh, database)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
-def _asked(found: Sequence[Recorded], swaps: int) -> list[tuple[Recorded, AskedCall]]:
-    """Return every call with its conversation, and results of other conversations to hold it against."""
-    places = [(one, *place) for one in found for place in calls_of(one.messages)]
-    swapped = exchange([(document_of(one.messages), one.messages[at].calls[n]) for one, at, n in places], swaps)
-    return [(one, AskedCall(one.messages, at, n, told)) for (one, at, n), told in zip(places, swapped, strict=True)]
+def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
+    """Return a plan of conversations alone, without the tools of the settings. Raises ModelError, StorageError."""
+    traces = settings.traces.model_copy(update={"source": tuple(sources)})
+    rounds = settings.rounds.model_copy(update={"count": 1})  # conversations are judged by the model of the settings
+    return Plan.of(settings.model_copy(update={"traces": traces, "tools": {}, "rounds": rounds, "proposer": None}))
 
 
-def _call_row(one: Recorded, asked: AskedCall, judged: JudgedCall) -> tuple[Any, ...]:
-    call, losses = asked.call, (judged.losses.get(name) for name in (NONE, EMPTY, OWN))
-    head = (one.name, one.record_id, one.source, asked.at, asked.index, beginning(one.messages[: asked.at]), call.tool)
-    facts = (json.dumps(call.arguments, ensure_ascii=False), call.result, call.failed, judged.reason, judged.tokens)
-    return (*head, *facts, *losses, judged.overlap[0] if judged.overlap else None)
+def update_tables(plan: Plan, advance: Advance) -> Work:
+    """Bring the tables of a plan's conversations up to date, without Dagster; return what that cost.
+
+    Other commands may do the same over the same lake meanwhile. Raises UserError where no conversation could be read.
+    """
+    tables = trace_tables(plan)
+    worker = Worker(plan)
+    work = Work()
+    with closing(
+        Workers(worker, {table.name: table for table in tables}, partial(executor_of, trace_tables))
+    ) as workers:
+        for table in tables:
+            work += update(worker, workers, table, partial(advance, table)).work
+            refuse_unread(plan)
+    return work
 
 
-def _swap_rows(one: Recorded, asked: AskedCall, judged: JudgedCall) -> Iterator[tuple[Any, ...]]:
-    for number, result in enumerate(judged.swapped):
-        overlap = judged.overlap[number + 1]
-        yield one.name, asked.at, asked.index, number, result, judged.losses[str(number)], overlap
+def refuse_unread(plan: Plan) -> None:
+    """Raise UserError where no conversation could be read; the message has the first of the reasons."""
+    if any(pointer.rows for pointer in _conversations_read(plan)):
+        return
+    rejections = plan.lake.table(REJECTED_RECORDS)
+    why = ""
+    for shard in plan.conversations:
+        for rejection in rejections.read(shard).head(1).iter_rows(named=True):
+            why = why or f" ({rejection['reason']}: {rejection['detail']})"
+    raise UserError(f"{', '.join(plan.settings.traces.source)}: no conversation could be read{why}")
 
 
-def _message_rows(one: Recorded) -> Iterator[tuple[Any, ...]]:
-    return ((one.name, one.record_id, number, said.role, said.content) for number, said in enumerate(one.messages))
+def _conversations_read(plan: Plan) -> list[Pointer]:
+    """Return what is published of each shard's conversations."""
+    table = plan.lake.table(recorded_conversations.NAME)
+    with session():
+        return [table.pointer(shard) for shard in plan.conversations]
 
 
-def trace_settings(settings: Settings) -> dict[str, Any]:
-    """Return what determines the file beside the conversations."""
-    judge = judge_identity(settings.model)
-    own = {**determining(settings.traces), "share": settings.traces.share}
-    return {"judge": judge, "traces": own, "exchange": EXCHANGE, "views": fingerprint(VIEWS)}
+def _judgement(plan: Plan, database: Path, work: Work) -> Judgement:
+    """Return the judgement that a file shows. work: what its tables cost."""
+    pointers = _conversations_read(plan)
+    rejected = 0
+    for pointer in pointers:
+        rejected += sum(rejection["count"] for rejection in pointer.record[REJECTIONS])
+    return Judgement(
+        plan=plan,
+        database=database,
+        conversations=sum(pointer.rows for pointer in pointers),
+        rejected=rejected,
+        summary=str(query(database, "FROM trace_summary").item()),
+        work=work,
+    )
 
 
-def traces_version(settings: Settings) -> str:
-    """Return what the file of `traces.source` would be made from now."""
-    return fingerprint([trace_settings(settings), [stamp(source) for source in settings.traces.source]])
+def traces_version(plan: Plan) -> str:
+    """Return what the file would be made from now: the rows of a plan's tables, the views, the share."""
+    with session():
+        versions = {}
+        for name in SHOWN:
+            table = plan.lake.table(name)
+            versions[name] = {shard: table.part_version(shard) for shard in plan.conversations}
+    return fingerprint([versions, TABLES, VIEWS, plan.settings.traces.share, _judge_names(plan)])
+
+
+def _judge_names(plan: Plan) -> dict[str, str]:
+    """Return the model's name and dtype, which the file shows."""
+    model = plan.settings.model
+    return {"model": model.name, "dtype": model.dtype}
 
 
 def made_from(database: Path) -> str | None:
@@ -203,6 +196,40 @@ def made_from(database: Path) -> str | None:
     with suppress(WarehouseError):
         return str(query(database, "SELECT made_from FROM trace_settings").item())
     return None
+
+
+def build_file(plan: Plan, file: Path, version: str) -> None:
+    """Write a new file from the tables of a plan. Raises StorageError, RenderingError.
+
+    version: what it is made from.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
+    with session(), duckdb.connect(file, config=config) as connection:
+        connection.execute("SET preserve_insertion_order = false")
+        connection.register("judge_settings", _judge_settings(plan, version).to_arrow())
+        for name in SHOWN:
+            _, _, view = name.partition("/")
+            files = ", ".join(map(quoted, plan.lake.table(name).all_files(plan.conversations)))
+            connection.execute(f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)")
+        connection.execute(TABLES)
+        connection.execute(VIEWS.replace("$share", repr(plan.settings.traces.share)))
+
+
+def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
+    """Return the row of trace_settings."""
+    rendering = reader_of(plan.settings).rendering
+    return pl.DataFrame(
+        [
+            {
+                **plan.settings.traces.model_dump(exclude={"source"}),
+                **_judge_names(plan),
+                "made_from": version,
+                "rendering": rendering.name,
+                "rendering_fingerprint": rendering.fingerprint,
+            }
+        ]
+    )
 
 
 def refuse_other_judge(settings: Settings, database: Path) -> None:
@@ -225,36 +252,6 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
         f"the settings, {model.name} in dtype {model.dtype}, would judge again and replace it; write "
         f"`--model {recorded['model']}{named_dtype}` to stay with the judge, or `--model {model.name}` to change it"
     )
-
-
-def _told_settings(judge: Judge, version: str) -> pl.DataFrame:
-    rendering, traces = judge.reader.rendering, judge.settings.traces.model_dump(exclude={"source"})
-    model = judge.settings.model
-    told = {"model": model.name, "dtype": model.dtype, "made_from": version}
-    return pl.DataFrame(
-        [{**traces, **told, "rendering": rendering.name, "rendering_fingerprint": rendering.fingerprint}]
-    )
-
-
-def _write(database: Path, tables: Mapping[str, pl.DataFrame], share: float) -> None:
-    """Build the file beside the old one, and rename it over that. Raises WriteError."""
-    fresh = beside(database, ".duckdb")
-    database.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with duckdb.connect(fresh, config=OFFLINE) as connection:
-            for name, frame in tables.items():
-                connection.register("frame", frame.to_arrow())
-                connection.execute(f"CREATE TABLE {name} AS FROM frame")
-                connection.execute(f"COMMENT ON TABLE {name} IS {quoted(COMMENTS[name])}")
-            connection.execute(VIEWS.replace("$share", repr(share)))
-        replace_whole(fresh, database)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def told(judgement: Judgement) -> str:
-    """Return how many calls help, do not, cannot be told and failed, in all and by tool, in a line."""
-    return str(query(judgement.database, "FROM trace_summary").item())
 
 
 def traces_database(settings: Settings) -> Path:

@@ -8,7 +8,7 @@ have the same tokens whatever result stands before them.
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
@@ -47,6 +47,25 @@ WRITTEN = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
 """What a template for tools writes of TRIAL."""
 
 
+Turn = dict[str, Any]
+"""A message as a chat template gets it: role, content, perhaps calls. A result is one of its own."""
+QUESTION: Sequence[Turn] = ({"role": "user", "content": "?"},)
+"""What stands before a message that is rendered alone."""
+TEXTS_REMEMBERED = 4096
+"""Texts, such as results, that are not tokenized twice."""
+BEGINNINGS_REMEMBERED = 32
+"""Beginnings of a conversation that are not rendered twice: its calls are judged in their order."""
+LONG_TOKEN = 16
+"""Characters of a long token, with which it is estimated how much of a text is tokenized."""
+
+
+class NumberedTurn(NamedTuple):
+    """A turn, and the number of the message that it belongs to."""
+
+    message: int
+    turn: Turn
+
+
 class RenderingError(UserError):
     """A template that cannot write conversations with calls so that the assistant's words can be told apart."""
 
@@ -55,11 +74,15 @@ class Rendering:
     """A chat template with a tokenizer. `name`: template, hermes or plain."""
 
     def __init__(self, name: str, template: str, tokenizer: Any) -> None:
-        self.name, self.template, self._tokenizer = name, template, tokenizer
+        self.name = name
+        self.template = template
+        self._tokenizer = tokenizer
+        self._special_tokens = [str(token) for token in tokenizer.all_special_tokens]
         self.fingerprint = fingerprint({"template": template})
-        self.ids = lru_cache(4096)(self._ids)
+        self.ids = lru_cache(TEXTS_REMEMBERED)(self._ids)
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": WORD}]
-        self._end = self._text(turns).partition(WORD)[2]
+        self.end = self.text(turns).partition(WORD)[2]
+        """What stands behind the words of a message of the assistant."""
 
     def render(self, messages: Sequence[RecordedMessage], at: int, weighted: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the tokens before message `at`, and behind it, in turn, what is not weighted and what is.
@@ -67,39 +90,171 @@ class Rendering:
         They end with the words of the last of the `weighted` messages. Raises RenderingError where a message changes
         what the template wrote before it.
         """
-        numbered = list(to_openai(messages))
-        written = [one for _, one in numbered]
-        starts = {number: index for index, (number, _) in reversed(list(enumerate(numbered)))}
-        whole = self._text(written[: starts[max(weighted)] + 1])
-        cuts = [0, len(self._stable(written[: starts[at]], whole)) if at else 0]
-        for number in weighted:
-            begun = len(self._stable(written[: starts[number]], whole, add_generation_prompt=True))
-            ended = self._stable(written[: starts[number] + 1], whole).removesuffix(self._end)
-            cuts += [begun, max(begun, len(ended))]
-        return [self.ids(whole[begin:end]) for begin, end in pairwise(cuts)]
+        pieces = WrittenConversation(self, messages).pieces(at, weighted)
+        return [self.ids(text) for text in pieces.texts]
 
-    def _stable(self, messages: Sequence[dict[str, Any]], whole: str, **options: bool) -> str:
-        text = self._text(messages, **options)
-        if not whole.startswith(text):
-            raise RenderingError(f"the template {self.name} writes earlier messages otherwise once others follow")
-        return text
+    def text(self, turns: Sequence[Turn], generation: bool = False) -> str:
+        """Return turns as the template writes them. `generation`: with the beginning of a message of the assistant.
 
-    def _text(self, messages: Sequence[dict[str, Any]], **options: bool) -> str:
-        """Write messages; a special token in a content is broken by a space, so that it ends no message."""
-        shown = [{**one, "content": self._harmless(one["content"])} for one in messages]
+        Raises RenderingError.
+        """
         always = {"tokenize": False, "chat_template": self.template, "date_string": "26 Jul 2024"}  # no day of today's
+        if generation:
+            always["add_generation_prompt"] = True
         try:
-            return str(self._tokenizer.apply_chat_template(shown, **always, **options))
+            return str(self._tokenizer.apply_chat_template(list(turns), **always))
         except Exception as error:  # templates raise what they like
             raise RenderingError(f"the template {self.name} refuses a conversation: {error}") from error
 
+    def turns(self, messages: Sequence[RecordedMessage]) -> list[NumberedTurn]:
+        """Return messages as the template gets them, each with the number of the message that it belongs to.
+
+        A special token in a content is broken by a space, so that it ends no message.
+        """
+        return [
+            NumberedTurn(number, {**turn, "content": self._harmless(turn["content"])})
+            for number, turn in to_openai(messages)
+        ]
+
+    def last_ids(self, text: str, most: int) -> tuple[int, ...]:
+        """Return the last `most` tokens of a text, or all where it has fewer.
+
+        Of a long text no more is tokenized than what follows a special token far enough before its end: text on the two
+        sides of a special token is tokenized apart anyway.
+        """
+        characters = most * LONG_TOKEN
+        while characters < len(text):
+            start = self._last_special_token(text, before=len(text) - characters)
+            if start is None:
+                break
+            ids = self._ids(text[start:])
+            if len(ids) >= most:
+                return ids[len(ids) - most :]
+            characters *= 2
+        ids = self._ids(text)
+        return ids[max(0, len(ids) - most) :]
+
+    def _last_special_token(self, text: str, before: int) -> int | None:
+        """Return where the last special token begins whose beginning is before this character; None without one."""
+        starts = [text.rfind(token, 0, before) for token in self._special_tokens]
+        start = max(starts, default=-1)
+        return start if start > 0 else None
+
     def _harmless(self, text: str) -> str:
-        for token in self._tokenizer.all_special_tokens:
-            text = text.replace(token, f"{token[:1]} {token[1:]}")
+        for token in self._special_tokens:
+            if token in text:
+                text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+class Pieces(NamedTuple):
+    """The text of a conversation, cut around a call and around the words that are weighted.
+
+    - `before`: what stands before the message with the call
+    - `after_call`: from that message to the first weighted words
+    - `words`: the weighted words of a message and, in turn, what stands between them and those of the next
+    """
+
+    before: str
+    after_call: str
+    words: tuple[str, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The pieces in their order."""
+        return (self.before, self.after_call, *self.words)
+
+
+class WrittenConversation:
+    """A conversation as a rendering writes it, cut around its calls.
+
+    The beginnings of the conversation are rendered once, whichever of its calls asks for them: each is remembered until
+    BEGINNINGS_REMEMBERED others were rendered.
+    """
+
+    def __init__(self, rendering: Rendering, messages: Sequence[RecordedMessage]) -> None:
+        self._rendering = rendering
+        numbered = rendering.turns(messages)
+        self._turns = [turn for _, turn in numbered]
+        self._first_turn: dict[int, int] = {}
+        """Number of a message -> number of its first turn; the results of its calls are the turns behind that."""
+        for index, (number, _) in enumerate(numbered):
+            self._first_turn.setdefault(number, index)
+        self._beginning = lru_cache(BEGINNINGS_REMEMBERED)(self._rendered_beginning)
+
+    def pieces(self, at: int, weighted: Sequence[int]) -> Pieces:
+        """Return the text, cut around message `at` and the words of the `weighted` messages, with which it ends.
+
+        Raises RenderingError where a message changes what the template wrote before it.
+        """
+        end = self._first_turn[weighted[-1]] + 1
+        whole = self._beginning(end)
+        cuts = [len(self._stable(self._first_turn[at], whole)) if at else 0]
+        for number in weighted:
+            turn = self._first_turn[number]
+            begun = len(self._stable(turn, whole, generation=True))
+            ended = self._stable(turn + 1, whole).removesuffix(self._rendering.end)
+            cuts += [begun, max(begun, len(ended))]
+        parts = [whole[begin:end] for begin, end in pairwise([0, *cuts])]
+        return Pieces(before=parts[0], after_call=parts[1], words=tuple(parts[2:]))
+
+    def pieces_like(self, own: Pieces, at: int, weighted: Sequence[int]) -> Pieces:
+        """Return the pieces of this conversation, which differs around message `at` alone from one with those of `own`.
+
+        Where the text begins and ends as the other one does, it is rendered once. Raises RenderingError.
+        """
+        whole = self._beginning(self._first_turn[weighted[-1]] + 1)
+        ending = "".join(own.words)
+        is_long_enough = len(whole) >= len(own.before) + len(ending)
+        if is_long_enough and whole.startswith(own.before) and whole.endswith(ending):
+            return own._replace(after_call=whole[len(own.before) : len(whole) - len(ending)])
+        return self.pieces(at, weighted)
+
+    def with_other_results(
+        self, own: Pieces, at: int, changed: Sequence[RecordedMessage], weighted: Sequence[int]
+    ) -> list[Pieces] | None:
+        """Return the pieces of the conversations in which message `at` is another: a call of it has another result.
+
+        own: the pieces of the conversation as it is. changed: the other messages.
+
+        Only the part around the message is rendered, alone behind a question. None where the template does not write
+        the message as it is in the same way there as in the whole conversation.
+        """
+        turns = self._turns[self._first_turn[at] : self._first_turn[weighted[0]]]
+        try:
+            question = self._rendering.text(QUESTION)
+            if self._after(question, turns) != own.after_call:
+                return None
+            others = []
+            for message in changed:
+                changed_turns = [turn for _, turn in self._rendering.turns([message])]
+                after_call = self._after(question, [*changed_turns, *turns[len(changed_turns) :]])
+                others.append(own._replace(after_call=after_call))
+        except RenderingError:
+            return None
+        return others
+
+    def _after(self, question: str, turns: Sequence[Turn]) -> str:
+        """Return what the template writes of turns behind a question, with the beginning of the next message."""
+        text = self._rendering.text([*QUESTION, *turns], generation=True)
+        if not text.startswith(question):
+            raise RenderingError("the template writes a question otherwise once others follow")
+        return text[len(question) :]
+
+    def _stable(self, turns: int, whole: str, generation: bool = False) -> str:
+        """Return the text of the first turns, with which `whole` must begin. Raises RenderingError."""
+        text = self._beginning(turns, generation)
+        if not whole.startswith(text):
+            raise RenderingError(
+                f"the template {self._rendering.name} writes earlier messages otherwise once others follow"
+            )
+        return text
+
+    def _rendered_beginning(self, turns: int, generation: bool = False) -> str:
+        return self._rendering.text(self._turns[:turns], generation)
 
 
 def rendering_of(wanted: str, encoding: "Encoding") -> Rendering:

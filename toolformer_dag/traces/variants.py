@@ -4,24 +4,19 @@ A window says which words are weighted, and how. Everything here is tokens; no m
 """
 
 import re
-from bisect import bisect
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.trace_settings import TraceSettings
 from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage, with_result, without_call
-from toolformer_dag.traces.rendering import RenderingError, rendering_of
+from toolformer_dag.traces.rendering import Pieces, RenderingError, WrittenConversation, rendering_of
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-EXCHANGE = 2
-"""Raised when calls would be held against other results."""
 NONE, EMPTY, OWN = "none", "empty", "own"
 """Variants of a call: never made, made without its result, as it was recorded; swapped results are numbered."""
 KINDS = {NONE: "loss_empty", EMPTY: "loss_call"}
@@ -92,12 +87,18 @@ class AskedCall:
 
 
 class Reader:
-    """Writes the variants of calls as a model reads them. Raises RenderingError where no rendering fits the model."""
+    """Writes the variants of calls as a model reads them. Raises RenderingError where no rendering fits the model.
+
+    It remembers the conversation of the last call: calls of one conversation come one after the other.
+    """
 
     def __init__(self, traces: TraceSettings, encoding: "Encoding", context_length: int) -> None:
-        self.traces, self.encoding, self.context_length = traces, encoding, context_length
+        self.traces = traces
+        self.encoding = encoding
+        self.context_length = context_length
         self.window = WINDOWS[traces.window]
         self.rendering = rendering_of(traces.rendering, encoding)
+        self._conversation: _CutConversation | None = None
 
     def variants(self, asked: AskedCall) -> dict[str, Variant] | str:
         """Return the variants of a call by name, or why there are none.
@@ -107,35 +108,26 @@ class Reader:
         """
         if asked.call.result is None:
             return "no_result"
-        if not (chosen := self.window.chosen(asked.messages, asked.at)):
+        weighted = self.window.chosen(asked.messages, asked.at)
+        if not weighted:
             return "nothing_follows"
         try:
-            found = self._read(asked, chosen)
-            while not (fits := max(len(one.ids) for one in found.values()) <= self.context_length) and chosen[1:]:
-                found = self._read(asked, chosen := chosen[:-1])
+            for count in range(len(weighted), 0, -1):  # fewer messages until the conversation fits the context
+                variants = self._fitting_variants(asked, weighted[:count])
+                if variants is None:
+                    continue
+                return variants if variants[OWN].places else "nothing_follows"
         except RenderingError:
             return "not_rendered"
-        if not found[OWN].places:
-            return "nothing_follows"
-        return found if fits else "does_not_fit"
+        return "does_not_fit"
 
-    def _read(self, asked: AskedCall, chosen: Sequence[int]) -> dict[str, Variant]:
-        at, index = asked.at, asked.index
-        messages = tuple(map(self._cut, asked.messages[: max(chosen) + 1]))
-        results = {
-            EMPTY: "",
-            OWN: str(messages[at].calls[index].result),
-            **{str(n): self.cut(one) for n, one in enumerate(asked.swapped)},
-        }
-        named = {name: with_result(messages, at, index, one) for name, one in results.items()}
-        named[NONE] = without_call(messages, at, index)
-        return {name: self._variant(name, one, at, chosen, len(messages)) for name, one in named.items()}
-
-    def overlap(self, asked: AskedCall, result: str) -> float:
-        """Return the share of the weighted messages' words that stand in the part of a result that is read."""
-        chosen = self.window.chosen(asked.messages, asked.at)
-        words = {word for number in chosen for word in _words(_written(asked.messages[number]))}
-        return len(words & _words(self.cut(result))) / max(1, len(words))
+    def overlaps(self, asked: AskedCall, results: Sequence[str]) -> tuple[float, ...]:
+        """Return for each result which share of the weighted messages' words stands in the part of it that is read."""
+        weighted = self.window.chosen(asked.messages, asked.at)
+        words: set[str] = set()
+        for number in weighted:
+            words |= _words(_written(asked.messages[number]))
+        return tuple(len(words & _words(self.cut(result))) / max(1, len(words)) for result in results)
 
     def cut(self, result: str) -> str:
         """Return the part of a result that is read."""
@@ -146,25 +138,103 @@ class Reader:
             return result
         return f"{self.encoding.tokenizer.decode(ids[:most], skip_special_tokens=False)} ..."
 
-    def _cut(self, message: RecordedMessage) -> RecordedMessage:
-        calls = (replace(one, result=None if one.result is None else self.cut(one.result)) for one in message.calls)
+    def _fitting_variants(self, asked: AskedCall, weighted: Sequence[int]) -> dict[str, Variant] | None:
+        """Return the variants of a call, with the words of these messages; None where one does not fit the context.
+
+        Raises RenderingError.
+        """
+        conversation = self._cut_conversation(asked.messages)
+        at = asked.at
+        own_pieces = conversation.written.pieces(at, weighted)
+        before = self._before(own_pieces)
+        own = self._variant(OWN, own_pieces, before)
+        if len(own.ids) > self.context_length:
+            return None
+        results = {EMPTY: ""} | {str(number): self.cut(result) for number, result in enumerate(asked.swapped)}
+        other_pieces = self._with_results(conversation, asked, own_pieces, weighted, results)
+        other_pieces[NONE] = self._without(conversation, asked, own_pieces, weighted)
+        others = {name: self._variant(name, pieces, before) for name, pieces in other_pieces.items()}
+        variants = {EMPTY: others.pop(EMPTY), OWN: own, **others}  # in this order they share batches of the model
+        longest = max(len(variant.ids) for variant in variants.values())
+        return variants if longest <= self.context_length else None
+
+    def _cut_conversation(self, messages: tuple[RecordedMessage, ...]) -> "_CutConversation":
+        """Return a conversation as it is read; that of the last call is remembered."""
+        if self._conversation is None or self._conversation.recorded is not messages:
+            cut = tuple(self._cut_message(message) for message in messages)
+            self._conversation = _CutConversation(messages, cut, WrittenConversation(self.rendering, cut))
+        return self._conversation
+
+    def _cut_message(self, message: RecordedMessage) -> RecordedMessage:
+        calls = []
+        for call in message.calls:
+            calls.append(call if call.result is None else replace(call, result=self.cut(call.result)))
         return replace(message, calls=tuple(calls))
 
-    def _variant(
-        self, name: str, messages: Sequence[RecordedMessage], at: int, chosen: Sequence[int], count: int
-    ) -> Variant:
-        """Return the tokens of a variant; a message that is gone from it moves those behind it."""
-        moved = count - len(messages)
-        before, *pieces = self.rendering.render(messages, at, [number - moved for number in chosen])
-        kept, bos = before[max(0, len(before) - self.traces.context_tokens) :], self.encoding.bos
-        is_begun = list((kept or pieces[0])[: len(bos)]) == bos  # by the template
-        ids, places = [*(() if is_begun else bos), *kept], list[int]()
-        for number, piece in enumerate(pieces):
-            places += range(len(ids), len(ids) + len(piece)) if number % 2 else ()
-            ids += piece
+    def _without(
+        self, conversation: "_CutConversation", asked: AskedCall, own: Pieces, weighted: Sequence[int]
+    ) -> Pieces:
+        """Return the pieces of the conversation in which the call was never made."""
+        messages = without_call(conversation.messages[: weighted[-1] + 1], asked.at, asked.index)
+        moved = weighted[-1] + 1 - len(messages)  # 1 where the message is gone with its only call
+        written = WrittenConversation(self.rendering, messages)
+        return written.pieces_like(own, asked.at, [number - moved for number in weighted])
+
+    def _with_results(
+        self,
+        conversation: "_CutConversation",
+        asked: AskedCall,
+        own: Pieces,
+        weighted: Sequence[int],
+        results: Mapping[str, str],
+    ) -> dict[str, Pieces]:
+        """Return the pieces of the conversations in which the call had other results, by the name of the result."""
+        message = conversation.messages[asked.at]
+        changed = [with_result([message], 0, asked.index, result)[0] for result in results.values()]
+        pieces = conversation.written.with_other_results(own, asked.at, changed, weighted)
+        if pieces is None:
+            pieces = []
+            for other in changed:
+                messages = list(conversation.messages[: weighted[-1] + 1])
+                messages[asked.at] = other
+                written = WrittenConversation(self.rendering, messages)
+                pieces.append(written.pieces_like(own, asked.at, weighted))
+        return dict(zip(results, pieces, strict=True))
+
+    def _before(self, own: Pieces) -> tuple[int, ...]:
+        """Return the tokens before the message with the call that are read; they are those of every variant."""
+        most = self.traces.context_tokens
+        return self.rendering.last_ids(own.before, most) if most else ()
+
+    def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
+        """Return the tokens of a variant."""
+        after_call = self.rendering.ids(pieces.after_call)
+        bos = self.encoding.bos
+        is_begun = list((before or after_call)[: len(bos)]) == bos  # by the template
+        ids = [*(() if is_begun else bos), *before, *after_call]
+        places: list[int] = []
+        for number, words in enumerate(map(self.rendering.ids, pieces.words)):
+            is_weighted = number % 2 == 0
+            if is_weighted:
+                places += range(len(ids), len(ids) + len(words))
+            ids += words
         del places[self.window.tokens :]
         read = tuple(ids[: places[-1] + 1]) if places else ()
         return Variant(KINDS.get(name, "loss_result"), read, tuple(places), self.window.of(len(places)))
+
+
+@dataclass(frozen=True, slots=True)
+class _CutConversation:
+    """A conversation as it is read.
+
+    - `recorded`: its messages as they were recorded
+    - `messages`: the same with the part of each result that is read
+    - `written`: these as the rendering writes them
+    """
+
+    recorded: tuple[RecordedMessage, ...]
+    messages: tuple[RecordedMessage, ...]
+    written: WrittenConversation
 
 
 def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
@@ -173,50 +243,9 @@ def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
         yield from ((at, index) for index in range(len(message.calls)))
 
 
-def beginning(messages: Sequence[RecordedMessage]) -> str:
-    """Return a hash of messages, whatever ids and places their calls had."""
-    said = [
-        (one.role, one.content, [(call.tool, call.arguments, call.result) for call in one.calls]) for one in messages
-    ]
-    return _hash(repr(said))
-
-
-def document_of(messages: Sequence[RecordedMessage]) -> str:
-    """Return what conversations about one question share: a hash of what is said to the assistant before a call."""
-    asked = takewhile(lambda one: not one.calls, messages)
-    return beginning([one for one in asked if one.role != "assistant"])
-
-
-def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
-    """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
-
-    `calls`: with the document that each stands in. Conversations that begin alike are one document, since a result may
-    be right for another of them. The distinct results of a tool stand in a circle in the order of a hash, and a call
-    gets the next that differ from its own, whatever the order of the conversations is. A failed call gives none.
-    """
-    givers: dict[str, dict[str, str]] = defaultdict(dict)
-    for document, call in calls:
-        if call.result is not None and not call.failed:
-            known = givers[call.tool].get(call.result)
-            givers[call.tool][call.result] = document if known is None else min(known, document)
-    circles = {tool: sorted((_hash(one), one, of) for one, of in found.items()) for tool, found in givers.items()}
-    return [tuple(islice(_others(circles.get(call.tool, []), document, call), swaps)) for document, call in calls]
-
-
-def _others(circle: Sequence[tuple[str, str, str]], document: str, call: RecordedCall) -> Iterator[str]:
-    seat = bisect(circle, (_hash(f"{document} {call.arguments} {call.result}"),))
-    for _, result, of in (circle[(seat + step) % len(circle)] for step in range(len(circle))):
-        if of != document and result.strip() != (call.result or "").strip():
-            yield result
-
-
 def _written(message: RecordedMessage) -> str:
     return " ".join([message.content, *(str(call.arguments) for call in message.calls)])
 
 
 def _words(text: str) -> set[str]:
     return set(re.findall(r"\w+", text.casefold()))
-
-
-def _hash(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

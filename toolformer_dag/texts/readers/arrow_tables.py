@@ -1,9 +1,10 @@
 """Arrow tables -> raw columns: what the readers of Parquet files and of data sets of the Hub have in common."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
+import orjson
 import polars as pl
 import pyarrow as pa
 
@@ -26,6 +27,12 @@ IS_TEXT = (
     pa.types.is_binary_view,
 )
 """Ask whether a column's type may hold text."""
+
+
+def table_rows(table: pa.Table | pa.RecordBatch) -> Iterator[Any]:
+    """Yield the rows of an Arrow table as JSON has them: a time is its text, NaN is null."""
+    for row in pl.DataFrame(pl.from_arrow(table)).iter_rows(named=True):
+        yield orjson.loads(orjson.dumps(row, default=str))
 
 
 class TableRecords:

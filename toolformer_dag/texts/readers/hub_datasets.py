@@ -14,7 +14,7 @@ from toolformer_dag.identity import file_hash, fingerprint
 from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.guarded_batches import guarded
-from toolformer_dag.texts.readers.arrow_tables import TableRecords
+from toolformer_dag.texts.readers.arrow_tables import TableRecords, table_rows
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 
 ROWS = 1000
@@ -72,6 +72,28 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
         named=is_named,
         files=tuple(files),
     )
+
+
+def resolve_splits(hub: str) -> list[HubSplit]:
+    """Look up all splits of a data set of the hub at the commit that its main branch is on now. Raises HubError."""
+    from datasets import get_dataset_split_names
+    from datasets.exceptions import DatasetsError
+
+    commit = _commit(hub, None)
+    try:
+        names = get_dataset_split_names(hub, revision=commit)
+    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
+        raise HubError(
+            f"{hub} cannot be opened ({_first_line(error)}); name a data set with one configuration"
+        ) from error
+    return [resolve(hub, None, str(name), commit) for name in names]
+
+
+def hub_rows(split: HubSplit) -> Iterator[Any]:
+    """Yield the rows of a split as JSON has them, data file by data file. Raises ShardFault, ShardError."""
+    for number in range(len(split.files)):
+        for table in guarded(_tables(split, number)):
+            yield from table_rows(table)
 
 
 def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:

@@ -123,11 +123,11 @@ def _comma_beside_object(line: bytes) -> str | None:
     return None
 
 
-def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:
+def line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
     """Cut blocks of a file into lines, without their ends; yield the lines that end in each block.
 
-    A line that goes over the end of a block is in the batch of the block in which it ends. Of one that is too long,
-    only MAX_LINE_BYTES + 1 bytes may be left. A last line without an end is in one batch with the lines before it,
+    A line that goes over the end of a block is in the batch of the block in which it ends. Of one with more than
+    `longest` bytes, only longest + 1 may be left. A last line without an end is in one batch with the lines before it,
     because the first batch shows the format.
     """
     waiting: list[bytes] = []  # the lines of the last block, which are yielded once another line has ended
@@ -135,7 +135,7 @@ def line_batches(content: Iterable[bytes]) -> Iterator[list[bytes]]:
     for block in content:
         lines = block.split(b"\n")
         lines[0] = open_line + lines[0]
-        open_line = lines.pop()[: MAX_LINE_BYTES + 1]
+        open_line = lines.pop()[: longest + 1]
         if not lines:
             continue
         if waiting:

@@ -1,6 +1,7 @@
 """Parquet files -> raw columns, read by batches of rows."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -45,15 +46,25 @@ def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Ite
     Raises ShardFault: corrupt_parquet, empty_shard, and those of TableRecords; OSError where the file cannot be read.
     Checksums of pages are verified where the writer made them; most make none.
     """
+    with opened_parquet(source) as file:
+        records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
+        for batch in file.iter_batches(rows_per_batch(file), columns=records.columns, use_threads=False):
+            yield records.batch(pa.Table.from_batches([batch]))
+        if not file.metadata.num_rows:
+            raise ShardFault("empty_shard", "the shard has no rows")
+
+
+@contextmanager
+def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file to be read by batches; checksums of pages are verified where there are some.
+
+    Raises ShardFault corrupt_parquet, also for what is read inside the block; OSError where the file cannot be read.
+    """
     try:
         with pq.ParquetFile(
             source, memory_map=False, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
         ) as file:
-            records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
-            for batch in file.iter_batches(_rows_per_batch(file), columns=records.columns, use_threads=False):
-                yield records.batch(pa.Table.from_batches([batch]))
-            if not file.metadata.num_rows:
-                raise ShardFault("empty_shard", "the shard has no rows")
+            yield file
     except (OSError, pa.ArrowException, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
             raise
@@ -68,7 +79,7 @@ def _first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Tab
         yield pa.Table.from_batches([batch])
 
 
-def _rows_per_batch(file: pq.ParquetFile) -> int:
+def rows_per_batch(file: pq.ParquetFile) -> int:
     """Return how many rows take BATCH_BYTES, by the row group with the largest rows; 1 to BATCH_ROWS."""
     largest_row = 1.0  # bytes
     for number in range(file.metadata.num_row_groups):

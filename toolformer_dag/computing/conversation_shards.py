@@ -1,0 +1,284 @@
+"""The shards of recorded conversations: files, groups of small files, and splits of data sets of the hub.
+
+A shard is what a part of every table of recorded conversations is made of. Its name tells its files apart from those of
+other commands over the same lake, so that two commands which judge different files write different parts.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from toolformer_dag.computing.shards import short_name
+from toolformer_dag.files import UserError, irregular
+from toolformer_dag.identity import fingerprint
+from toolformer_dag.settings.setting_types import expanded, printable
+from toolformer_dag.texts.columns import Rejection
+from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, hub_rows, resolve_splits
+from toolformer_dag.texts.record_files import RECORD_ENDINGS, NumberedRecord, file_records
+from toolformer_dag.texts.shard_reader import NAMED
+
+SMALL_BYTES = 1 << 20
+"""A file of fewer bytes is small: it may share a shard with others of its folder."""
+MANY_FILES = 64
+"""Small files of one folder that share no shard yet; where there are more, they are put into groups."""
+PACKED = 8
+"""How many bytes a byte of a compressed file is taken to hold."""
+GROUP_FILES = 512
+"""The most files of a group."""
+GROUP_BYTES = 1 << 26
+"""About the most bytes of a group, 64 MB."""
+
+Records = Iterator[NumberedRecord | Rejection]
+"""The records of a file, and in place of what is none, why."""
+
+
+class Source(NamedTuple):
+    """A file or split by the name that people see, such as `inner/traces.jsonl`, and its records.
+
+    Iterating over the records raises ShardFault and ShardError.
+    """
+
+    name: str
+    records: Records
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationFile:
+    """A file of conversations.
+
+    - `name`: what people see: its path below the folder that they named, or the name of the file
+    - `path`: where it lies
+    - `folder`: the folder that they named, or that the file lies in
+    """
+
+    name: str
+    path: Path
+    folder: Path
+
+    def stamp(self) -> dict[str, Any]:
+        """Return size and time of change; nothing for a file that is not there."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return {}
+        return {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+@dataclass(frozen=True, slots=True)
+class FileShard:
+    """A file that makes a shard of its own."""
+
+    name: str
+    file: ConversationFile
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+        return printable(self.file.path)
+
+    def stamp(self) -> dict[str, Any]:
+        """Return what tells that the file changed."""
+        return self.file.stamp()
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it has several files."""
+        return False
+
+    def files(self) -> Iterator[Source]:
+        """Yield the file with its records."""
+        yield Source(self.file.name, file_records(self.file.path))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupShard:
+    """Small files of a folder that make a shard together, sorted by name."""
+
+    name: str
+    members: tuple[ConversationFile, ...]
+
+    @property
+    def place(self) -> str:
+        """Where they lie, for messages."""
+        return f"{len(self.members)} files of {printable(self.members[0].folder)}"
+
+    def stamp(self) -> dict[str, Any]:
+        """Return what tells that one of the files changed, came or went."""
+        return {"files": {file.name: file.stamp() for file in self.members}}
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it has several files."""
+        return True
+
+    def files(self) -> Iterator[Source]:
+        """Yield the files with their records."""
+        for file in self.members:
+            yield Source(file.name, file_records(file.path))
+
+
+@dataclass(frozen=True, slots=True)
+class HubShard:
+    """A split of a data set of the hub, at a commit."""
+
+    name: str
+    split: HubSplit
+
+    @property
+    def place(self) -> str:
+        """Where it lies, for messages."""
+        return f"{self.split.hub}, split {self.split.split}"
+
+    def stamp(self) -> dict[str, Any]:
+        """Return the commit."""
+        return {"revision": self.split.revision}
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it has several files."""
+        return False
+
+    def files(self) -> Iterator[Source]:
+        """Yield the split with its rows."""
+        numbered = (NumberedRecord(number, row) for number, row in enumerate(hub_rows(self.split), 1))
+        yield Source(self.split.split, numbered)
+
+
+ConversationShard = FileShard | GroupShard | HubShard
+
+
+def conversation_shards(sources: Sequence[str]) -> dict[str, ConversationShard]:
+    """Return the shards of sources by name.
+
+    sources: files (JSON lines, JSON, Parquet; .gz and .zst too), folders of these, data sets of the hub.
+
+    Hidden files and what lies in hidden folders is left out. The shards are the same in whatever order files are named
+    or listed. Raises UserError where a source is nothing of the kind, or a folder without such files.
+    """
+    files: list[ConversationFile] = []
+    shards: dict[str, ConversationShard] = {}
+    for source in dict.fromkeys(sources):
+        path = expanded(Path(source))
+        if path.is_dir():
+            files += _files_below(path, source)
+        elif os.path.lexists(path):
+            files.append(_named_file(path))
+        else:
+            shards |= {shard.name: shard for shard in _hub_shards(source)}
+    for file_shard in _file_shards(_with_distinct_names(files)):
+        shards[file_shard.name] = file_shard
+    return shards
+
+
+def _named_file(path: Path) -> ConversationFile:
+    """Return a file that was named itself. Raises UserError for a pipe or a device, which may never end."""
+    kind = irregular(path)
+    if kind is not None:
+        raise UserError(f"{printable(path)} is a {kind}, and only regular files are read; name a file or a folder")
+    return ConversationFile(path.name, path, path.parent)
+
+
+def _files_below(folder: Path, source: str) -> list[ConversationFile]:
+    """Return the files with conversations below a folder. Raises UserError where there are none."""
+    files = []
+    for path in folder.rglob("*"):
+        below = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in below.parts)
+        if not is_hidden and path.name.lower().endswith(RECORD_ENDINGS) and path.is_file():
+            files.append(ConversationFile(str(below), path, folder))
+    if not files:
+        raise UserError(f"{source}: no file ends in {', '.join(RECORD_ENDINGS)}; name a file of conversations")
+    return files
+
+
+def _with_distinct_names(files: Iterable[ConversationFile]) -> list[ConversationFile]:
+    """Return the files sorted by path, each once. Of those that share a name the first keeps it.
+
+    The others are named by their whole path.
+    """
+    by_path: dict[Path, ConversationFile] = {}
+    for file in files:
+        by_path.setdefault(file.path.absolute(), file)
+    names: set[str] = set()
+    distinct = []
+    for path, file in sorted(by_path.items()):
+        name = printable(path if file.name in names else file.name)
+        names.add(file.name)
+        distinct.append(ConversationFile(name, path, file.folder.absolute()))
+    return distinct
+
+
+def _file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | GroupShard]:
+    """Yield the shards of files: small ones of a folder with many of them in groups, each other file alone."""
+    small_of_folder: dict[Path, list[ConversationFile]] = {}
+    for file in files:
+        if _unpacked_bytes(file) < SMALL_BYTES:
+            small_of_folder.setdefault(file.folder, []).append(file)
+    grouped: set[ConversationFile] = set()
+    for folder, small in small_of_folder.items():
+        if len(small) > MANY_FILES:
+            grouped.update(small)
+            hashed = [_HashedFile(fingerprint(file.name), file) for file in small]
+            yield from _groups(folder, hashed, "")
+    for file in files:
+        if file not in grouped:
+            yield FileShard(short_name(f"{file.name}~{_place_hash(file.path)}"), file)
+
+
+def _unpacked_bytes(file: ConversationFile) -> int:
+    """Return about how many bytes the records of a file take; 0 for a file that is not there."""
+    stored_bytes: int = file.stamp().get("bytes", 0)
+    return stored_bytes * PACKED if file.path.suffix in NAMED else stored_bytes
+
+
+def _place_hash(path: Path) -> str:
+    """Return eight digits that tell a path apart from others, whatever its characters are."""
+    return fingerprint(printable(path.absolute()))[:8]
+
+
+class _HashedFile(NamedTuple):
+    """A file with the hash of its name, in hexadecimal digits."""
+
+    hash: str
+    file: ConversationFile
+
+
+def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
+    """Yield groups of the small files of a folder whose hashes begin with the bits of `prefix`.
+
+    A group that is too large is two, by the next bit of the hashes. So a file that comes or goes changes its own group
+    alone, or splits or joins it, whatever the other files are called.
+    """
+    total_bytes = sum(_unpacked_bytes(hashed.file) for hashed in files)
+    if len(files) == 1 or (len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES):
+        name = f"{printable(folder.name)}~{_place_hash(folder)}~{prefix or 'all'}"
+        yield GroupShard(short_name(name), tuple(sorted((hashed.file for hashed in files), key=lambda file: file.name)))
+        return
+    for bit in "01":
+        half = [hashed for hashed in files if _bit(hashed.hash, len(prefix)) == bit]
+        if half:
+            yield from _groups(folder, half, prefix + bit)
+
+
+def _bit(hash: str, number: int) -> str:
+    """Return the bit of that number, from 0, of a hash in hexadecimal digits."""
+    return f"{int(hash[number // 4], 16):04b}"[number % 4]
+
+
+HUB_ID = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
+"""The id of a data set of the hub."""
+
+
+def _hub_shards(source: str) -> list[HubShard]:
+    """Return the splits of a data set of the hub. Raises UserError where there is no such data set."""
+    may_be_hub_id = HUB_ID.fullmatch(source) and not source.lower().endswith(RECORD_ENDINGS)
+    if not may_be_hub_id:
+        raise UserError(f"{source}: there is no such file or folder; correct the path")
+    try:
+        splits = resolve_splits(source)
+    except HubError as error:
+        raise UserError(f"{source}: no such file, and no data set of the hub ({error}); name either") from error
+    return [HubShard(f"{source}~{split.split}", split) for split in splits]

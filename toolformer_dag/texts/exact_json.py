@@ -1,0 +1,40 @@
+"""Parse JSON so that nothing of it is lost: numbers of any length, NaN, half a surrogate pair."""
+
+import json
+import re
+from codecs import BOM_UTF8
+from typing import Any
+
+import orjson
+
+from toolformer_dag.texts.formats import read_json
+
+LONG_NUMBER = re.compile(rb"\d{19}")
+"""Digits of a number that orjson may round."""
+
+
+def exact_value(content: bytes) -> Any:
+    """Return the value of a JSON document or of a line of one.
+
+    Numbers keep all their digits. NaN and Infinity are read as Python writes them; half a surrogate pair, which no text
+    can hold, becomes U+FFFD. Raises ValueError, of which UnicodeDecodeError says that the content is not UTF-8.
+    """
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return _lenient_value(content)
+    if LONG_NUMBER.search(content) is None:
+        return value
+    try:
+        return json.loads(content)
+    except ValueError:  # a number of thousands of digits, which Python does not read
+        return value
+
+
+def _lenient_value(content: bytes) -> Any:
+    """Return the value of what orjson refuses, where Python's json takes it. Raises ValueError."""
+    text = content.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
+    try:
+        return read_json(text)
+    except RecursionError as error:
+        raise ValueError("values are nested too deeply") from error

@@ -1,0 +1,212 @@
+"""traces/call_losses: the losses of what follows each recorded call, by variant of the call.
+
+What was measured of a call is stored under its `key` (traces/judged_calls), and each loss under its tokens
+(traces/losses), so that neither a file that was moved nor another setting computes it again.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import (
+    ByChunk,
+    Chunk,
+    Claimed,
+    Column,
+    PartRows,
+    Planned,
+    Rejected,
+    Stage,
+    TableOutput,
+    Work,
+    counted,
+)
+from toolformer_dag.computing.stored_rows import chunk_size, claim
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.files import StorageError
+from toolformer_dag.lake.row_store import RowStore
+from toolformer_dag.settings.setting_types import determining
+from toolformer_dag.traces import exchanged_results, recorded_calls, recorded_conversations
+from toolformer_dag.traces.conversations import RecordedMessage
+from toolformer_dag.traces.exchanged_results import key_of
+from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, losses_identity, reader_of
+from toolformer_dag.traces.recorded_calls import KEY, PLACE
+from toolformer_dag.traces.stored_messages import messages_of, text_digest
+from toolformer_dag.traces.variants import EMPTY, NONE, OWN, AskedCall, Reader
+
+READING = 1
+"""Raised when the same conversation would be read as other tokens, or another overlap would be counted."""
+NAME = "traces/call_losses"
+"""The table of the losses."""
+MEASURED = {
+    "not_judged": Column(pl.String(), "why there are no losses; null for most"),
+    "tokens": Column(pl.Int32(), "weighted tokens"),
+    "loss_none": Column(pl.Float64(), "loss of the weighted tokens had the call never been made, nats per token"),
+    "loss_empty": Column(pl.Float64(), "the same with the call and an empty result"),
+    "loss_result": Column(pl.Float64(), "the same with the recorded result"),
+    "overlap": Column(pl.Float64(), "share of the weighted words that stand in the result"),
+    "swapped_losses": Column(pl.List(pl.Float64()), "the loss with each of the exchanged results"),
+    "swapped_overlaps": Column(pl.List(pl.Float64()), "the overlap with each of the exchanged results"),
+}
+"""What is measured of a call."""
+JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
+"""The columns of the stored measurements."""
+LOOKED_UP = 20_000
+"""Calls whose measurements are looked up at once."""
+
+
+class LossStores(NamedTuple):
+    """The row stores of the plan's judge: what was measured of calls by `key`, and losses by their tokens."""
+
+    calls: RowStore
+    losses: RowStore
+
+
+class CallChunk(NamedTuple):
+    """Calls of a shard to be judged: (row, key), by the numbers of their rows in the tables of the shard."""
+
+    shard: str
+    calls: pl.DataFrame
+
+
+def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
+    """Return what determines the losses of a call beside the conversation and the results."""
+    judge = losses_identity(plan.identity_of("judge"))
+    return {**judge, "reading": READING, **determining(plan.settings.traces, but=("swaps",))}
+
+
+def loss_stores(worker: Worker) -> LossStores:
+    """Open the losses of the plan's judge. Those of releases before this table are among them."""
+    identity = losses_identity(worker.plan.identity_of("judge"))
+    return LossStores(
+        calls=worker.rows("traces/judged_calls", settings(worker.plan, None), ["key"], JUDGED),
+        losses=worker.rows("traces/losses", identity, ["digest"], LOSSES),
+    )
+
+
+def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
+    """Plan the calls of a shard that are not judged yet. Calls that share a key are judged once."""
+    keys = output.plan.lake.table(exchanged_results.NAME).scan([shard]).select("key").with_row_index("row").collect()
+    store = loss_stores(worker).calls
+    missing = claim(claimed, store.name, store.missing(keys))
+    distinct = keys.unique("key", keep="first", maintain_order=True)
+    to_judge = distinct.join(missing, on="key", how="semi").sort("row")
+    work = Work(computed=Counter(judged=to_judge.height), reused=Counter(judged=keys.height - to_judge.height))
+    if to_judge.is_empty():
+        return Planned([], work)
+    pieces = to_judge.iter_slices(chunk_size(output.plan.settings))
+    return Planned([Chunk(units=piece.height, payload=CallChunk(shard, piece)) for piece in pieces], work)
+
+
+def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
+    """Judge calls, and commit what was measured of them: losses first, by their tokens."""
+    stores = loss_stores(worker)
+    judge = Judge(worker.plan.settings, stores.losses, load=partial(worker.engine, "judge"), reader=_reader(worker))
+    measured = [_measured(call) for call in judge.judged(_calls(output.plan, chunk))]
+    rows = [(key, *values) for key, values in zip(chunk.calls["key"], measured, strict=True)]
+    stores.calls.append(pl.DataFrame(rows, schema=JUDGED, orient="row"))
+    return Work(
+        tokens=judge.tokens,
+        computed=Counter(losses=judge.counts["computed"]),
+        reused=Counter(losses=judge.counts["reused"]),
+        backends=frozenset({judge.engine.backend.identity}) if judge.counts["computed"] else frozenset(),
+    )
+
+
+@lru_cache(1)
+def _reader(worker: Worker) -> Reader:
+    """Return what writes the variants in a process, for all its chunks."""
+    return reader_of(worker.plan.settings)
+
+
+def _calls(plan: Plan, chunk: CallChunk) -> list[AskedCall]:
+    """Read the calls of a chunk with their conversations and the results that they are held against.
+
+    Raises StorageError where another run has replaced them since they were planned.
+    """
+    calls = _rows(plan, recorded_calls.NAME, chunk.shard, chunk.calls["row"])
+    exchanged = _rows(plan, exchanged_results.NAME, chunk.shard, chunk.calls["row"])
+    conversations = _conversations(plan, chunk.shard, calls["number"].unique().sort())
+    asked = []
+    keys = []
+    for call, results in zip(calls.iter_rows(named=True), exchanged["results"].to_list(), strict=True):
+        conversation = conversations[call["number"]]
+        asked.append(AskedCall(conversation.messages, call["turn"], call["call"], tuple(results)))
+        keys.append(key_of(conversation.digest, call["turn"], call["call"], results))
+    if keys != chunk.calls["key"].to_list():
+        raise StorageError(
+            f"{NAME}, shard {chunk.shard!r}: another run has replaced its conversations meanwhile; run again"
+        )
+    return asked
+
+
+class _StoredConversation(NamedTuple):
+    """The messages of a conversation, and the hash of how they are stored."""
+
+    digest: str
+    messages: tuple[RecordedMessage, ...]
+
+
+def _conversations(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, _StoredConversation]:
+    """Return the conversations of these numbers of a shard, by number."""
+    stored = _rows(plan, recorded_conversations.NAME, shard, numbers)["messages"]
+    conversations = {}
+    for number, messages in zip(numbers.to_list(), stored.to_list(), strict=True):
+        conversations[number] = _StoredConversation(text_digest(messages), messages_of(messages))
+    return conversations
+
+
+def _rows(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
+    """Return the rows of these numbers, ascending, of a shard of a table; no others are held in memory."""
+    first = int(numbers[0])
+    last = int(numbers[-1])
+    between = plan.lake.table(table).scan([shard]).slice(first, last - first + 1)
+    return between.filter((pl.int_range(pl.len()) + first).is_in(numbers.implode())).collect()
+
+
+def _measured(call: JudgedCall) -> Sequence[Any]:
+    """Return what was measured of a call, in the order of MEASURED."""
+    losses = [call.losses.get(name) for name in (NONE, EMPTY, OWN)]
+    overlap = call.overlap[0] if call.overlap else None
+    swapped_losses = [call.losses[str(number)] for number in range(len(call.swapped))]
+    return (call.reason, call.tokens, *losses, overlap, swapped_losses, list(call.overlap[1:]))
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return what was measured of every call of a shard. Reasons: why calls were not judged."""
+    stores = loss_stores(worker)
+    rejected: Rejected = Counter()
+    return PartRows(_frames(output, stores.calls, shard, rejected), rejected, [store.name for store in stores])
+
+
+def _frames(output: TableOutput, store: RowStore, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
+    """Yield the calls of a shard with what was measured of them; count in `rejected` those that were not judged."""
+    for exchanged in output.plan.lake.table(exchanged_results.NAME).batches(shard):
+        for calls in exchanged.select(*PLACE, "key").iter_slices(LOOKED_UP):
+            measured = calls.join(store.stored(calls), on="key", how="left", maintain_order="left")
+            damaged = measured["tokens"].null_count()
+            if damaged:
+                raise StorageError(f"{damaged} judged calls were damaged while they were read; run again")
+            rejected.update(counted(measured, "not_judged"))
+            yield measured.select(output.stage.schema.names())
+
+
+STAGE = Stage(
+    name="call_losses",
+    description="The losses of what follows every recorded call: without it, with its result, with those of others.",
+    columns={**PLACE, **MEASURED},
+    key=KEY,
+    settings=settings,
+    reads=(recorded_conversations.NAME, recorded_calls.NAME, exchanged_results.NAME),
+    inputs=(exchanged_results.NAME,),
+    shards=lambda plan: plan.conversations,
+    shared=True,
+    group="traces",
+    pool="gpu",
+    kinds=frozenset({"pytorch", "parquet"}),
+    make=ByChunk(chunks, compute, rows),
+)

@@ -1,0 +1,203 @@
+"""Choose the results of other conversations that a recorded call is held against.
+
+A call is held against results that the same tool gave elsewhere: a result that tells of what follows does better than
+they do. Pure functions over plain values; who calls them says where the results come from:
+
+- a shard's own calls first (`Donors`), so that a file that comes or goes changes nothing for the calls of others
+- results of other shards (`exchanged_results.py`) only for a tool of which the shard has too few
+
+Conversations that begin alike are one *document*: their results may be right for each other, and are not exchanged.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import takewhile
+from operator import attrgetter
+from typing import NamedTuple
+
+from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage
+
+METHOD = 3
+"""Raised when the same calls would be held against other results."""
+DONORS = 1000
+"""The most results of a tool that the calls of one shard are held against: those with the smallest hashes."""
+LONGEST_DONOR = 1 << 16
+"""Characters of another result that are kept; of a result the judge reads `traces.result_tokens` tokens."""
+
+
+class Donor(NamedTuple):
+    """A result that other calls may be held against.
+
+    - `hash`: of the whole result: donors of a tool stand in its order, whatever the order of the conversations is
+    - `result`: its first LONGEST_DONOR characters
+    - `document`: where it was given; of several documents the smallest
+    """
+
+    hash: str
+    result: str
+    document: str
+
+
+class Donors:
+    """The donors of each tool, collected call by call: of at most `most` per tool those with the smallest hashes.
+
+    Memory: `most` results per tool, whatever the number of calls. Failed calls give none.
+    """
+
+    def __init__(self, most: int = DONORS) -> None:
+        self._most = most
+        self._by_tool: dict[str, dict[str, Donor]] = {}  # tool -> hash -> donor
+        self._largest_hash: dict[str, str] = {}  # of the donors that a full tool has; larger ones are passed over
+
+    def add(self, document: str, call: RecordedCall) -> None:
+        """Add the result of a call, if it may be given to others."""
+        if call.result is None or call.failed:
+            return
+        hash = text_hash(call.result)
+        if hash > self._largest_hash.get(call.tool, hash):
+            return
+        donors = self._by_tool.setdefault(call.tool, {})
+        known = donors.get(hash)
+        first_document = document if known is None else min(known.document, document)
+        donors[hash] = Donor(hash, _kept(call.result), first_document)
+        if len(donors) >= 2 * self._most:
+            self._by_tool[call.tool] = dict(sorted(donors.items())[: self._most])
+            self._largest_hash[call.tool] = max(self._by_tool[call.tool])
+
+    def of_tools(self) -> Iterator[tuple[str, list[Donor]]]:
+        """Yield each tool with its donors in the order of their hashes."""
+        for tool, donors in self._by_tool.items():
+            yield tool, sorted(donors.values())[: self._most]
+
+    def circles(self) -> dict[str, "Circle"]:
+        """Return the donors of each tool as a circle, from which calls take theirs."""
+        return {tool: Circle.of(donors) for tool, donors in self.of_tools()}
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """The donors of a tool in the order of their hashes; behind the last comes the first.
+
+    `to_other_document`: for each donor how many steps on the next one of another document stands; 0 where all are of
+    one document.
+    """
+
+    donors: Sequence[Donor]
+    to_other_document: Sequence[int]
+
+    @staticmethod
+    def of(donors: Sequence[Donor]) -> "Circle":
+        """Return the circle of donors that are in the order of their hashes."""
+        steps = [0] * len(donors)
+        if len({donor.document for donor in donors}) > 1:
+            for number in range(2 * len(donors) - 1, -1, -1):  # twice round, since the last looks at the first
+                place = number % len(donors)
+                following = (place + 1) % len(donors)
+                is_other = donors[following].document != donors[place].document
+                steps[place] = 1 if is_other else steps[following] + 1
+        return Circle(donors, steps)
+
+    def others(self, document: str, call: RecordedCall) -> Iterator[str]:
+        """Yield the results that a call of `document` may be held against, in the order of the circle.
+
+        It begins behind the call's own place, which a hash of the call tells. Results of the document and those that
+        are the call's own, but for white space around it, are left out.
+        """
+        own = _kept(call.result or "").strip()
+        start = bisect_left(self.donors, call_hash(document, call), key=attrgetter("hash"))
+        walked = 0
+        while walked < len(self.donors):
+            place = (start + walked) % len(self.donors)
+            donor = self.donors[place]
+            if donor.document != document:
+                if donor.result.strip() != own:
+                    yield donor.result
+                walked += 1
+            elif self.to_other_document[place]:
+                walked += self.to_other_document[place]
+            else:
+                return
+
+
+def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
+    """Return `swaps` distinct results for a call, or fewer: from the first of the circles as far as it has some."""
+    chosen: list[str] = []
+    for circle in circles:
+        for result in circle.others(document, call):
+            if len(chosen) == swaps:
+                return tuple(chosen)
+            if result not in chosen:
+                chosen.append(result)
+    return tuple(chosen)
+
+
+def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
+    """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
+
+    calls: each with the document that it stands in (`document_of`). Their order changes nothing.
+    """
+    donors = Donors(most=len(calls))
+    for document, call in calls:
+        donors.add(document, call)
+    circles = donors.circles()
+    results = []
+    for document, call in calls:
+        circle = [circles[call.tool]] if call.tool in circles else []
+        results.append(chosen_results(circle, document, call, swaps))
+    return results
+
+
+def lacks_donors(donors: Sequence[Donor], swaps: int) -> bool:
+    """Return whether a call may find fewer than `swaps` results of other documents among the donors of its tool."""
+    donors_of_document: dict[str, int] = {}
+    for donor in donors:
+        donors_of_document[donor.document] = donors_of_document.get(donor.document, 0) + 1
+    largest = max(donors_of_document.values(), default=0)
+    own_result = 1  # another document may have given the same result
+    return len(donors) - largest - own_result < swaps
+
+
+def document_of(messages: Sequence[RecordedMessage]) -> str:
+    """Return what conversations about one question share: a hash of what is said to the assistant before a call."""
+    before_calls = takewhile(lambda message: not message.calls, messages)
+    return beginnings([message for message in before_calls if message.role != "assistant"])[-1]
+
+
+def beginnings(messages: Sequence[RecordedMessage]) -> list[str]:
+    """Return a hash of the messages before each message, and last of all of them; ids and places of calls do not count.
+
+    Two conversations have the same hash where they begin alike. Each message is hashed once.
+    """
+    hashes = []
+    begun = blake2b(b"[", digest_size=8)
+    for number, message in enumerate(messages):
+        hashes.append(_closed(begun))
+        calls = [(call.tool, call.arguments, call.result) for call in message.calls]
+        separator = ", " if number else ""
+        text = separator + repr((message.role, message.content, calls))
+        begun.update(text.encode("utf-8", "surrogatepass"))
+    return [*hashes, _closed(begun)]
+
+
+def _closed(begun: "blake2b") -> str:
+    """Return the hash of a list whose items were hashed so far."""
+    closed = begun.copy()
+    closed.update(b"]")
+    return closed.hexdigest()
+
+
+def call_hash(document: str, call: RecordedCall) -> str:
+    """Return a hash of a call in its document: its place among the donors of its tool."""
+    return text_hash(f"{document} {call.arguments} {call.result}")
+
+
+def text_hash(text: str) -> str:
+    """Return a hash, the same on every machine and in every version."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _kept(result: str) -> str:
+    """Return the part of a result that is kept where other calls are held against it."""
+    return result[:LONGEST_DONOR]

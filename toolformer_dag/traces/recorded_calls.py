@@ -1,0 +1,118 @@
+"""traces/recorded_calls: a row per call of the recorded conversations, with what it is exchanged by."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import ByShard, Column, PartRows, Stage, TableOutput
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.traces import recorded_conversations
+from toolformer_dag.traces.other_results import beginnings, document_of
+from toolformer_dag.traces.stored_messages import messages_of
+from toolformer_dag.traces.variants import calls_of
+
+METHOD = 1
+"""Raised when the same messages would give other rows."""
+NAME = "traces/recorded_calls"
+"""The table of the recorded calls."""
+BATCH = 2_000
+"""About the most calls of a frame."""
+BATCH_CHARACTERS = 1 << 23
+"""About the most characters of the results of a frame."""
+PLACE = {
+    "shard": recorded_conversations.SHARD,
+    "conversation": recorded_conversations.CONVERSATION,
+    "turn": Column(pl.Int32(), "number of the message of the conversation, from 0; results are no messages"),
+    "call": Column(pl.Int32(), "number of the call in its message, from 0"),
+}
+"""The columns that tell recorded calls apart."""
+KEY = ("conversation", "turn", "call")
+
+
+def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
+    """Return what determines the calls beside the conversations."""
+    return {"method": METHOD}
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Return a row per call of a shard, in the order of the conversations."""
+    return PartRows(_frames(output, shard))
+
+
+def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
+    """Yield the calls of a shard in frames of about BATCH calls."""
+    batch: list[tuple[Any, ...]] = []
+    characters = 0
+    number = 0  # of the conversation in the shard
+    for frame in output.plan.lake.table(recorded_conversations.NAME).batches(shard):
+        for conversation in frame.iter_rows(named=True):
+            for row in _call_rows(conversation, number):
+                batch.append(row)
+                characters += len(row[-2] or "")
+            number += 1
+            if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
+                yield pl.DataFrame(batch, schema=output.stage.schema, orient="row")
+                batch = []
+                characters = 0
+    if batch:
+        yield pl.DataFrame(batch, schema=output.stage.schema, orient="row")
+
+
+def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of the calls of a conversation, a row of traces/conversations, in the order of STAGE.columns.
+
+    number: of the conversation in its shard, from 0.
+    """
+    messages = messages_of(conversation["messages"])
+    places = list(calls_of(messages))
+    if not places:
+        return
+    document = document_of(messages)
+    beginning_of_turn = beginnings(messages)
+    for turn, index in places:
+        call = messages[turn].calls[index]
+        yield (
+            conversation["shard"],
+            conversation["conversation"],
+            turn,
+            index,
+            number,
+            conversation["source"],
+            conversation["record_id"],
+            conversation["digest"],
+            document,
+            beginning_of_turn[turn],
+            call.tool,
+            json.dumps(call.arguments, ensure_ascii=False),
+            call.result,
+            call.failed,
+        )
+
+
+STAGE = Stage(
+    name="recorded_calls",
+    description="Every call of the recorded conversations with its result.",
+    columns={
+        **PLACE,
+        "number": Column(pl.Int32(), "number of the conversation in its shard, from 0"),
+        "source": recorded_conversations.STAGE.columns["source"],
+        "record_id": recorded_conversations.STAGE.columns["record_id"],
+        "digest": recorded_conversations.STAGE.columns["digest"],
+        "document": Column(pl.String(), "what conversations about one question share: hash of what was said before"),
+        "beginning": Column(pl.String(), "hash of the messages before that of the call"),
+        "tool": Column(pl.String(), "name of the tool"),
+        "arguments": Column(pl.String(), "arguments of the call"),
+        "result": Column(pl.String(), "the recorded result; null where there is none"),
+        "failed": Column(pl.Boolean(), "whether the result says that the call failed"),
+    },
+    key=KEY,
+    settings=settings,
+    reads=(recorded_conversations.NAME,),
+    shards=lambda plan: plan.conversations,
+    shared=True,
+    group="traces",
+    make=ByShard(rows),
+)

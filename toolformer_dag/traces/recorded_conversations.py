@@ -1,0 +1,228 @@
+"""traces/conversations: the recorded conversations of a shard, and what of its records could not be used."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from toolformer_dag.computing.conversation_shards import Source
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.stage import (
+    RETRY,
+    ByShard,
+    Column,
+    InputsOf,
+    PartRows,
+    Rejected,
+    Stage,
+    TableOutput,
+    UnusableRows,
+)
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.lake.record import record
+from toolformer_dag.texts.columns import Rejection
+from toolformer_dag.texts.record_files import NumberedRecord
+from toolformer_dag.texts.shard_faults import ShardError, ShardFault
+from toolformer_dag.traces.conversations import ReadConversation, read_conversations
+from toolformer_dag.traces.stored_messages import messages_as_json, text_digest
+
+UNKNOWN_FORM = "unknown_form"
+"""The fault of a record from which no conversation was read."""
+READER = 1
+"""Raised when the same file would give other rows; a golden test notices where it was not."""
+NAME = "traces/conversations"
+"""The table of the conversations."""
+REJECTED_RECORDS = "traces/rejected_records"
+"""The table, part for part beside that of the conversations, that describes what could not be used."""
+DESCRIBED = 10_000
+"""Rejections that are described, per shard; all are counted."""
+BATCH = 500
+"""The most conversations of a frame."""
+BATCH_CHARACTERS = 1 << 23
+"""About the most characters of the messages of a frame."""
+SHARD = Column(pl.String(), "name of the shard: of its file with a hash of the path, or of a group of files")
+CONVERSATION = Column(pl.String(), "file or split, and line or row, as in traces.jsonl:12")
+
+
+class RejectedRecord(NamedTuple):
+    """What of a record could not be used as it was recorded: a row of REJECTED_RECORDS."""
+
+    conversation: str
+    record_id: str | None
+    source: str
+    reason: str
+    detail: str
+
+
+REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))
+
+
+def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
+    """Return what determines the rows beside the files' content."""
+    return {"reader": READER}
+
+
+def inputs(output: TableOutput) -> InputsOf:
+    """Return a function from a shard to what tells that its files changed, such as size and time."""
+    shards = output.shards
+
+    def inputs_of_shard(shard: str) -> Mapping[str, Any]:
+        return shards[shard].stamp() if shard in shards else {}
+
+    return inputs_of_shard
+
+
+def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
+    """Read a shard in one pass.
+
+    Of a damaged file no conversation is used, which its checksums may tell only at its end; it is one rejection. Other
+    files of the shard are used. A file that cannot be read at all is the rejection `unreadable`, and the next run tries
+    it again. Reasons beside those: of `file_records` and of `read_conversations`.
+
+    Memory: BATCH conversations, and of a group of small files a file.
+    """
+    reading = _ShardReading(output, shard)
+    return PartRows(reading.frames(), reading.rejected, facts=reading.facts)
+
+
+class _ShardReading:
+    """One pass over a shard. `rejected` and `facts` grow with `frames` and are complete when it is used up."""
+
+    def __init__(self, output: TableOutput, shard: str) -> None:
+        self.rejected: Rejected = Counter()
+        self.facts: dict[str, Any] = {}
+        self._output = output
+        self._shard = shard
+        self._described: list[RejectedRecord] = []  # the first DESCRIBED of the rejections
+
+    def frames(self) -> Iterator[pl.DataFrame]:
+        """Yield the conversations; at the end publish the rejections as a table beside theirs.
+
+        Raises UnusableRows after the last frame where the only file of the shard is damaged.
+        """
+        shard = self._output.plan.conversations[self._shard]
+        is_usable = True
+        for file in shard.files():
+            reading = FileReading(file)
+            try:
+                if shard.is_group:  # its small files are held, so that one of them may be left out
+                    yield from list(self._frames(reading))
+                else:
+                    yield from self._frames(reading)
+                self._reject(reading.rejections)
+            except (ShardFault, ShardError) as error:
+                is_usable = shard.is_group
+                self._reject([self._whole_file(file, error)])
+        self._publish_rejections()
+        if not is_usable:
+            raise UnusableRows
+
+    def _frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
+        """Yield the conversations of a file in frames of at most BATCH, and about BATCH_CHARACTERS characters."""
+        batch: list[tuple[Any, ...]] = []
+        characters = 0
+        for conversation in reading.conversations():
+            messages = messages_as_json(conversation.messages)
+            batch.append(
+                (
+                    self._shard,
+                    reading.name_of(conversation),
+                    reading.source.name,
+                    conversation.record_id,
+                    conversation.form,
+                    text_digest(messages),
+                    messages,
+                )
+            )
+            characters += len(messages)
+            if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
+                yield pl.DataFrame(batch, schema=self._output.stage.schema, orient="row")
+                batch = []
+                characters = 0
+        if batch:
+            yield pl.DataFrame(batch, schema=self._output.stage.schema, orient="row")
+
+    def _whole_file(self, file: Source, error: ShardFault | ShardError) -> RejectedRecord:
+        """Return the rejection of a file; where it could not be read at all, the next run tries it again."""
+        reason = error.reason if isinstance(error, ShardFault) else "unreadable"
+        if isinstance(error, ShardError):
+            self.facts[RETRY] = f"{file.name} could not be read: {error}"
+        return RejectedRecord(file.name, None, file.name, reason, str(error))
+
+    def _reject(self, rejections: list[RejectedRecord]) -> None:
+        """Count rejections, and describe the first of them."""
+        for rejection in rejections:
+            self.rejected[self._shard, rejection.reason] += 1
+        self._described += rejections[: DESCRIBED - len(self._described)]
+
+    def _publish_rejections(self) -> None:
+        output = self._output
+        rejections = pl.DataFrame(self._described, schema=REJECTIONS_SCHEMA, orient="row")
+        table = output.plan.lake.table(REJECTED_RECORDS)
+        table.publish(self._shard, [rejections], lambda: record(output.settings, output.inputs_of()(self._shard)))
+
+
+class FileReading:
+    """One pass over a file. `rejections` grows with `conversations` and is complete when it is used up."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.rejections: list[RejectedRecord] = []
+        self.records: dict[int, Any] = {}
+        """Records by number, from that of the conversation that was yielded last, where they are kept."""
+
+    def conversations(self, keeps_records: bool = False) -> Iterator[ReadConversation]:
+        """Yield the conversations of the file in their order. Raises ShardFault, ShardError.
+
+        keeps_records: whether `records` then holds the record that each was read from.
+        """
+        for conversation in read_conversations(self._records(keeps_records)):
+            name = self.name_of(conversation)
+            for reason, detail in conversation.faults:
+                rejection = RejectedRecord(name, conversation.record_id, self.source.name, reason, detail)
+                self.rejections.append(rejection)
+            for number in [number for number in self.records if number < conversation.number]:
+                del self.records[number]
+            if all(reason != UNKNOWN_FORM for reason, _ in conversation.faults):
+                yield conversation
+
+    def name_of(self, conversation: ReadConversation) -> str:
+        """Return the name of a conversation, such as traces.jsonl:12; of several in one record traces.jsonl:12.1."""
+        part = f".{conversation.part}" if conversation.part else ""
+        return f"{self.source.name}:{conversation.number}{part}"
+
+    def _records(self, keeps_records: bool) -> Iterator[NumberedRecord]:
+        """Yield the records, and note what is none."""
+        source = self.source.name
+        for read in self.source.records:
+            if isinstance(read, Rejection):
+                place = f"{source}:{read.line}"
+                self.rejections.append(RejectedRecord(place, None, source, read.reason, read.detail))
+                continue
+            if keeps_records:
+                self.records[read.number] = read.value
+            yield read
+
+
+STAGE = Stage(
+    name="conversations",
+    description="Recorded conversations with their tool calls; what could not be used is counted by reason.",
+    columns={
+        "shard": SHARD,
+        "conversation": CONVERSATION,
+        "source": Column(pl.String(), "file or split"),
+        "record_id": Column(pl.String(), "the record's own id; null where it has none"),
+        "form": Column(pl.String(), "form of the record"),
+        "digest": Column(pl.String(), "hash of the messages"),
+        "messages": Column(pl.String(), "messages with calls and results, as JSON"),
+    },
+    key=("conversation",),
+    settings=settings,
+    shards=lambda plan: plan.conversations,
+    shared=True,
+    group="traces",
+    inputs=inputs,
+    beside=(REJECTED_RECORDS,),
+    make=ByShard(rows),
+)
