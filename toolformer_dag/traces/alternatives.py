@@ -1,4 +1,4 @@
-"""Choose what a recorded call is held against: results under which the answer would be less likely if it rests on its own.
+"""Choose what a recorded call is held against: results under which an answer that rests on its own is less likely.
 
 In this order, the first of which there are enough:
 
@@ -9,10 +9,11 @@ In this order, the first of which there are enough:
 A result that holds the same values as the call's own, in whatever spelling, is none of them.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from toolformer_dag.traces.conversations import RecordedCall
+from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage
 from toolformer_dag.traces.exchanged_values import StringPools, exchanged_result
 from toolformer_dag.traces.result_values import same_values
 
@@ -23,6 +24,10 @@ EXCHANGED_VALUES = "exchanged_values"
 OTHER_TOOLS = "other_tools"
 MEANS = (OTHER_RESULTS, EXCHANGED_VALUES, OTHER_TOOLS)
 """What a call may be held against, in the order in which they are tried."""
+READ = 1 << 13
+"""Characters of its own result that are written with other values; a judge reads fewer."""
+SAID = 1 << 14
+"""Characters that count as said before a call."""
 FEWEST = 2
 """Results of other conversations that are enough: each is held against the others, which tells what chance does."""
 
@@ -35,6 +40,22 @@ class Alternatives(NamedTuple):
 
 
 NO_ALTERNATIVES = Alternatives(None)
+
+
+def said_before(messages: Sequence[RecordedMessage], turn: int, index: int) -> str:
+    """Return what was said before the result of a call: messages, earlier calls with their results, its arguments.
+
+    At most the last SAID characters, which is more than a judge reads.
+    """
+    said = json.dumps(messages[turn].calls[index].arguments, ensure_ascii=False)
+    for number in range(turn, -1, -1):
+        if len(said) >= SAID:
+            break
+        message = messages[number]
+        earlier_calls = message.calls if number < turn else ()
+        told = [f"{json.dumps(call.arguments, ensure_ascii=False)} {call.result or ''}" for call in earlier_calls]
+        said = " ".join([message.content, *told, said])
+    return said[-SAID:]
 
 
 def other_values_of(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
@@ -64,7 +85,7 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
         return NO_ALTERNATIVES
     versions: list[str] = []
     for number in range(most):
-        version = exchanged_result(call.result, call.tool, f"{identity} {number}", before, pools)
+        version = exchanged_result(call.result[:READ], call.tool, f"{identity} {number}", before, pools)
         if version is not None and version not in versions:
             versions.append(version)
     return Alternatives(EXCHANGED_VALUES, tuple(versions)) if versions else NO_ALTERNATIVES

@@ -96,7 +96,11 @@ def _pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
 
 
 def kind_of(value: ResultValue) -> str:
-    """Return the kind of a value: empty, state, boolean, coded (it has digits and few words), name, or prose."""
+    """Return the kind of a value: empty, state, boolean, confirmation, coded, name, or prose.
+
+    A confirmation is a message that something went well, of which only numbers and codes are values. Coded is what has
+    digits and few words.
+    """
     text = value.text.strip()
     if text in EMPTY_VALUES or value.key.casefold() in UNIT_KEYS:
         return "empty"
@@ -104,7 +108,9 @@ def kind_of(value: ResultValue) -> str:
         return "boolean"
     if text.casefold() in AFFIRMATIONS:
         return "state"
-    words = re.findall(r"\S+", text)
+    if AFFIRMATIONS.intersection(re.findall(r"\w+", text.casefold())):
+        return "confirmation"
+    words = text.split()
     if DIGIT_RUN.search(text):
         return "coded" if len(words) <= CODED_WORDS else "prose"
     return "name" if len(words) <= NAME_WORDS else "prose"
@@ -148,7 +154,7 @@ def _other_value(
         return None if goes_well else OPPOSITES[value.text]
     if _words(value.text) <= set(said_before):
         return None
-    if kind == "coded":
+    if kind in ("coded", "confirmation"):
         return redrawn(value.text, f"{seed} {value.text}", said_before)
     return pools.other(tool, value, f"{seed} {value.text}", said_before)
 

@@ -24,8 +24,8 @@ from toolformer_dag.lake.record import record
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.traces.conversations import ReadConversation, read_conversations
-from toolformer_dag.traces.stored_messages import messages_as_json, text_digest
+from toolformer_dag.traces.conversations import ReadConversation, RecordedMessage, read_conversations
+from toolformer_dag.traces.stored_messages import messages_as_json, messages_of, text_digest
 
 UNKNOWN_FORM = "unknown_form"
 """The fault of a record from which no conversation was read."""
@@ -53,6 +53,32 @@ class RejectedRecord(NamedTuple):
     source: str
     reason: str
     detail: str
+
+
+class StoredConversation(NamedTuple):
+    """The messages of a conversation, and the hash of how they are stored."""
+
+    digest: str
+    messages: tuple[RecordedMessage, ...]
+
+
+def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, StoredConversation]:
+    """Return the conversations of these numbers of a shard, ascending, by number."""
+    stored = rows_by_number(plan, NAME, shard, numbers)["messages"]
+    conversations = {}
+    for number, messages in zip(numbers.to_list(), stored.to_list(), strict=True):
+        conversations[number] = StoredConversation(text_digest(messages), messages_of(messages))
+    return conversations
+
+
+def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
+    """Return the rows of these numbers, ascending, of a shard of a table; no others are held in memory."""
+    if numbers.is_empty():
+        return plan.lake.table(table).scan([shard]).head(0).collect()
+    first = int(numbers[0])
+    last = int(numbers[-1])
+    between = plan.lake.table(table).scan([shard]).slice(first, last - first + 1)
+    return between.filter((pl.int_range(pl.len()) + first).is_in(numbers.implode())).collect()
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 
 QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 BARE = r"[^\s\[\]{},:\"']+"
@@ -32,6 +33,9 @@ UNIT_WORDS = (
 )
 UNITS = frozenset(UNIT_WORDS.split())
 """Words that name a unit or a currency; behind or beside a number they are no value of their own."""
+LONGEST_NUMBER = 28  # characters; a longer one is an id, and would be rounded
+COMPARED = 1 << 13
+"""Characters of a result that are compared with another one; a judge reads fewer."""
 AFFIRMATIONS = frozenset({"success", "successful", "successfully", "succeeded", "ok", "true"})
 """Words that say that a call went well, which is no value."""
 
@@ -115,8 +119,13 @@ def value_words(text: str) -> tuple[str, ...]:
 
 def normalized_number(number: str) -> str:
     """Return a number without separators of thousands, a plus sign, or zeros that say nothing: 2.50 is 2.5."""
-    value = Decimal(number.replace(",", ""))
-    return "0" if not value else str(value.normalize())
+    if len(number) > LONGEST_NUMBER:
+        return number
+    try:
+        value = Decimal(number.replace(",", "")).normalize()
+    except ArithmeticError:  # an exponent of many digits
+        return number
+    return str(value) if value else "0"
 
 
 def same_values(first: str, second: str) -> bool:
@@ -124,17 +133,23 @@ def same_values(first: str, second: str) -> bool:
 
     Numbers are compared by their value; units, currencies, quotes, the order of keys and words such as "success" are
     set aside. Keys count where both results have the same ones, so that {"low": 1, "high": 2} is not {"low": 2,
-    "high": 1}; a result with other keys is compared by its values alone. Dates are compared as they are written.
+    "high": 1}; a result with other keys is compared by its values alone. Dates are compared as they are written, and of
+    a long result only the first COMPARED characters.
     """
-    one, other = _keyed_words(first), _keyed_words(second)
+    if first == second:
+        return True
+    one = _keyed_words(first)
+    other = _keyed_words(second)
     if {key for key, _ in one} == {key for key, _ in other}:
         return one == other
     return sorted(words for _, words in one) == sorted(words for _, words in other)
 
 
+@lru_cache(1024)
 def _keyed_words(result: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the fields of a result with the words of their values, sorted."""
     keyed: list[tuple[str, tuple[str, ...]]] = []
-    for value in result_values(result):
+    for value in result_values(result[:COMPARED]):
         words = value_words(value.text)
         if words and value.key.casefold() not in UNIT_KEYS:
             keyed.append((value.key.casefold(), words))
