@@ -70,7 +70,7 @@ class AnswerTrainer:
         spans: list[list[int]] = []
         for value in call.repeated_values():
             place = pattern(value).search(call.answer)
-            if place is not None:
+            if place is not None and place.start() > 0:  # to begin with the value is one of several wordings
                 spans.append(_overlapping(written.offset_mapping, place.start(), place.end()))
         tokens = [*before, *written.input_ids, *self.encoding.eos]
         return AnswerText(call.conversation, tokens, len(before), spans) if len(tokens) <= LONGEST else None
