@@ -30,6 +30,8 @@ METADATA = "tool_call_gains"
 SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
+SUCCESS_CLAIMED = "success_claimed"
+"""The reason of a failed call whose answer says what no tool did: it goes as that of a call that does not help."""
 AS_LIKELY_WITHOUT = "as_likely_without"
 """The reason of a call whose answer was known without it: the answer rests on what was said before."""
 VERDICTS = (
@@ -149,7 +151,7 @@ def _cleaned(
 
     Adds what is left out to the counts of `cleaned`.
     """
-    does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP]
+    does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP or row["reason"] == SUCCESS_CLAIMED]
     if dropped == "conversations" and does_not_help:
         cleaned.conversations += 1
         return None

@@ -51,17 +51,20 @@ WITH swapped AS (
     FROM trace_swaps GROUP BY ALL
 ), chance AS (
     SELECT conversation, turn, call, list(gain ORDER BY swap) AS swapped_gains FROM trace_chance GROUP BY ALL
+), last_calls AS (  -- behind them no call follows, which would be likelier after a first one, whatever that gave
+    SELECT conversation, max(turn) AS last_turn FROM measured_calls GROUP BY conversation
 ), measured AS (
-    SELECT m.*, least(loss_none, loss_empty) - loss_result AS delta, swapped.loss - loss_result AS gain,
-           means, coalesce(swaps, 0) AS swaps, relative_gain * swapped.loss AS threshold, swapped_gains
+    SELECT m.*, turn < last_turn AS calls_again, least(loss_none, loss_empty) - loss_result AS delta, swapped.loss - loss_result AS gain,
+           1 - loss_result / nullif(swapped.loss, 0) AS relative_gain, means, coalesce(swaps, 0) AS swaps,
+           chance_gains.relative_gain * swapped.loss AS threshold, swapped_gains
     FROM measured_calls AS m
     LEFT JOIN swapped USING (conversation, turn, call) LEFT JOIN chance USING (conversation, turn, call)
-    LEFT JOIN trace_thresholds(share) USING (means)
+    JOIN last_calls USING (conversation)
+    LEFT JOIN trace_thresholds(share) AS chance_gains USING (means)
 ), told AS (
     SELECT *, CASE
-        WHEN failed AND (not_judged IS NOT NULL OR gain IS NULL OR threshold IS NULL) THEN 'error_result'
-        WHEN failed AND gain > threshold THEN 'failure_admitted'
-        WHEN failed THEN 'success_claimed'
+        WHEN failed AND (not_judged IS NOT NULL OR calls_again) THEN 'error_result'
+        WHEN failed THEN if(loss_result < loss_none, 'failure_admitted', 'success_claimed')
         WHEN not_judged IS NOT NULL THEN not_judged
         WHEN swaps = 0 THEN 'no_other_result'
         WHEN threshold IS NULL THEN 'too_few_swaps'
@@ -71,7 +74,8 @@ WITH swapped AS (
         ELSE if(gain > threshold, 'above_other_tools', 'no_more_than_other_tools') END AS reason
     FROM measured
 )
-SELECT conversation, record_id, source, turn, call, tool, arguments, result, delta, gain, threshold, swapped_gains, overlap,
+SELECT conversation, record_id, source, turn, call, tool, arguments, result, delta, gain, relative_gain, threshold,
+       swapped_gains, overlap,
        CASE WHEN failed THEN 'failed call'
             WHEN reason IN ('above_chance', 'above_other_values', 'above_other_tools') THEN 'helps'
             WHEN gain IS NULL OR threshold IS NULL THEN 'cannot be told'
@@ -92,6 +96,7 @@ COMMENT ON COLUMN trace_calls.arguments IS 'arguments of the call';
 COMMENT ON COLUMN trace_calls.result IS 'the recorded result; null where there is none';
 COMMENT ON COLUMN trace_calls.delta IS 'min(loss_none, loss_empty) - loss_result: above 0 for many a swapped result too';
 COMMENT ON COLUMN trace_calls.gain IS 'mean loss with swapped results less loss_result, nats per token; null without any';
+COMMENT ON COLUMN trace_calls.relative_gain IS 'gain as a share of the mean loss with swapped results';
 COMMENT ON COLUMN trace_calls.threshold IS 'the gain above which it helps: the relative gain that a share of the results of its means exceeds, times the mean loss with swapped results';
 COMMENT ON COLUMN trace_calls.swapped_gains IS 'what each swapped result gains over the other ones';
 COMMENT ON COLUMN trace_calls.overlap IS 'share of the weighted words that stand in the result: no model, the bar to beat';
