@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.made_traces import records
+from tests.traces.conftest import settings_at, write_lines
 from toolformer_dag.files import UserError
+from toolformer_dag.traces.judgement import judge_traces
 from toolformer_dag.traces.label_agreement import (
     Label,
     LabelledCall,
+    agreement_lines,
     auc_of,
     best_threshold,
     kappa,
+    label_agreement,
     read_labels,
 )
 
@@ -38,6 +43,25 @@ def test_labels_are_read_and_a_bad_line_is_named(tmp_path: Path) -> None:
         read_labels(file)
     with pytest.raises(UserError, match="JSON lines"):
         read_labels(tmp_path / "none")
+
+
+def test_judge_says_how_verdicts_agree_with_labels(tmp_path: Path) -> None:
+    right = records(24)
+    wrong = [{**record, "id": f"wrong {n}"} for n, record in enumerate(records(24, "wrong_value", seed=2))]
+    database = judge_traces(
+        settings_at(tmp_path), [write_lines(tmp_path / "made.jsonl", [*right, *wrong])], tmp_path / "traces.duckdb"
+    ).database
+    labels = [Label(f"made-{n}", 1, 0, True) for n in range(24)] + [Label(f"wrong {n}", 1, 0, False) for n in range(24)]
+    agreement = label_agreement(database, [*labels, Label("unknown", 1, 0, True)])
+    assert (agreement.labels, agreement.unmatched, agreement.not_told) == (49, 1, 0)
+    assert agreement.base_rate == 0.5
+    assert agreement.kappa == pytest.approx(2 * agreement.agree - 1)  # at a base rate of one half
+    assert agreement.low <= agreement.auc <= agreement.high
+    assert agreement.auc > 0.9
+    assert 0 < agreement.tested < 48
+    assert "48 compared, of which 50% rest on their result" in agreement_lines(agreement)[0]
+    with pytest.raises(UserError, match="of either kind"):
+        label_agreement(database, labels[:24])
 
 
 def test_kappa_is_that_of_cohen_s_example() -> None:
