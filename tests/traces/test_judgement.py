@@ -178,7 +178,7 @@ def test_what_cannot_be_told_says_why(tmp_path: Path) -> None:
     booked_calls = [
         (verdict, means) for tool, verdict, _, means in calls.rows() if (tool, means) == ("book", "other_tools")
     ]
-    assert {verdict for verdict, _ in booked_calls} <= {"helps", "does not help", "failed call"}
+    assert {verdict for verdict, _ in booked_calls} <= {"helps", "cannot be told", "failed call"}
     assert len(booked_calls) == 4  # the tool says "success" everywhere
     assert next(reason for _, verdict, reason in found if verdict == "failed call") in (
         "failure_admitted",

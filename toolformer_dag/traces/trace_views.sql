@@ -68,17 +68,17 @@ WITH swapped AS (
         WHEN not_judged IS NOT NULL THEN not_judged
         WHEN swaps = 0 THEN 'no_other_result'
         WHEN threshold IS NULL THEN 'too_few_swaps'
+        WHEN means = 'other_tools' THEN if(gain > threshold AND delta > 0, 'above_other_tools', 'no_more_than_other_tools')
         WHEN gain > threshold AND delta <= 0 THEN 'as_likely_without'
         WHEN means = 'other_results' THEN if(gain > threshold, 'above_chance', 'no_more_than_others')
-        WHEN means = 'exchanged_values' THEN if(gain > threshold, 'above_other_values', 'no_more_than_other_values')
-        ELSE if(gain > threshold, 'above_other_tools', 'no_more_than_other_tools') END AS reason
+        ELSE if(gain > threshold, 'above_other_values', 'no_more_than_other_values') END AS reason
     FROM measured
 )
 SELECT conversation, record_id, source, turn, call, tool, arguments, result, delta, gain, relative_gain, threshold,
        swapped_gains, overlap,
        CASE WHEN failed THEN 'failed call'
             WHEN reason IN ('above_chance', 'above_other_values', 'above_other_tools') THEN 'helps'
-            WHEN gain IS NULL OR threshold IS NULL THEN 'cannot be told'
+            WHEN gain IS NULL OR threshold IS NULL OR means = 'other_tools' THEN 'cannot be told'
             ELSE 'does not help' END AS verdict,
        reason, means, swaps, tokens, loss_none, loss_empty, loss_result, beginning
 FROM told;
