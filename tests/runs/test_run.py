@@ -23,6 +23,7 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline import filtered_calls
 from toolformer_dag.pipeline.chance import kept_nothing
 from toolformer_dag.traces.judgement import traces_database
+from toolformer_dag.traces.trace_stages import STAGES
 
 OURS = "toolformer/"
 """Tags that this project writes; Dagster's own begin with dagster/ or a dot."""
@@ -151,10 +152,11 @@ def test_a_result_follows_the_context_of_its_document(fresh):
 
 
 NAME = "traces/judged"
+TRACES = [NAME, *(f"traces/{stage.name}" for stage in STAGES)]
 SOURCE = "traces.source=['talks.jsonl']"
 
 
-def test_recorded_conversations_are_judged_as_an_asset(fresh):
+def test_recorded_conversations_are_judged_as_assets(fresh):
     assert NAME not in [one.name for one in outputs(fresh.project().plan)]
     write_lines(fresh.folder / "talks.jsonl", records(4))
 
@@ -162,15 +164,16 @@ def test_recorded_conversations_are_judged_as_an_asset(fresh):
         project = fresh.project(SOURCE, *overrides)
         assert NAME in project.stale()
         job = definitions_of(project.plan).resolve_job_def(JOB)
-        assert job.execute_in_process(instance=project.instance, asset_selection=[asset_key(NAME)]).success
-        assert NAME not in project.stale()
-        return fresh.figures(NAME)[TOKENS].value
+        selected = [asset_key(name) for name in TRACES]
+        assert job.execute_in_process(instance=project.instance, asset_selection=selected).success
+        assert not {*TRACES} & {*project.stale()}
+        return fresh.figures("traces/call_losses")[TOKENS].value
 
     assert made() > 0
     assert query(traces_database(fresh.settings()), "SELECT count(*) FROM trace_calls").item() == 4
     assert made("traces.share=0.5") == 0
     write_lines(fresh.folder / "talks.jsonl", records(8))
-    assert NAME in fresh.stale(SOURCE, "traces.share=0.5")
+    assert "traces/conversations" in fresh.stale(SOURCE, "traces.share=0.5")
 
 
 FILTER, CONTROL = "calculator/filtered_calls", "calculator/swapped_results"

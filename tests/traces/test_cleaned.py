@@ -1,5 +1,6 @@
 """Conversations that are written again: which answers go with the calls that they were read from, and which stay."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.made_traces import conversation, facts, turn
 from tests.command_line import cli
 from tests.traces.conftest import settings_at, write_lines
+from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces.cleaned import Cleaned, write_cleaned
 from toolformer_dag.traces.conversations import read_conversation
@@ -169,3 +171,18 @@ def test_a_failed_call_whose_answer_claims_success_goes_with_those_that_do_not_h
     cleaned = write_cleaned(judgement, tmp_path / "out", "conversations")
     without_help = query(judgement.database, "SELECT count(*) FROM trace_calls WHERE verdict = 'does not help'").item()
     assert cleaned.conversations == without_help + (reason == "success_claimed")
+
+
+def test_a_damaged_file_and_one_that_has_changed_are_not_written_again(tmp_path: Path) -> None:
+    talk = {"messages": [{"role": "user", "content": "?"}]}
+    lines = b"".join(json.dumps(talk).encode() + b"\n" for _ in range(300))
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "cut.jsonl.gz").write_bytes(gzip.compress(lines)[:-12])
+    settings = settings_at(tmp_path)
+    judgement = judge_traces(settings, [str(folder)], traces_database(settings))
+    assert write_cleaned(judgement, tmp_path / "out", "nothing").lines == {"a.jsonl": 300}
+    (folder / "a.jsonl").write_bytes(lines + lines)
+    with pytest.raises(UserError, match="has changed since it was judged"):
+        write_cleaned(judgement, tmp_path / "again", "nothing")

@@ -51,6 +51,51 @@ def test_a_template_for_tools_is_used_and_its_words_are_told_apart(name: str, en
     assert rendering.fingerprint != Rendering("hermes", HERMES, encoding.tokenizer).fingerprint
 
 
+RESULT = '17 "degrees"\n'
+WALK = (
+    *TALK[:1],
+    RecordedMessage("assistant", "I look.", (RecordedCall("warmth", {"town": "Graz"}, place=(1, 0), result=RESULT),)),
+    *TALK[2:],
+)
+"""The same with words beside the first call, and a result that some templates would write otherwise."""
+
+
+@pytest.mark.parametrize(
+    ("name", "talk"),
+    [
+        *((name, TALK) for name in ("qwen", "mistral", "hermes", "plain")),
+        *((name, WALK) for name in ("qwen", "hermes", "plain")),  # mistral refuses two messages of one role in a row
+    ],
+)
+def test_each_variant_is_what_the_template_writes_of_the_whole_conversation(
+    name: str, talk: tuple[RecordedMessage, ...], encoding: Encoding, tmp_path: Path
+) -> None:
+    file = TEMPLATES / f"{name}.jinja"
+    if file.exists():
+        encoding.tokenizer.chat_template = file.read_text("utf-8")
+    reader = Reader(settings_at(tmp_path, rendering="template" if file.exists() else name).traces, encoding, 2048)
+    results = {"empty": "", "own": str(talk[1].calls[0].result), "0": "-3 <degrees>", "1": " 40\n"}
+    variants = reader.variants(AskedCall(talk, 1, 0, (results["0"], results["1"])))
+    assert isinstance(variants, dict)
+    whole = {key: with_result(talk, 1, 0, result) for key, result in results.items()}
+    whole["none"] = without_call(talk, 1, 0)
+    assert variants.keys() == whole.keys()
+    for key, messages in whole.items():
+        moved = len(talk) - len(messages)
+        pieces = reader.rendering.render(messages, 1, [2 - moved, 4 - moved, 5 - moved])
+        ids = [token for piece in pieces for token in piece]
+        own, expected = ([token for token in some if token not in encoding.bos] for some in (variants[key].ids, ids))
+        assert own == expected
+
+
+def test_the_end_of_a_long_text_has_the_tokens_that_it_has_in_the_whole_text(encoding: Encoding) -> None:
+    encoding.tokenizer.chat_template = (TEMPLATES / "llama3.jinja").read_text("utf-8")
+    rendering = rendering_of("auto", encoding)
+    text = "".join(f"{encoding.tokenizer.eos_token or encoding.tokenizer.bos_token}line {n}\n" for n in range(900))
+    assert rendering.last_ids(text, 40) == rendering.ids(text)[-40:]
+    assert rendering.last_ids("short", 40) == rendering.ids("short")
+
+
 def test_a_sequence_begins_with_bos_once_whether_or_not_the_template_writes_it(
     encoding: Encoding, tmp_path: Path
 ) -> None:

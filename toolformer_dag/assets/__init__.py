@@ -153,7 +153,9 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
     if instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
         return dg.SkipReason("the job is running already")
     all_outputs = outputs(plan)
-    state = fingerprint([{output.name: output.code_version for output in all_outputs}, plan.stamps])
+    state = fingerprint(
+        [{output.name: output.code_version for output in all_outputs}, plan.stamps, plan.conversation_stamps]
+    )
     last_run = next(iter(instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
     did_not_succeed = last_run is not None and last_run.status is not dg.DagsterRunStatus.SUCCESS
     if did_not_succeed and context.cursor == state:

@@ -4,21 +4,25 @@ A shard is what a part of every table of recorded conversations is made of. Its 
 other commands over the same lake, so that two commands which judge different files write different parts.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from toolformer_dag.computing.shards import short_name
-from toolformer_dag.files import UserError, irregular
+from toolformer_dag.computing.shards import PINS, short_name
+from toolformer_dag.files import UserError, irregular, sealed, unsealed
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.storage import ABSENT, Storage
 from toolformer_dag.settings.setting_types import expanded, printable
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.readers.hub_datasets import HubError, HubSplit, hub_rows, resolve_splits
 from toolformer_dag.texts.record_files import RECORD_ENDINGS, NumberedRecord, file_records
 from toolformer_dag.texts.shard_reader import NAMED
+
+log = logging.getLogger(__name__)
 
 SMALL_BYTES = 1 << 20
 """A file of fewer bytes is small: it may share a shard with others of its folder."""
@@ -150,10 +154,11 @@ class HubShard:
 ConversationShard = FileShard | GroupShard | HubShard
 
 
-def conversation_shards(sources: Sequence[str]) -> dict[str, ConversationShard]:
+def conversation_shards(sources: Sequence[str], storage: Storage) -> dict[str, ConversationShard]:
     """Return the shards of sources by name.
 
     sources: files (JSON lines, JSON, Parquet; .gz and .zst too), folders of these, data sets of the hub.
+    storage: of the lake, which remembers at which commit a data set of the hub is.
 
     Hidden files and what lies in hidden folders is left out. The shards are the same in whatever order files are named
     or listed. Raises UserError where a source is nothing of the kind, or a folder without such files.
@@ -167,7 +172,7 @@ def conversation_shards(sources: Sequence[str]) -> dict[str, ConversationShard]:
         elif os.path.lexists(path):
             files.append(_named_file(path))
         else:
-            shards |= {shard.name: shard for shard in _hub_shards(source)}
+            shards |= {shard.name: shard for shard in _hub_shards(source, storage)}
     for file_shard in _file_shards(_with_distinct_names(files)):
         shards[file_shard.name] = file_shard
     return shards
@@ -272,13 +277,33 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(?:/[\w-][\w.-]*)?")
 """The id of a data set of the hub."""
 
 
-def _hub_shards(source: str) -> list[HubShard]:
+def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
     """Return the splits of a data set of the hub. Raises UserError where there is no such data set."""
     may_be_hub_id = HUB_ID.fullmatch(source) and not source.lower().endswith(RECORD_ENDINGS)
     if not may_be_hub_id:
         raise UserError(f"{source}: there is no such file or folder; correct the path")
     try:
-        splits = resolve_splits(source)
+        splits = _pinned_splits(source, storage)
     except HubError as error:
         raise UserError(f"{source}: no such file, and no data set of the hub ({error}); name either") from error
     return [HubShard(f"{source}~{split.split}", split) for split in splits]
+
+
+def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
+    """Return the splits of a data set as the lake remembers them; on first use ask the hub and remember the answer.
+
+    So a data set stays at the commit at which it was first used, and is found without a connection. A damaged note is
+    written anew. Raises HubError.
+    """
+    pin = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
+    version = ABSENT
+    try:
+        content, version = storage.read(pin)
+        return [HubSplit(**{**fields, "files": tuple(fields["files"])}) for fields in unsealed(content)["splits"]]
+    except FileNotFoundError:  # the first use
+        pass
+    except (ValueError, KeyError, TypeError):
+        log.warning("%s is damaged: %s is looked up anew, and may be another commit", storage.shown(pin), hub)
+    splits = resolve_splits(hub)
+    storage.replace(pin, sealed(hub, {"splits": [asdict(split) for split in splits]}), version)
+    return splits

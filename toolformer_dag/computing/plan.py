@@ -473,4 +473,9 @@ class Plan:
     @cached_property
     def conversations(self) -> Mapping[str, ConversationShard]:
         """The shards of recorded conversations (`traces.source`) by name, listed once per plan. Raises UserError."""
-        return conversation_shards(self.settings.traces.source)
+        return conversation_shards(self.settings.traces.source, self.lake.storage)
+
+    @property
+    def conversation_stamps(self) -> dict[str, dict[str, Any]]:
+        """What tells that a shard of conversations changed, by its name."""
+        return {name: shard.stamp() for name, shard in self.conversations.items()}

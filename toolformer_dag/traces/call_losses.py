@@ -4,6 +4,7 @@ What was measured of a call is stored under its `key` (traces/judged_calls), and
 (traces/losses), so that neither a file that was moved nor another setting computes it again.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -54,6 +55,8 @@ MEASURED = {
 """What is measured of a call."""
 JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
 """The columns of the stored measurements."""
+LONGEST_CHUNK = 1_000
+"""The most calls of a chunk, where it goes on to the end of a conversation."""
 LOOKED_UP = 20_000
 """Calls whose measurements are looked up at once."""
 
@@ -89,16 +92,32 @@ def loss_stores(worker: Worker) -> LossStores:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the calls of a shard that are not judged yet. Calls that share a key are judged once."""
-    keys = output.plan.lake.table(exchanged_results.NAME).scan([shard]).select("key").with_row_index("row").collect()
+    keys = output.plan.lake.table(exchanged_results.NAME).scan([shard]).select("conversation", "key").collect()
+    numbered = keys.with_row_index("row")
     store = loss_stores(worker).calls
     missing = claim(claimed, store.name, store.missing(keys))
-    distinct = keys.unique("key", keep="first", maintain_order=True)
+    distinct = numbered.unique("key", keep="first", maintain_order=True)
     to_judge = distinct.join(missing, on="key", how="semi").sort("row")
     work = Work(computed=Counter(judged=to_judge.height), reused=Counter(judged=keys.height - to_judge.height))
     if to_judge.is_empty():
         return Planned([], work)
-    pieces = to_judge.iter_slices(chunk_size(output.plan.settings))
+    pieces = _pieces(to_judge, chunk_size(output.plan.settings))
     return Planned([Chunk(units=piece.height, payload=CallChunk(shard, piece)) for piece in pieces], work)
+
+
+def _pieces(calls: pl.DataFrame, size: int) -> Iterator[pl.DataFrame]:
+    """Cut calls (row, conversation, key) into chunks of `size`; yield (row, key).
+
+    A chunk goes on to the end of its last conversation, which is read once then, up to LONGEST_CHUNK calls.
+    """
+    ends = (calls["conversation"] != calls["conversation"].shift(-1)).fill_null(True).arg_true().to_list()
+    first = 0
+    while first < calls.height:
+        at_least = min(first + size, calls.height)
+        end = ends[bisect_left(ends, at_least - 1)] + 1
+        end = min(end, first + max(size, LONGEST_CHUNK))
+        yield calls[first:end].select("row", "key")
+        first = end
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:

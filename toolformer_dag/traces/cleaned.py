@@ -18,7 +18,6 @@ import polars as pl
 
 from toolformer_dag.files import UserError, WriteError, beside, file_name, replace_whole
 from toolformer_dag.lake.warehouse import query
-from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.traces import Dropped, recorded_conversations
 from toolformer_dag.traces.conversations import RecordedMessage, drop, to_openai
 from toolformer_dag.traces.judgement import Judgement
@@ -67,12 +66,17 @@ def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: b
     The files of the conversations are read once more, and written one conversation at a time. Where a name is taken a
     number follows it.
 
-    Raises UserError where a file is there already, without `force`; WriteError.
+    Raises UserError where a file is there already, without `force`, and where a file of conversations has changed since
+    it was judged; WriteError.
     """
     cleaned = Cleaned({})
     verdicts = query(judgement.database, VERDICTS)
-    for shard in judgement.plan.conversations.values():
+    judged_sources = _judged_sources(judgement)
+    for shard_name, shard in judgement.plan.conversations.items():
+        _require_unchanged(judgement, shard_name)
         for source in shard.files():
+            if source.name not in judged_sources:  # it is among the rejections
+                continue
             records = _cleaned_records(FileReading(source), verdicts, dropped, cleaned)
             name = _free(file_name(SUFFIX.sub("", source.name)), cleaned.lines)
             cleaned.lines[name] = _write_lines(folder / name, records, force)
@@ -81,6 +85,20 @@ def write_cleaned(judgement: Judgement, folder: Path, dropped: Dropped, force: b
         name = _free("pairs", cleaned.lines)
         cleaned.lines[name] = _write_lines(folder / name, pairs, force)
     return cleaned
+
+
+def _judged_sources(judgement: Judgement) -> set[str]:
+    """Return the names of the files with conversations; damaged files have none."""
+    table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
+    return set(table.select(pl.col("source").unique()).collect()["source"])
+
+
+def _require_unchanged(judgement: Judgement, shard: str) -> None:
+    """Raise UserError where the files of a shard are not those that were judged."""
+    table = judgement.plan.lake.table(recorded_conversations.NAME)
+    conversations = judgement.plan.conversations[shard]
+    if table.record(shard)["inputs"] != conversations.stamp():
+        raise UserError(f"{conversations.place} has changed since it was judged; run again, stored losses are reused")
 
 
 def _write_lines(file: Path, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
@@ -106,22 +124,16 @@ def _write_lines(file: Path, rows: Iterable[Mapping[str, Any]], force: bool) -> 
 def _cleaned_records(
     reading: FileReading, verdicts: pl.DataFrame, dropped: Dropped, cleaned: Cleaned
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a file with the verdicts of their calls, without what is dropped.
-
-    Nothing for a damaged file, of which no conversation was judged.
-    """
+    """Yield the records of a file with the verdicts of their calls, without what is dropped; count what is left out."""
     of_source = verdicts.filter(pl.col("source") == reading.source.name).drop("source")
     verdicts_of: dict[str, list[Verdict]] = defaultdict(list)
     for row in of_source.iter_rows(named=True):
         verdicts_of[row.pop("conversation")].append(row)
-    try:
-        for conversation in reading.conversations(keeps_records=True):
-            recorded = _Recorded(reading.records[conversation.number], conversation.messages)
-            record = _cleaned(recorded, verdicts_of[reading.name_of(conversation)], dropped, cleaned)
-            if record is not None:
-                yield record
-    except (ShardFault, ShardError):  # it is among the rejections
-        return
+    for conversation in reading.conversations(keeps_records=True):
+        recorded = _Recorded(reading.records[conversation.number], conversation.messages)
+        record = _cleaned(recorded, verdicts_of[reading.name_of(conversation)], dropped, cleaned)
+        if record is not None:
+            yield record
 
 
 def _free(stem: str, taken: Collection[str]) -> str:

@@ -55,6 +55,8 @@ SAMPLES = "traces/donor_samples"
 """The table of the results that a shard lends to others, and of how many it lacks."""
 LENT = 32
 """Results of a tool that a shard lends, and the most that it borrows."""
+BATCH = 10_000
+"""The most calls of a frame."""
 CALL_COLUMNS = ("tool", "document", "arguments", "result", "failed")
 """Columns of a recorded call from which its results, and those that others get of it, follow."""
 
@@ -107,15 +109,16 @@ def _borrowed_hashes(output: TableOutput, parts: Sequence[str]) -> dict[str, str
     if not parts:
         return {}
     samples = output.plan.lake.table(SAMPLES).scan(parts)
-    lacking = samples.filter("lacks").select("shard", "tool").unique().collect()
-    sample_hashes = samples.join(lacking.lazy().select("tool").unique(), on="tool", how="semi")
-    lendable = sample_hashes.select("shard", "tool", "hash", "document").sort("tool", "hash", "document").collect()
+    lacking = samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+    tools = lacking["tool"].unique().implode()
+    lendable = samples.filter(pl.col("tool").is_in(tools)).select("shard", "tool", "hash", "document")
+    lendable_by_tool = lendable.sort("tool", "hash", "document").collect().partition_by("tool", as_dict=True)
     borrowed: dict[str, list[object]] = {}
-    for shard, tool in lacking.sort("shard", "tool").iter_rows():
-        lent = lendable.filter((pl.col("tool") == tool) & (pl.col("shard") != shard))
-        hashes = lent.select("hash", "document").unique("hash", keep="first", maintain_order=True).head(LENT)
-        borrowed.setdefault(shard, []).append([tool, [list(row) for row in hashes.iter_rows()]])
-    return {shard: fingerprint(hashes_of_tools) for shard, hashes_of_tools in borrowed.items()}
+    for shard, tool in lacking.iter_rows():
+        of_others = lendable_by_tool[(tool,)].filter(pl.col("shard") != shard)
+        lent = of_others.unique("hash", keep="first", maintain_order=True).head(LENT)
+        borrowed.setdefault(shard, []).append([tool, lent["hash"].to_list(), lent["document"].to_list()])
+    return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -161,33 +164,45 @@ def _shard_results(output: TableOutput, shard: str) -> ShardResults:
 
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the results for the calls of a shard, a frame per file of the table of calls."""
+    """Yield the results for the calls of a shard in frames of at most BATCH calls."""
     swaps = output.plan.settings.traces.swaps
     results = _shard_results(output, shard)
-    for calls in output.plan.lake.table(recorded_calls.NAME).batches(shard):
-        rows = calls.select("digest", "number", "turn", "call", *CALL_COLUMNS).to_dicts()
-        chosen: list[Alternatives] = []
-        for row in rows:
-            others = chain.from_iterable(
-                circle.others(row["document"], _call(row)) for circle in results.circles.get(row["tool"], [])
-            )
-            chosen.append(of_other_results(_call(row), others, swaps))
-        lacking = [number for number, held in enumerate(chosen) if not held.results]
-        numbers = pl.Series(sorted({rows[number]["number"] for number in lacking}), dtype=pl.Int32)
-        conversations = conversations_by_number(output.plan, shard, numbers)
-        for number in lacking:
-            messages = conversations[rows[number]["number"]].messages
-            chosen[number] = _without_other_results(rows[number], messages, results, swaps)
-        keys = [
-            key_of(row["digest"], row["turn"], row["call"], held.results)
-            for row, held in zip(rows, chosen, strict=True)
-        ]
-        exchanged = calls.with_columns(
-            key=pl.Series(keys, dtype=pl.String),
-            means=pl.Series([held.means for held in chosen], dtype=pl.String),
-            results=pl.Series([list(held.results) for held in chosen], dtype=pl.List(pl.String)),
-        )
-        yield exchanged.select(output.stage.schema.names())
+    for part_file in output.plan.lake.table(recorded_calls.NAME).batches(shard):
+        for calls in part_file.iter_slices(BATCH):
+            rows = calls.select("digest", "number", "turn", "call", *CALL_COLUMNS).to_dicts()
+            chosen = _of_other_results(rows, results, swaps)
+            lacking = [number for number, held in enumerate(chosen) if not held.results]
+            numbers = pl.Series(sorted({rows[number]["number"] for number in lacking}), dtype=pl.Int32)
+            conversations = conversations_by_number(output.plan, shard, numbers)
+            for number in lacking:
+                messages = conversations[rows[number]["number"]].messages
+                chosen[number] = _without_other_results(rows[number], messages, results, swaps)
+            yield _with_alternatives(calls, rows, chosen).select(output.stage.schema.names())
+
+
+def _of_other_results(rows: Sequence[Mapping[str, Any]], results: ShardResults, swaps: int) -> list[Alternatives]:
+    """Return, for each row of the table of calls, the results of its tool that the call is held against."""
+    chosen: list[Alternatives] = []
+    for row in rows:
+        call = _call(row)
+        circles = results.circles.get(call.tool, [])
+        others = chain.from_iterable(circle.others(row["document"], call) for circle in circles)
+        chosen.append(of_other_results(call, others, swaps))
+    return chosen
+
+
+def _with_alternatives(
+    calls: pl.DataFrame, rows: Sequence[Mapping[str, Any]], chosen: Sequence[Alternatives]
+) -> pl.DataFrame:
+    """Return calls with the columns `key`, `means` and `results`; rows: the calls as mappings."""
+    keys = [
+        key_of(row["digest"], row["turn"], row["call"], held.results) for row, held in zip(rows, chosen, strict=True)
+    ]
+    return calls.with_columns(
+        key=pl.Series(keys, dtype=pl.String),
+        means=pl.Series([held.means for held in chosen], dtype=pl.String),
+        results=pl.Series([list(held.results) for held in chosen], dtype=pl.List(pl.String)),
+    )
 
 
 def _without_other_results(

@@ -59,13 +59,6 @@ LONG_TOKEN = 16
 """Characters of a long token, with which it is estimated how much of a text is tokenized."""
 
 
-class NumberedTurn(NamedTuple):
-    """A turn, and the number of the message that it belongs to."""
-
-    message: int
-    turn: Turn
-
-
 class RenderingError(UserError):
     """A template that cannot write conversations with calls so that the assistant's words can be told apart."""
 
@@ -90,7 +83,7 @@ class Rendering:
         They end with the words of the last of the `weighted` messages. Raises RenderingError where a message changes
         what the template wrote before it.
         """
-        pieces = WrittenConversation(self, messages).pieces(at, weighted)
+        pieces = WrittenConversation.of(self, messages).pieces(at, weighted)
         return [self.ids(text) for text in pieces.texts]
 
     def text(self, turns: Sequence[Turn], generation: bool = False) -> str:
@@ -106,15 +99,12 @@ class Rendering:
         except Exception as error:  # templates raise what they like
             raise RenderingError(f"the template {self.name} refuses a conversation: {error}") from error
 
-    def turns(self, messages: Sequence[RecordedMessage]) -> list[NumberedTurn]:
-        """Return messages as the template gets them, each with the number of the message that it belongs to.
+    def turns(self, message: RecordedMessage) -> list[Turn]:
+        """Return a message as the template gets it: a turn, and one for each of its results.
 
         A special token in a content is broken by a space, so that it ends no message.
         """
-        return [
-            NumberedTurn(number, {**turn, "content": self._harmless(turn["content"])})
-            for number, turn in to_openai(messages)
-        ]
+        return [{**turn, "content": self._harmless(turn["content"])} for _, turn in to_openai([message])]
 
     def last_ids(self, text: str, most: int) -> tuple[int, ...]:
         """Return the last `most` tokens of a text, or all where it has fewer.
@@ -156,15 +146,17 @@ class Pieces(NamedTuple):
     - `before`: what stands before the message with the call
     - `after_call`: from that message to the first weighted words
     - `words`: the weighted words of a message and, in turn, what stands between them and those of the next
+    - `rest`: what ends the last message behind its words; no variant reads it
     """
 
     before: str
     after_call: str
     words: tuple[str, ...]
+    rest: str
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The pieces in their order."""
+        """The pieces that are read, in their order."""
         return (self.before, self.after_call, *self.words)
 
 
@@ -175,15 +167,28 @@ class WrittenConversation:
     BEGINNINGS_REMEMBERED others were rendered.
     """
 
-    def __init__(self, rendering: Rendering, messages: Sequence[RecordedMessage]) -> None:
+    def __init__(self, rendering: Rendering, turns_of_messages: Sequence[Sequence[Turn]]) -> None:
         self._rendering = rendering
-        numbered = rendering.turns(messages)
-        self._turns = [turn for _, turn in numbered]
-        self._first_turn: dict[int, int] = {}
-        """Number of a message -> number of its first turn; the results of its calls are the turns behind that."""
-        for index, (number, _) in enumerate(numbered):
-            self._first_turn.setdefault(number, index)
+        self._turns_of_messages = turns_of_messages
+        self._turns: list[Turn] = []
+        self._first_turn: list[int] = []
+        """The number of each message's first turn; the results of its calls are the turns behind that."""
+        for turns in turns_of_messages:
+            self._first_turn.append(len(self._turns))
+            self._turns += turns
         self._beginning = lru_cache(BEGINNINGS_REMEMBERED)(self._rendered_beginning)
+
+    @staticmethod
+    def of(rendering: Rendering, messages: Sequence[RecordedMessage]) -> "WrittenConversation":
+        """Return a conversation of these messages."""
+        return WrittenConversation(rendering, [rendering.turns(message) for message in messages])
+
+    def with_message(self, at: int, changed: Sequence[RecordedMessage]) -> "WrittenConversation":
+        """Return the conversation with another message, or none, in the place of message `at`."""
+        turns = [self._rendering.turns(message) for message in changed]
+        before = self._turns_of_messages[:at]
+        behind = self._turns_of_messages[at + 1 :]
+        return WrittenConversation(self._rendering, [*before, *turns, *behind])
 
     def pieces(self, at: int, weighted: Sequence[int]) -> Pieces:
         """Return the text, cut around message `at` and the words of the `weighted` messages, with which it ends.
@@ -199,26 +204,26 @@ class WrittenConversation:
             ended = self._stable(turn + 1, whole).removesuffix(self._rendering.end)
             cuts += [begun, max(begun, len(ended))]
         parts = [whole[begin:end] for begin, end in pairwise([0, *cuts])]
-        return Pieces(before=parts[0], after_call=parts[1], words=tuple(parts[2:]))
+        return Pieces(before=parts[0], after_call=parts[1], words=tuple(parts[2:]), rest=whole[cuts[-1] :])
 
-    def pieces_like(self, own: Pieces, at: int, weighted: Sequence[int]) -> Pieces:
-        """Return the pieces of this conversation, which differs around message `at` alone from one with those of `own`.
+    def pieces_like(self, other: Pieces, at: int, weighted: Sequence[int]) -> Pieces:
+        """Return the same as `pieces`; one rendering is enough where only the text around message `at` differs.
 
-        Where the text begins and ends as the other one does, it is rendered once. Raises RenderingError.
+        other: the pieces of a conversation that differs from this one in message `at` alone. Raises RenderingError.
         """
         whole = self._beginning(self._first_turn[weighted[-1]] + 1)
-        ending = "".join(own.words)
-        is_long_enough = len(whole) >= len(own.before) + len(ending)
-        if is_long_enough and whole.startswith(own.before) and whole.endswith(ending):
-            return own._replace(after_call=whole[len(own.before) : len(whole) - len(ending)])
+        ending = "".join(other.words) + other.rest
+        is_long_enough = len(whole) >= len(other.before) + len(ending)
+        if is_long_enough and whole.startswith(other.before) and whole.endswith(ending):
+            return other._replace(after_call=whole[len(other.before) : len(whole) - len(ending)])
         return self.pieces(at, weighted)
 
     def with_other_results(
-        self, own: Pieces, at: int, changed: Sequence[RecordedMessage], weighted: Sequence[int]
+        self, recorded: Pieces, at: int, changed: Sequence[RecordedMessage], weighted: Sequence[int]
     ) -> list[Pieces] | None:
         """Return the pieces of the conversations in which message `at` is another: a call of it has another result.
 
-        own: the pieces of the conversation as it is. changed: the other messages.
+        recorded: the pieces of the conversation as it is. changed: the other messages.
 
         Only the part around the message is rendered, alone behind a question. None where the template does not write
         the message as it is in the same way there as in the whole conversation.
@@ -226,13 +231,13 @@ class WrittenConversation:
         turns = self._turns[self._first_turn[at] : self._first_turn[weighted[0]]]
         try:
             question = self._rendering.text(QUESTION)
-            if self._after(question, turns) != own.after_call:
+            if self._after(question, turns) != recorded.after_call:
                 return None
             others = []
             for message in changed:
-                changed_turns = [turn for _, turn in self._rendering.turns([message])]
+                changed_turns = self._rendering.turns(message)
                 after_call = self._after(question, [*changed_turns, *turns[len(changed_turns) :]])
-                others.append(own._replace(after_call=after_call))
+                others.append(recorded._replace(after_call=after_call))
         except RenderingError:
             return None
         return others

@@ -5,9 +5,9 @@ A window says which words are weighted, and how. Everything here is tokens; no m
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.trace_settings import TraceSettings
@@ -144,17 +144,15 @@ class Reader:
         Raises RenderingError.
         """
         conversation = self._cut_conversation(asked.messages)
-        at = asked.at
-        own_pieces = conversation.written.pieces(at, weighted)
-        before = self._before(own_pieces)
-        own = self._variant(OWN, own_pieces, before)
-        if len(own.ids) > self.context_length:
+        as_recorded = self._as_recorded(conversation, asked.at, weighted)
+        if len(as_recorded.variant.ids) > self.context_length:
             return None
         results = {EMPTY: ""} | {str(number): self.cut(result) for number, result in enumerate(asked.swapped)}
-        other_pieces = self._with_results(conversation, asked, own_pieces, weighted, results)
-        other_pieces[NONE] = self._without(conversation, asked, own_pieces, weighted)
-        others = {name: self._variant(name, pieces, before) for name, pieces in other_pieces.items()}
-        variants = {EMPTY: others.pop(EMPTY), OWN: own, **others}  # in this order they share batches of the model
+        other_pieces = self._with_results(conversation, asked, as_recorded.pieces, weighted, results)
+        other_pieces[NONE] = self._without(conversation, asked, as_recorded.pieces, weighted)
+        others = {name: self._variant(name, pieces, as_recorded.before) for name, pieces in other_pieces.items()}
+        # The order in which losses are computed decides which share a batch of the model, and so their last digits.
+        variants = {EMPTY: others.pop(EMPTY), OWN: as_recorded.variant, **others}
         longest = max(len(variant.ids) for variant in variants.values())
         return variants if longest <= self.context_length else None
 
@@ -162,8 +160,19 @@ class Reader:
         """Return a conversation as it is read; that of the last call is remembered."""
         if self._conversation is None or self._conversation.recorded is not messages:
             cut = tuple(self._cut_message(message) for message in messages)
-            self._conversation = _CutConversation(messages, cut, WrittenConversation(self.rendering, cut))
+            self._conversation = _CutConversation(messages, cut, WrittenConversation.of(self.rendering, cut))
         return self._conversation
+
+    def _as_recorded(self, conversation: "_CutConversation", at: int, weighted: Sequence[int]) -> "_AsRecorded":
+        """Return the conversation as it was recorded, which the calls of one message share. Raises RenderingError."""
+        place = (at, len(weighted))
+        if place not in conversation.as_recorded:
+            if any(message != at for message, _ in conversation.as_recorded):
+                conversation.as_recorded.clear()  # calls come in the order of their messages
+            pieces = conversation.written.pieces(at, weighted)
+            before = self._before(pieces.before)
+            conversation.as_recorded[place] = _AsRecorded(pieces, before, self._variant(OWN, pieces, before))
+        return conversation.as_recorded[place]
 
     def _cut_message(self, message: RecordedMessage) -> RecordedMessage:
         calls = []
@@ -172,39 +181,37 @@ class Reader:
         return replace(message, calls=tuple(calls))
 
     def _without(
-        self, conversation: "_CutConversation", asked: AskedCall, own: Pieces, weighted: Sequence[int]
+        self, conversation: "_CutConversation", asked: AskedCall, recorded: Pieces, weighted: Sequence[int]
     ) -> Pieces:
         """Return the pieces of the conversation in which the call was never made."""
-        messages = without_call(conversation.messages[: weighted[-1] + 1], asked.at, asked.index)
-        moved = weighted[-1] + 1 - len(messages)  # 1 where the message is gone with its only call
-        written = WrittenConversation(self.rendering, messages)
-        return written.pieces_like(own, asked.at, [number - moved for number in weighted])
+        changed = without_call([conversation.messages[asked.at]], 0, asked.index)
+        moved = 1 - len(changed)  # 1 where the message is gone with its only call
+        written = conversation.written.with_message(asked.at, changed)
+        return written.pieces_like(recorded, asked.at, [number - moved for number in weighted])
 
     def _with_results(
         self,
         conversation: "_CutConversation",
         asked: AskedCall,
-        own: Pieces,
+        recorded: Pieces,
         weighted: Sequence[int],
         results: Mapping[str, str],
     ) -> dict[str, Pieces]:
         """Return the pieces of the conversations in which the call had other results, by the name of the result."""
         message = conversation.messages[asked.at]
         changed = [with_result([message], 0, asked.index, result)[0] for result in results.values()]
-        pieces = conversation.written.with_other_results(own, asked.at, changed, weighted)
+        pieces = conversation.written.with_other_results(recorded, asked.at, changed, weighted)
         if pieces is None:
             pieces = []
             for other in changed:
-                messages = list(conversation.messages[: weighted[-1] + 1])
-                messages[asked.at] = other
-                written = WrittenConversation(self.rendering, messages)
-                pieces.append(written.pieces_like(own, asked.at, weighted))
+                written = conversation.written.with_message(asked.at, [other])
+                pieces.append(written.pieces_like(recorded, asked.at, weighted))
         return dict(zip(results, pieces, strict=True))
 
-    def _before(self, own: Pieces) -> tuple[int, ...]:
-        """Return the tokens before the message with the call that are read; they are those of every variant."""
+    def _before(self, text: str) -> tuple[int, ...]:
+        """Return the tokens that are read of the text before the message with the call; every variant has them."""
         most = self.traces.context_tokens
-        return self.rendering.last_ids(own.before, most) if most else ()
+        return self.rendering.last_ids(text, most) if most else ()
 
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
         """Return the tokens of a variant."""
@@ -230,11 +237,26 @@ class _CutConversation:
     - `recorded`: its messages as they were recorded
     - `messages`: the same with the part of each result that is read
     - `written`: these as the rendering writes them
+    - `as_recorded`: the message whose calls are judged now, by its number and how many messages are weighted
     """
 
     recorded: tuple[RecordedMessage, ...]
     messages: tuple[RecordedMessage, ...]
     written: WrittenConversation
+    as_recorded: "dict[tuple[int, int], _AsRecorded]" = field(default_factory=dict)
+
+
+class _AsRecorded(NamedTuple):
+    """A conversation as it was recorded, cut around a message with calls.
+
+    - `pieces`: its text
+    - `before`: the tokens before the message that are read; they are those of every variant
+    - `variant`: its tokens
+    """
+
+    pieces: Pieces
+    before: tuple[int, ...]
+    variant: Variant
 
 
 def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:

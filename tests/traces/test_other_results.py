@@ -1,0 +1,110 @@
+"""What a call is held against: results of its tool in other documents, whatever the order of the conversations is."""
+
+import random
+from hashlib import blake2b
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolformer_dag.traces.conversations import RecordedCall, RecordedMessage
+from toolformer_dag.traces.other_results import (
+    LONGEST_DONOR,
+    Circle,
+    Donors,
+    beginnings,
+    call_hash,
+    chosen_results,
+    document_of,
+    exchange,
+    lacks_donors,
+    text_hash,
+)
+
+CALL = st.builds(
+    RecordedCall,
+    tool=st.sampled_from("xy"),
+    arguments=st.fixed_dictionaries({"n": st.integers(0, 3)}),
+    result=st.none() | st.sampled_from(["1", "2", "3", " 3", "4", "5", ""]),
+    failed=st.booleans(),
+)
+PLACED_CALLS = st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), CALL), max_size=12)
+Placed = list[tuple[str, RecordedCall]]
+
+
+def plainly(calls: Placed, document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
+    """The results for a call, by the words of the documentation and plain loops."""
+    documents: dict[str, str] = {}
+    for other_document, other in calls:
+        if other.tool == call.tool and other.result is not None and not other.failed:
+            documents[other.result] = min(other_document, documents.get(other.result, other_document))
+    in_order = sorted(documents, key=text_hash)
+    behind = [result for result in in_order if text_hash(result) >= call_hash(document, call)]
+    before = [result for result in in_order if result not in behind]
+    others = [
+        result
+        for result in (*behind, *before)
+        if documents[result] != document and result.strip() != (call.result or "").strip()
+    ]
+    return tuple(others[:swaps])
+
+
+@given(PLACED_CALLS, st.integers(1, 4), st.randoms())
+def test_each_call_gets_the_next_results_of_the_circle(calls: Placed, swaps: int, chance: random.Random) -> None:
+    assert exchange(calls, swaps) == [plainly(calls, document, call, swaps) for document, call in calls]
+    shuffled = list(range(len(calls)))
+    chance.shuffle(shuffled)
+    results = exchange([calls[number] for number in shuffled], swaps)
+    assert results == [exchange(calls, swaps)[number] for number in shuffled]
+
+
+@given(PLACED_CALLS, st.integers(1, 4))
+def test_where_donors_suffice_nobody_borrows(calls: Placed, swaps: int) -> None:
+    donors = Donors()
+    for document, call in calls:
+        donors.add(document, call)
+    lacking = {tool for tool, donors_of_tool in donors.of_tools() if lacks_donors(donors_of_tool, swaps)}
+    circles = donors.circles()
+    for document, call in calls:
+        if call.tool in circles and call.tool not in lacking and call.result not in ("3", " 3"):  # these two are alike
+            assert len(chosen_results([circles[call.tool]], document, call, swaps)) == swaps
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 60)), max_size=80))
+def test_a_sample_is_that_of_the_smallest_hashes_in_whatever_order_calls_come(given: list[tuple[str, int]]) -> None:
+    everything = Donors(most=1000)
+    sample = Donors(most=4)
+    for document, number in given:
+        everything.add(document, RecordedCall("x", {}, result=str(number)))
+        sample.add(document, RecordedCall("x", {}, result=str(number)))
+    smallest = {tool: donors[:4] for tool, donors in everything.of_tools()}
+    assert [(one.hash, one.result) for _, some in sample.of_tools() for one in some] == [
+        (one.hash, one.result) for some in smallest.values() for one in some
+    ]
+
+
+def test_a_call_takes_results_of_its_shard_before_borrowed_ones() -> None:
+    call = RecordedCall("x", {}, result="own")
+    donors = Donors()
+    donors.add("other", RecordedCall("x", {}, result="near"))
+    borrowed = Donors()
+    for result in ("far", "near", "own"):
+        borrowed.add("another", RecordedCall("x", {}, result=result))
+    circles: list[Circle] = [donors.circles()["x"], borrowed.circles()["x"]]
+    assert chosen_results(circles, "document", call, 1) == ("near",)
+    assert chosen_results(circles, "document", call, 5) == ("near", "far")
+
+
+def test_of_a_long_result_the_beginning_is_kept_and_it_is_not_exchanged_with_itself() -> None:
+    long = "7" * (2 * LONGEST_DONOR)
+    calls = [(document, RecordedCall("x", {}, result=result)) for document, result in (("a", long), ("b", "8"))]
+    assert exchange(calls, 2) == [("8",), (long[:LONGEST_DONOR],)]
+    assert exchange([calls[0], ("b", calls[0][1])], 2) == [(), ()]
+
+
+def test_the_hash_of_a_beginning_is_that_of_the_messages_in_it() -> None:
+    call = RecordedCall("x", {"n": 1}, id="one", place=(3, 1), result="7")
+    messages = (RecordedMessage("user", "?"), RecordedMessage("assistant", "", (call,)), RecordedMessage("user", "!"))
+    said = [(one.role, one.content, [(c.tool, c.arguments, c.result) for c in one.calls]) for one in messages]
+    expected = [blake2b(repr(said[:end]).encode(), digest_size=8).hexdigest() for end in range(4)]
+    assert beginnings(messages) == expected
+    assert document_of(messages) == expected[1]
