@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.cleaning.answer_training import AnswerText, AnswerTrainer
-from benchmarks.cleaning.answered_calls import (
-    AnsweredCall,
+from benchmarks.cleaning.recorded_answers import (
+    RecordedAnswer,
     Conversation,
-    answered_calls,
+    recorded_answers,
     conversations_with_calls,
     read_records,
     write_conversations,
@@ -43,7 +43,7 @@ Hits = dict[int, list[bool]]
 
 
 @dataclass(frozen=True)
-class TestTexts:
+class HeldOutAnswers:
     """Answers that are asked for: to clean calls, and to the same calls with other values."""
 
     recorded: Sequence[AnswerText]
@@ -86,7 +86,7 @@ def judged_calls(spoilt: SpoiltSet, settings: Settings) -> dict[Place, JudgedPla
     return {(number, turn): JudgedPlace(*said) for number, turn, *said in rows}
 
 
-def test_texts(trainer: AnswerTrainer, calls: Sequence[AnsweredCall]) -> TestTexts:
+def held_out_answers(trainer: AnswerTrainer, calls: Sequence[RecordedAnswer]) -> HeldOutAnswers:
     """Return the texts of the test, and what enters the trained layers."""
     donors = ValueDonors(calls)
     chance = random.Random(3)
@@ -95,7 +95,7 @@ def test_texts(trainer: AnswerTrainer, calls: Sequence[AnsweredCall]) -> TestTex
     others = [with_changed_values(call, donors, chance) for call in asked]
     changed = [text for call in others if (text := trainer.text(call)) and text.value_spans]
     trainer.compute_entering([*recorded, *changed])
-    return TestTexts(recorded, changed)
+    return HeldOutAnswers(recorded, changed)
 
 
 def interval(hits: Sequence[Hits]) -> str:
@@ -113,7 +113,7 @@ def interval(hits: Sequence[Hits]) -> str:
 class Comparison:
     """Trains on each choice of a spoilt set. State: the weights of the trainer, which each training begins anew."""
 
-    def __init__(self, trainer: AnswerTrainer, test: TestTexts, seeds: Sequence[int]) -> None:
+    def __init__(self, trainer: AnswerTrainer, test: HeldOutAnswers, seeds: Sequence[int]) -> None:
         self.trainer = trainer
         self.test = test
         self.seeds = seeds
@@ -126,7 +126,7 @@ class Comparison:
     def row(
         self,
         choice: str,
-        calls: Sequence[AnsweredCall],
+        calls: Sequence[RecordedAnswer],
         judged: Mapping[Place, JudgedPlace],
         faults: Mapping[Place, str],
     ) -> list[str]:
@@ -163,7 +163,7 @@ def main() -> None:
     settings = load_settings(chosen.out / "toolformer.toml", overrides=overrides)
     training, test = conversations(chosen.data)
     trainer = AnswerTrainer(settings.model)
-    comparison = Comparison(trainer, test_texts(trainer, answered_calls(test)), chosen.seeds)
+    comparison = Comparison(trainer, held_out_answers(trainer, recorded_answers(test)), chosen.seeds)
     print(
         f"{len(training)} conversations for training, {len(comparison.test.recorded)} answers in the test", flush=True
     )
@@ -171,7 +171,7 @@ def main() -> None:
     for share in chosen.shares:
         spoilt = spoil(training, share, seed=1)
         judged = judged_calls(spoilt, settings)
-        calls = answered_calls(spoilt.conversations)
+        calls = recorded_answers(spoilt.conversations)
         quality = verdict_quality(calls, judged, spoilt.faults)
         rows = [untrained]
         for choice in CHOICES:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.cleaning.answered_calls import AnsweredCall, pattern
+from benchmarks.cleaning.recorded_answers import RecordedAnswer, pattern
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.traces.rendering import rendering_of
@@ -59,7 +59,7 @@ class AnswerTrainer:
         self._trained = [*self._layers[self._first_trained :].parameters(), *self._body.norm.parameters()]
         self._loaded_weights = [weight.detach().clone() for weight in self._trained]
 
-    def text(self, call: AnsweredCall) -> AnswerText | None:
+    def text(self, call: RecordedAnswer) -> AnswerText | None:
         """Return the text of an answer from the question before it on; None where it is too long."""
         question = max(number for number in range(call.turn + 1) if call.messages[number].role != "assistant")
         messages = call.messages[question : call.turn + 2]

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.cleaning.answered_calls import AnsweredCall
+from benchmarks.cleaning.recorded_answers import RecordedAnswer
 
 Place = tuple[int, int]
 """Number of a conversation and turn of a call in it."""
@@ -27,11 +27,11 @@ def is_dropped(judged: JudgedPlace | None) -> bool:
 
 def chosen_calls(
     choice: str,
-    calls: Sequence[AnsweredCall],
+    calls: Sequence[RecordedAnswer],
     judged: Mapping[Place, JudgedPlace],
     faults: Mapping[Place, str],
     seed: int,
-) -> list[AnsweredCall]:
+) -> list[RecordedAnswer]:
     """Return the calls whose answers are trained on; `faults` are those that were put in."""
     places = [(call.conversation, call.turn) for call in calls]
     dropped = {place for place in places if is_dropped(judged.get(place))}
@@ -59,7 +59,7 @@ class VerdictQuality:
 
 
 def verdict_quality(
-    calls: Sequence[AnsweredCall], judged: Mapping[Place, JudgedPlace], faults: Mapping[Place, str]
+    calls: Sequence[RecordedAnswer], judged: Mapping[Place, JudgedPlace], faults: Mapping[Place, str]
 ) -> VerdictQuality:
     """Return precision and recall of dropping answers that were spoilt, and the share that cannot be told."""
     places = [(call.conversation, call.turn) for call in calls]

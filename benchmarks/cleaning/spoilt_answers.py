@@ -9,7 +9,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.cleaning.answered_calls import AnsweredCall, Conversation, answered_calls, exchanged_words, stands_in
+from benchmarks.cleaning.recorded_answers import (
+    RecordedAnswer,
+    Conversation,
+    recorded_answers,
+    exchanged_words,
+    stands_in,
+)
 from toolformer_dag.traces.exchanged_values import redrawn
 
 ERROR_SHARE = 0.2
@@ -33,7 +39,7 @@ class SpoiltSet:
 class ValueDonors:
     """Values that answers repeat, by tool: what a value of the same form is exchanged for."""
 
-    def __init__(self, calls: Sequence[AnsweredCall]) -> None:
+    def __init__(self, calls: Sequence[RecordedAnswer]) -> None:
         self._by_tool: dict[str, list[str]] = defaultdict(list)
         for call in calls:
             self._by_tool[call.tool] += call.repeated_values()
@@ -49,7 +55,7 @@ class ValueDonors:
                 return chance.choice(names)
         return value[::-1]
 
-    def other_values(self, call: AnsweredCall, chance: random.Random) -> dict[str, str]:
+    def other_values(self, call: RecordedAnswer, chance: random.Random) -> dict[str, str]:
         """Return another value for each that the answer repeats."""
         return {value: self.other_value(call.tool, value, chance) for value in call.repeated_values()}
 
@@ -57,7 +63,7 @@ class ValueDonors:
 def spoil(conversations: Sequence[Conversation], share: float, seed: int) -> SpoiltSet:
     """Spoil the answers of a share of the conversations; an answer that repeats no value of its result stays."""
     chance = random.Random(seed)
-    calls = answered_calls(conversations)
+    calls = recorded_answers(conversations)
     donors = ValueDonors(calls)
     spoilt = list(conversations)
     faults: dict[tuple[int, int], str] = {}
@@ -69,7 +75,7 @@ def spoil(conversations: Sequence[Conversation], share: float, seed: int) -> Spo
         for call in calls:
             if call.conversation != number or not call.repeated_values():
                 continue
-            current = AnsweredCall(number, call.turn, spoilt[number])
+            current = RecordedAnswer(number, call.turn, spoilt[number])
             fault, changed = _spoilt(current, calls, donors, chance)
             faults[number, call.turn] = fault
             spoilt[number] = changed.messages
@@ -78,8 +84,8 @@ def spoil(conversations: Sequence[Conversation], share: float, seed: int) -> Spo
 
 
 def _spoilt(
-    call: AnsweredCall, calls: Sequence[AnsweredCall], donors: ValueDonors, chance: random.Random
-) -> tuple[str, AnsweredCall]:
+    call: RecordedAnswer, calls: Sequence[RecordedAnswer], donors: ValueDonors, chance: random.Random
+) -> tuple[str, RecordedAnswer]:
     """Return a fault and the call with it."""
     drawn = chance.random()
     if drawn < ERROR_SHARE:
@@ -98,7 +104,7 @@ def _spoilt(
     return "value", call.with_answer(exchanged_words(call.answer, donors.other_values(call, chance)))
 
 
-def with_changed_values(call: AnsweredCall, donors: ValueDonors, chance: random.Random) -> AnsweredCall:
+def with_changed_values(call: RecordedAnswer, donors: ValueDonors, chance: random.Random) -> RecordedAnswer:
     """Return a call whose result and answer both have other values: what a model cannot have learned by heart."""
     values = donors.other_values(call, chance)
     changed = call.with_answer(exchanged_words(call.answer, values))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cleaning.answered_calls import (
-    AnsweredCall,
-    answered_calls,
+from benchmarks.cleaning.recorded_answers import (
+    RecordedAnswer,
+    recorded_answers,
     conversations_with_calls,
     read_records,
     write_conversations,
@@ -17,7 +17,7 @@ from benchmarks.cleaning.tool_conversations import tool_conversations
 from toolformer_dag.traces.conversations import read_conversation
 
 CONVERSATIONS = conversations_with_calls(tool_conversations(seed=1))
-CALLS = answered_calls(CONVERSATIONS)
+CALLS = recorded_answers(CONVERSATIONS)
 
 
 def test_half_of_the_calls_are_of_tools_that_two_conversations_use() -> None:
@@ -40,7 +40,7 @@ def test_values_that_were_said_before_the_call_are_not_repeated_ones() -> None:
             {"role": "assistant", "content": "It is 17 degrees in Porto."},
         ]
     }
-    [call] = answered_calls([read_conversation(record)[0]])
+    [call] = recorded_answers([read_conversation(record)[0]])
     assert call.repeated_values() == ["17"]
 
 
@@ -50,7 +50,7 @@ def test_spoiling_changes_a_share_of_the_conversations_and_says_which(share: flo
     assert spoilt == spoil(CONVERSATIONS, share, seed=1)
     assert len(spoilt.faults) == round(share * len(CONVERSATIONS))
     assert set(spoilt.faults.values()) == {"value", "swap", "error"}
-    for call, changed in zip(CALLS, answered_calls(spoilt.conversations), strict=True):
+    for call, changed in zip(CALLS, recorded_answers(spoilt.conversations), strict=True):
         fault = spoilt.faults.get((call.conversation, call.turn))
         assert (changed.messages != call.messages) == (fault is not None)
         if fault == "error":
@@ -73,10 +73,10 @@ def test_changed_values_stand_in_the_result_and_in_the_answer() -> None:
 def test_written_conversations_are_read_again(tmp_path: Path) -> None:
     write_conversations(tmp_path / "some.jsonl", CONVERSATIONS)
     again = conversations_with_calls(read_records(tmp_path / "some.jsonl"))
-    assert [_said(call) for call in answered_calls(again)] == [_said(call) for call in CALLS]
+    assert [_said(call) for call in recorded_answers(again)] == [_said(call) for call in CALLS]
 
 
-def _said(call: AnsweredCall) -> tuple[str, str, str, str]:
+def _said(call: RecordedAnswer) -> tuple[str, str, str, str]:
     return call.tool, call.before, call.result, call.answer
 
 

@@ -65,7 +65,9 @@ def test_a_file_more_is_read_and_judged_alone(tmp_path: Path) -> None:
     blank_unseen(tmp_path / "0.jsonl")
     more = judged(settings, files)
     assert more.losses == {"computed": 60, "reused": 0}
-    measured = [name for name in before.columns if name not in ("verdict", "reason", "threshold")]  # of the others' threshold
+    measured = [
+        name for name in before.columns if name not in ("verdict", "reason", "threshold")
+    ]  # of the others' threshold
     calls = asked(more, "FROM trace_calls WHERE source <> '2.jsonl' ORDER BY ALL")
     assert calls.select(measured).equals(before.select(measured))
     again = judged(settings, files[::-1])

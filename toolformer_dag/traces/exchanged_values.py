@@ -126,6 +126,8 @@ def exchanged_result(result: str, tool: str, identity: str, before: str, pools: 
     said_before = _words(before)
     for attempt in range(ATTEMPTS):
         changed = _with_other_values(result, tool, f"{identity} {attempt}", said_before, pools)
+        if changed == result:  # no value that could be exchanged
+            return None
         if not same_values(changed, result):
             return changed
     return None

@@ -15,7 +15,7 @@ LONGEST_VALUE = 60  # characters; a longer string is prose, which an answer rewo
 
 
 @dataclass(frozen=True)
-class AnsweredCall:
+class RecordedAnswer:
     """A call that stands alone in its message and whose result is followed by an answer.
 
     `conversation`: its number. `turn`: number of the message with the call; the answer is the next one.
@@ -57,25 +57,25 @@ class AnsweredCall:
                 repeated.append(text)
         return list(dict.fromkeys(repeated))
 
-    def with_answer(self, answer: str) -> "AnsweredCall":
+    def with_answer(self, answer: str) -> "RecordedAnswer":
         """Return the call followed by another answer."""
         changed = replace(self.messages[self.turn + 1], content=answer)
         return replace(self, messages=(*self.messages[: self.turn + 1], changed, *self.messages[self.turn + 2 :]))
 
-    def with_result(self, result: str) -> "AnsweredCall":
+    def with_result(self, result: str) -> "RecordedAnswer":
         """Return the call with another result."""
         return replace(self, messages=with_result(self.messages, self.turn, 0, result))
 
 
-def answered_calls(conversations: Sequence[Conversation]) -> list[AnsweredCall]:
+def recorded_answers(conversations: Sequence[Conversation]) -> list[RecordedAnswer]:
     """Return the calls of all conversations that are followed by an answer."""
-    answered: list[AnsweredCall] = []
+    answered: list[RecordedAnswer] = []
     for number, messages in enumerate(conversations):
         for turn, message in enumerate(messages[:-1]):
             following = messages[turn + 1]
             is_answered = following.role == "assistant" and not following.calls and bool(following.content)
             if len(message.calls) == 1 and message.calls[0].result is not None and is_answered:
-                answered.append(AnsweredCall(number, turn, messages))
+                answered.append(RecordedAnswer(number, turn, messages))
     return answered
 
 
@@ -128,7 +128,7 @@ def _openai_record(record: Mapping[str, Any]) -> dict[str, Any]:
 def conversations_with_calls(records: Iterable[Mapping[str, Any]]) -> list[Conversation]:
     """Return the conversations in which a call is answered."""
     conversations = [read_conversation(record)[0] for record in records]
-    return [messages for messages in conversations if answered_calls([messages])]
+    return [messages for messages in conversations if recorded_answers([messages])]
 
 
 def write_conversations(file: Path, conversations: Iterable[Conversation]) -> None:
