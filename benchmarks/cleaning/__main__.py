@@ -17,15 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.cleaning.answer_training import AnswerText, AnswerTrainer
+from benchmarks.cleaning.choices import CHOICES, JudgedPlace, Place, chosen_calls, verdict_quality
 from benchmarks.cleaning.recorded_answers import (
-    RecordedAnswer,
     Conversation,
-    recorded_answers,
+    RecordedAnswer,
     conversations_with_calls,
     read_records,
+    recorded_answers,
     write_conversations,
 )
-from benchmarks.cleaning.choices import CHOICES, JudgedPlace, Place, chosen_calls, verdict_quality
 from benchmarks.cleaning.spoilt_answers import SpoiltSet, ValueDonors, spoil, with_changed_values
 from benchmarks.cleaning.tool_conversations import tool_conversations
 from toolformer_dag.lake.warehouse import query

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.cleaning.recorded_answers import (
-    RecordedAnswer,
     Conversation,
-    recorded_answers,
+    RecordedAnswer,
     exchanged_words,
+    recorded_answers,
     stands_in,
 )
 from toolformer_dag.traces.exchanged_values import redrawn

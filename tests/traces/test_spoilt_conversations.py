@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cleaning.choices import CHOICES, JudgedPlace, chosen_calls, verdict_quality
 from benchmarks.cleaning.recorded_answers import (
     RecordedAnswer,
-    recorded_answers,
     conversations_with_calls,
     read_records,
+    recorded_answers,
     write_conversations,
 )
-from benchmarks.cleaning.choices import CHOICES, JudgedPlace, chosen_calls, verdict_quality
 from benchmarks.cleaning.spoilt_answers import ValueDonors, spoil, with_changed_values
 from benchmarks.cleaning.tool_conversations import tool_conversations
 from toolformer_dag.traces.conversations import read_conversation
