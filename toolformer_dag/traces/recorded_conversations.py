@@ -136,10 +136,11 @@ class _ShardReading:
                     yield from list(self._frames(reading))
                 else:
                     yield from self._frames(reading)
-                self._reject(reading.rejections)
+                self._reject(reading.counts, reading.described)
             except (ShardFault, ShardError) as error:
                 is_usable = shard.is_group
-                self._reject([self._whole_file(file, error)])
+                rejection = self._whole_file(file, error)
+                self._reject(Counter([rejection.reason]), [rejection])
         self._publish_rejections()
         if not is_usable:
             raise UnusableRows
@@ -176,11 +177,11 @@ class _ShardReading:
             self.facts[RETRY] = f"{file.name} could not be read: {error}"
         return RejectedRecord(file.name, None, file.name, reason, str(error))
 
-    def _reject(self, rejections: list[RejectedRecord]) -> None:
-        """Count rejections, and describe the first of them."""
-        for rejection in rejections:
-            self.rejected[self._shard, rejection.reason] += 1
-        self._described += rejections[: DESCRIBED - len(self._described)]
+    def _reject(self, counts: Counter[str], described: list[RejectedRecord]) -> None:
+        """Add what was rejected of a file. described: the first of it."""
+        for reason, count in counts.items():
+            self.rejected[self._shard, reason] += count
+        self._described += described[: DESCRIBED - len(self._described)]
 
     def _publish_rejections(self) -> None:
         output = self._output
@@ -190,11 +191,16 @@ class _ShardReading:
 
 
 class FileReading:
-    """One pass over a file. `rejections` grows with `conversations` and is complete when it is used up."""
+    """One pass over a file. `counts` and `described` grow with `conversations` and are complete when it is used up.
+
+    - `counts`: how many rejections there are of each reason
+    - `described`: the first DESCRIBED of them
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.rejections: list[RejectedRecord] = []
+        self.counts: Counter[str] = Counter()
+        self.described: list[RejectedRecord] = []
         self.records: dict[int, Any] = {}
         """Records by number, from that of the conversation that was yielded last, where they are kept."""
 
@@ -206,8 +212,7 @@ class FileReading:
         for conversation in read_conversations(self._records(keeps_records)):
             name = self.name_of(conversation)
             for reason, detail in conversation.faults:
-                rejection = RejectedRecord(name, conversation.record_id, self.source.name, reason, detail)
-                self.rejections.append(rejection)
+                self._reject(RejectedRecord(name, conversation.record_id, self.source.name, reason, detail))
             for number in [number for number in self.records if number < conversation.number]:
                 del self.records[number]
             if all(reason != UNKNOWN_FORM for reason, _ in conversation.faults):
@@ -224,11 +229,17 @@ class FileReading:
         for read in self.source.records:
             if isinstance(read, Rejection):
                 place = f"{source}:{read.line}"
-                self.rejections.append(RejectedRecord(place, None, source, read.reason, read.detail))
+                self._reject(RejectedRecord(place, None, source, read.reason, read.detail))
                 continue
             if keeps_records:
                 self.records[read.number] = read.value
             yield read
+
+    def _reject(self, rejection: RejectedRecord) -> None:
+        """Count a rejection, and describe it unless DESCRIBED are described."""
+        self.counts[rejection.reason] += 1
+        if len(self.described) < DESCRIBED:
+            self.described.append(rejection)
 
 
 STAGE = Stage(
