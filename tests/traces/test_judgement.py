@@ -210,8 +210,8 @@ def test_a_tool_with_too_few_other_results_is_held_against_its_own_with_other_va
 def test_a_threshold_lets_a_share_of_the_swapped_results_pass(tmp_path: Path) -> None:
     judgement = judged(tmp_path, records(24), swaps=3)
     for share in (0.05, 0.25):
-        passing = f"SELECT relative_gain > (SELECT max(relative_gain) FROM trace_thresholds({share})) AS passed"
-        chance = told(judgement, f"{passing} FROM trace_chance WHERE counts")
+        passing = f"SELECT relative_gain > trace_threshold({share}) AS passed FROM trace_chance WHERE counts"
+        chance = told(judgement, passing)
         assert chance["passed"].sum() <= share * chance.height
         calls = told(judgement, f"FROM judged_at({share})")
         helps = (calls["gain"] > calls["threshold"]) & (calls["delta"] > 0)

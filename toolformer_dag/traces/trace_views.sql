@@ -1,7 +1,7 @@
 -- What is said of recorded calls, over measured_calls and trace_swaps: losses are stored, verdicts are SQL.
 -- A call is held against other results by the first of three means (alternatives.py) that has some. Each of these results
--- is held against the others of its call in the same way, which tells how far chance goes: the threshold of a means is
--- what a share of its results exceeds. Gains are compared as shares of the loss (relative gain): the loss of an answer of
+-- is held against the others of its call in the same way, which tells how far chance goes: the threshold is what a share
+-- of them exceeds. Gains are compared as shares of the loss (relative gain): the loss of an answer of
 -- few likely words changes little, whatever it rests on.
 
 COMMENT ON COLUMN trace_messages.record_id IS 'the record''s own id; null where it has none';
@@ -30,20 +30,12 @@ COMMENT ON COLUMN trace_chance.gain IS 'mean loss with the other swapped results
 COMMENT ON COLUMN trace_chance.relative_gain IS 'gain as a share of the mean loss with the other swapped results';
 COMMENT ON COLUMN trace_chance.counts IS 'whether it counts for the threshold: the recorded result does better than each of them';
 
-CREATE MACRO trace_thresholds(share) AS TABLE
-WITH gains AS (
-    SELECT means, count(*) AS results, list(relative_gain ORDER BY relative_gain DESC) AS gains
-    FROM trace_chance WHERE counts GROUP BY means
-), all_gains AS (
-    SELECT count(*) AS results, list(relative_gain ORDER BY relative_gain DESC) AS gains
+CREATE MACRO trace_threshold(share) AS (
+    SELECT CASE WHEN count(*) * share >= 1
+           THEN list(relative_gain ORDER BY relative_gain DESC)[floor(count(*) * share)::INTEGER + 1] END
     FROM trace_chance WHERE counts
-)
-SELECT kinds.means, CASE
-    WHEN gains.results * share >= 1 THEN gains.gains[floor(gains.results * share)::INTEGER + 1]
-    WHEN all_gains.results * share >= 1 THEN all_gains.gains[floor(all_gains.results * share)::INTEGER + 1] END AS relative_gain
-FROM (VALUES ('other_results'), ('exchanged_values'), ('other_tools')) AS kinds(means)
-CROSS JOIN all_gains LEFT JOIN gains USING (means);
-COMMENT ON MACRO TABLE trace_thresholds IS 'By means, the relative gain that at most so large a share of its results exceeds; that of all means where it has too few, NULL where all are too few.';
+);
+COMMENT ON MACRO trace_threshold IS 'The relative gain that at most so large a share of swapped results exceeds; NULL where there are too few to tell.';
 
 CREATE MACRO judged_at(share) AS TABLE
 WITH swapped AS (
@@ -56,11 +48,10 @@ WITH swapped AS (
 ), measured AS (
     SELECT m.*, turn < last_turn AS calls_again, least(loss_none, loss_empty) - loss_result AS delta, swapped.loss - loss_result AS gain,
            1 - loss_result / nullif(swapped.loss, 0) AS relative_gain, means, coalesce(swaps, 0) AS swaps,
-           chance_gains.relative_gain * swapped.loss AS threshold, swapped_gains
+           trace_threshold(share) * swapped.loss AS threshold, swapped_gains
     FROM measured_calls AS m
     LEFT JOIN swapped USING (conversation, turn, call) LEFT JOIN chance USING (conversation, turn, call)
     JOIN last_calls USING (conversation)
-    LEFT JOIN trace_thresholds(share) AS chance_gains USING (means)
 ), told AS (
     SELECT *, CASE
         WHEN failed AND (not_judged IS NOT NULL OR calls_again) THEN 'error_result'
@@ -97,7 +88,7 @@ COMMENT ON COLUMN trace_calls.result IS 'the recorded result; null where there i
 COMMENT ON COLUMN trace_calls.delta IS 'min(loss_none, loss_empty) - loss_result: above 0 for many a swapped result too';
 COMMENT ON COLUMN trace_calls.gain IS 'mean loss with swapped results less loss_result, nats per token; null without any';
 COMMENT ON COLUMN trace_calls.relative_gain IS 'gain as a share of the mean loss with swapped results';
-COMMENT ON COLUMN trace_calls.threshold IS 'the gain above which it helps: the relative gain that a share of the results of its means exceeds, times the mean loss with swapped results';
+COMMENT ON COLUMN trace_calls.threshold IS 'the gain above which it helps: the relative gain that a share of all swapped results exceeds, times the mean loss with its own';
 COMMENT ON COLUMN trace_calls.swapped_gains IS 'what each swapped result gains over the other ones';
 COMMENT ON COLUMN trace_calls.overlap IS 'share of the weighted words that stand in the result: no model, the bar to beat';
 COMMENT ON COLUMN trace_calls.verdict IS 'helps, does not help, cannot be told, failed call';
