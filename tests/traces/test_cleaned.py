@@ -158,6 +158,21 @@ def test_judge_says_what_was_left_out_and_recommends_conversations(
     assert "left out" not in cli(*common, "c").stderr
 
 
+def test_a_failed_call_whose_answer_claims_success_goes_with_those_that_do_not_help(tmp_path: Path) -> None:
+    some = facts(24)
+    said = [conversation(fact) for fact in some]
+    claimed = [{**message} for message in said[0]]
+    claimed[2]["content"] = '{"error": "Service unavailable"}'
+    judgement = judged(tmp_path, [{"messages": one} for one in (*said[1:], claimed)])
+    [(verdict, reason)] = query(
+        judgement.database, "SELECT verdict, reason FROM trace_calls WHERE result LIKE '%unavailable%'"
+    ).rows()
+    assert verdict == "failed call"
+    cleaned = write_cleaned(judgement, tmp_path / "out", "conversations")
+    without_help = query(judgement.database, "SELECT count(*) FROM trace_calls WHERE verdict = 'does not help'").item()
+    assert cleaned.conversations == without_help + (reason == "success_claimed")
+
+
 def test_a_damaged_file_and_one_that_has_changed_are_not_written_again(tmp_path: Path) -> None:
     call = {"role": "assistant", "tool_calls": [{"name": "book", "arguments": {}}]}
     talk = {"messages": [{"role": "user", "content": "?"}, call]}

@@ -20,6 +20,7 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.traces import call_losses
 from toolformer_dag.traces.cleaned import write_cleaned
 from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
+from toolformer_dag.traces.result_values import same_values
 
 BY_CALL = "FROM trace_calls ORDER BY conversation, turn, call"
 
@@ -169,25 +170,50 @@ def test_what_cannot_be_told_says_why(tmp_path: Path) -> None:
         tmp_path,
         [
             {"messages": one}
-            for one in (*booked, failed, unanswered, unfinished, *(one["messages"] for one in records(8)))
+            for one in (*booked, failed, unanswered, unfinished, *(one["messages"] for one in records(12)))
         ],
     )
-    found = told(judgement).select("tool", "verdict", "reason").rows()
-    assert found.count(("book", "cannot be told", "no_other_result")) == 3
-    assert ("book", "failed call", "error_result") in found
+    calls = told(judgement).select("tool", "verdict", "reason", "means")
+    found = calls.select("tool", "verdict", "reason").rows()
+    booked_calls = [
+        (verdict, means) for tool, verdict, _, means in calls.rows() if (tool, means) == ("book", "other_tools")
+    ]
+    assert {verdict for verdict, _ in booked_calls} <= {"helps", "cannot be told", "failed call"}
+    assert len(booked_calls) == 4  # the tool says "success" everywhere
+    assert next(reason for _, verdict, reason in found if verdict == "failed call") in (
+        "failure_admitted",
+        "success_claimed",
+    )
     assert ("book", "cannot be told", "no_result") in found
     assert ("calculator", "cannot be told", "nothing_follows") in found
-    assert {verdict for tool, verdict, _ in found if tool == "weather"} == {
-        "cannot be told"
-    }  # one other result is no control
+
+
+def test_a_source_of_one_confirmation_tells_nothing(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "Book a table."}, *turn([("book", {"n": 1}, "success")])]
+    judgement = judged(tmp_path, [{"messages": [*said, {"role": "assistant", "content": "Done."}]}])
+    assert told(judgement).select("verdict", "reason", "means").rows() == [("cannot be told", "no_other_result", None)]
+
+
+def test_a_tool_with_too_few_other_results_is_held_against_its_own_with_other_values(tmp_path: Path) -> None:
+    judgement = judged(tmp_path, records(8))  # two calls of each tool
+    calls = told(judgement)
+    assert set(calls["means"]) == {"exchanged_values"}
+    swaps = told(
+        judgement,
+        "SELECT c.result AS own, s.result AS other FROM trace_calls AS c JOIN trace_swaps AS s "
+        "USING (conversation, turn, call)",
+    )
+    assert swaps.height == 16
+    assert not any(same_values(row["own"], row["other"]) for row in swaps.iter_rows(named=True))
 
 
 def test_a_threshold_lets_a_share_of_the_swapped_results_pass(tmp_path: Path) -> None:
     judgement = judged(tmp_path, records(24), swaps=3)
     for share in (0.05, 0.25):
-        chance = told(judgement, f"SELECT gain > trace_threshold({share}) AS passed FROM trace_chance")
+        passing = f"SELECT relative_gain > trace_threshold({share}) AS passed FROM trace_chance WHERE counts"
+        chance = told(judgement, passing)
         assert chance["passed"].sum() <= share * chance.height
-        calls = told(judgement, f"SELECT *, trace_threshold({share}) AS threshold FROM judged_at({share})")
+        calls = told(judgement, f"FROM judged_at({share})")
         helps = (calls["gain"] > calls["threshold"]) & (calls["delta"] > 0)
         assert (calls["verdict"] == "helps").to_list() == helps.to_list()
     row = told(

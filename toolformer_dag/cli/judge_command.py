@@ -40,6 +40,14 @@ def judge(
     forms: Annotated[
         bool, typer.Option("--forms", help="List the forms of conversations that are read, with an example each.")
     ] = False,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            help='JSON lines of people who say whether answers rest on results, such as {"conversation": '
+            '"traces.jsonl:12", "turn": 1, "label": true}: says how verdicts agree, and which share fits them.',
+        ),
+    ] = None,
     force: Force = False,
     config: Config = None,
     profile: Profile = None,
@@ -62,10 +70,12 @@ def judge(
     from toolformer_dag.model.weights import is_packaged, model_identity, model_name
     from toolformer_dag.traces.cleaned import write_cleaned
     from toolformer_dag.traces.judgement import judged, refuse_other_judge, traces_database
+    from toolformer_dag.traces.label_agreement import agreement_lines, label_agreement, read_labels
 
     sources = source or list(settings.traces.source)
     if not sources:
         raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
+    labelled = read_labels(labels) if labels is not None else []
     names_judge = any(pair.startswith("model.name=") for pair in (*(set or ()), *pairs))
     if not names_judge:
         refuse_other_judge(settings, traces_database(settings))
@@ -76,6 +86,7 @@ def judge(
     with judged(settings, sources, traces_database(settings), _Progress().show) as judgement:
         if out is not None:
             _say_cleaned(write_cleaned(judgement, out, drop, force), out)
+        agreed = agreement_lines(label_agreement(judgement.database, labelled)) if labelled else []
     computed = judgement.losses["computed"]
     reused = judgement.losses["reused"]
     typer.echo(
@@ -84,6 +95,8 @@ def judge(
         err=True,
     )
     typer.echo(harmless(judgement.summary))
+    for line in agreed:
+        typer.echo(line)
 
 
 def _list_forms() -> None:

@@ -42,8 +42,11 @@ COUNTS = "SELECT tool, verdict, count(*) AS calls FROM trace_calls GROUP BY ALL 
 """Counts the calls by tool and verdict."""
 JUDGE = "SELECT model FROM trace_settings"
 """Selects the model that judged."""
-CHANCE = "SELECT share, trace_threshold(share) AS threshold FROM trace_settings"
-"""Selects the share of swapped results that may pass, and the gain above which only so many do."""
+CHANCE = """
+SELECT share, threshold FROM trace_settings, trace_calls
+WHERE conversation = $conversation AND turn = $turn AND call = $call
+"""
+"""Selects the share of swapped results that may pass, and the gain above which the call helps."""
 FIRST = f"""
 SELECT count(*) AS messages, greatest(0, least($turn - {MOST_MESSAGES // 2}, count(*) - {MOST_MESSAGES})) AS first
 FROM trace_messages WHERE conversation = $conversation
@@ -102,7 +105,7 @@ def recorded_calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[st
 
 
 def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the messages and calls around a call, its swapped results, and the threshold of all calls.
+    """Return the messages and calls around a call, its swapped results, and its threshold.
 
     key: TRACE_KEY. None where there is no such call. Raises WarehouseError.
 
@@ -115,7 +118,7 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
     calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **part})
     if not any(_has_key(call, key) for call in calls):
         return None
-    [chance] = reader.rows(CHANCE)
+    [chance] = reader.rows(CHANCE, dict(key))
     return {
         **size,
         **chance,

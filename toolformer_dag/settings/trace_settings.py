@@ -28,7 +28,11 @@ class TraceSettings(SettingsTable):
         "next message; `answer`: of its last; `paper`: five tokens with falling weights.",
     )
     swaps: int = Field(
-        2, ge=2, le=100, description="Results of other conversations that a call is held against, one at a time."
+        2,
+        ge=2,
+        le=100,
+        description="Results that a call is held against, one at a time: of the same tool in other conversations, else "
+        "its own with other values, else of other tools.",
     )
     result_tokens: int = Field(200, ge=8, description="Tokens of a result that the judge reads; the rest is cut.")
     context_tokens: int = Field(

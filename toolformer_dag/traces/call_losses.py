@@ -28,7 +28,6 @@ from toolformer_dag.computing.stage import (
 )
 from toolformer_dag.computing.stored_rows import chunk_size, claim
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.files import StorageError
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.settings.setting_types import determining
@@ -36,7 +35,7 @@ from toolformer_dag.traces import exchanged_results, recorded_calls, recorded_co
 from toolformer_dag.traces.exchanged_results import key_of
 from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, losses_identity, reader_of
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
-from toolformer_dag.traces.stored_messages import messages_of, text_digest
+from toolformer_dag.traces.recorded_conversations import conversations_by_number, rows_by_number
 from toolformer_dag.traces.variants import EMPTY, NONE, OWN, AskedCall, Reader
 
 READING = 1
@@ -147,9 +146,9 @@ def _calls(plan: Plan, chunk: CallChunk) -> list[AskedCall]:
 
     Raises StorageError where another run has replaced them since they were planned.
     """
-    calls = _rows(plan, recorded_calls.NAME, chunk.shard, chunk.calls["row"])
-    exchanged = _rows(plan, exchanged_results.NAME, chunk.shard, chunk.calls["row"])
-    conversations = _conversations(plan, chunk.shard, calls["number"].unique().sort())
+    calls = rows_by_number(plan, recorded_calls.NAME, chunk.shard, chunk.calls["row"])
+    exchanged = rows_by_number(plan, exchanged_results.NAME, chunk.shard, chunk.calls["row"])
+    conversations = conversations_by_number(plan, chunk.shard, calls["number"].unique().sort())
     asked = []
     keys = []
     for call, results in zip(calls.iter_rows(named=True), exchanged["results"].to_list(), strict=True):
@@ -161,30 +160,6 @@ def _calls(plan: Plan, chunk: CallChunk) -> list[AskedCall]:
             f"{NAME}, shard {chunk.shard!r}: another run has replaced its conversations meanwhile; run again"
         )
     return asked
-
-
-class _StoredConversation(NamedTuple):
-    """The messages of a conversation, and the hash of how they are stored."""
-
-    digest: str
-    messages: tuple[RecordedMessage, ...]
-
-
-def _conversations(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, _StoredConversation]:
-    """Return the conversations of these numbers of a shard, by number."""
-    stored = _rows(plan, recorded_conversations.NAME, shard, numbers)["messages"]
-    conversations = {}
-    for number, messages in zip(numbers.to_list(), stored.to_list(), strict=True):
-        conversations[number] = _StoredConversation(text_digest(messages), messages_of(messages))
-    return conversations
-
-
-def _rows(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
-    """Return the rows of these numbers, ascending, of a shard of a table; no others are held in memory."""
-    first = int(numbers[0])
-    last = int(numbers[-1])
-    between = plan.lake.table(table).scan([shard]).slice(first, last - first + 1)
-    return between.filter((pl.int_range(pl.len()) + first).is_in(numbers.implode())).collect()
 
 
 def _measured(call: JudgedCall) -> Sequence[Any]:

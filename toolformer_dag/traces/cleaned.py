@@ -32,6 +32,8 @@ METADATA = "tool_call_gains"
 SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
+SUCCESS_CLAIMED = "success_claimed"
+"""The reason of a failed call whose answer says what no tool did: it goes as that of a call that does not help."""
 AS_LIKELY_WITHOUT = "as_likely_without"
 """The reason of a call whose answer was known without it: the answer rests on what was said before."""
 VERDICTS = (
@@ -158,11 +160,12 @@ def _line(row: Mapping[str, Any]) -> bytes:
 class _Together:
     """The conversations of a record, or of the records of a file that make one, and what goes of them.
 
-    - `is_file`: whether they were read from all of the records together
+    - `form`: its name; `is_file`: whether they were read from all of the records together
     - `gone`: the calls that are left out; `places`: what else is, by its way in the record
     - `left`: how many of the conversations stay
     """
 
+    form: str = ""
     records: list[Any] = field(default_factory=list)
     is_file: bool = False
     gone: list[RecordedCall] = field(default_factory=list)
@@ -177,8 +180,9 @@ class _Together:
 
         Raises UserError where calls are to be left out of a form that has no place for each.
         """
+        self.form = conversation.form
         messages = conversation.messages
-        does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP]
+        does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP or row["reason"] == SUCCESS_CLAIMED]
         if dropped == "conversations" and does_not_help:
             cleaned.conversations += 1
             self.gone += [call for message in messages for call in message.calls]
@@ -209,6 +213,11 @@ class _Together:
         """Yield the records without what goes, the first with the verdicts; none where no conversation stays."""
         if self.left == 0:
             return
+        if self.gone and not can_drop(self.form):
+            raise UserError(
+                f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
+                "cannot be left out; write a record or a file for each"
+            )
         whole = self.records if self.is_file else self.records[0]
         left = drop(whole, self.gone, self.places)
         first, *others = left if self.is_file else [left]

@@ -1,16 +1,19 @@
-"""traces/exchanged_results: the results of other conversations that each recorded call is held against.
+"""traces/exchanged_results: the results that each recorded call is held against.
 
-They come from the calls of the same shard (a file, or a group of small files), so that another file changes nothing for
-them. Only a tool of which a shard has too few results borrows some: from the samples of all other shards
-(traces/donor_samples), the LENT results of the tool with the smallest hashes. A borrowed result changes only where
-another shard has one with a smaller hash.
+Results of the same tool in other conversations, else the call's own result with other values, else results of other
+tools: `alternatives.py` says why. They come from the calls of the same shard (a file, or a group of small files), so
+that another file changes nothing for them. Only a tool of which a shard has too few results borrows some: from the
+samples of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A borrowed
+result changes only where another shard has one with a smaller hash.
 
 Memory: up to `other_results.DONORS` results of each tool of a shard, and the borrowed ones.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -18,10 +21,20 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import ByShard, Column, InputsOf, PartRows, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
-from toolformer_dag.conversations.messages import RecordedCall
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.settings.setting_types import determining
-from toolformer_dag.traces import recorded_calls
+from toolformer_dag.traces import alternatives, recorded_calls, recorded_conversations
+from toolformer_dag.traces.alternatives import (
+    NO_ALTERNATIVES,
+    READ,
+    Alternatives,
+    of_exchanged_values,
+    of_other_results,
+    of_other_tools,
+    said_before,
+)
+from toolformer_dag.traces.exchanged_values import StringPools
 from toolformer_dag.traces.other_results import (
     DONORS,
     LONGEST_DONOR,
@@ -29,10 +42,11 @@ from toolformer_dag.traces.other_results import (
     Circle,
     Donor,
     Donors,
-    chosen_results,
+    call_hash,
     lacks_donors,
 )
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
+from toolformer_dag.traces.recorded_conversations import conversations_by_number
 from toolformer_dag.traces.stored_messages import text_digest
 
 NAME = "traces/exchanged_results"
@@ -54,7 +68,7 @@ def sample_settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return what determines the exchanged results beside the calls and the borrowed results."""
-    return {"exchange": METHOD, **_limits(plan)}
+    return {"exchange": METHOD, "alternatives": alternatives.METHOD, **_limits(plan)}
 
 
 def _limits(plan: Plan) -> dict[str, Any]:
@@ -112,31 +126,98 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     return PartRows(_frames(output, shard))
 
 
+@dataclass(frozen=True)
+class ShardResults:
+    """What the calls of a shard may be held against.
+
+    - circles: by tool, results of the tool: of the shard, then those that it borrows
+    - any_tool: results of all its tools; `tools` says which gave each
+    - strings: what strings of a result are exchanged for
+    """
+
+    circles: Mapping[str, Sequence[Circle]]
+    any_tool: Circle
+    tools: Mapping[str, Collection[str]]
+    strings: StringPools
+
+    def of_other_tools(self, document: str, call: RecordedCall) -> Iterator[str]:
+        """Yield results that other tools gave in other conversations."""
+        for result in self.any_tool.others(document, call):
+            if call.tool not in self.tools[result]:
+                yield result
+
+
+def _shard_results(output: TableOutput, shard: str) -> ShardResults:
+    donors = _donors(output, shard)
+    circles = {tool: [circle] for tool, circle in donors.circles().items()}
+    for tool, circle in _borrowed_circles(output, shard).items():
+        circles.setdefault(tool, []).append(circle)
+    any_tool: dict[str, Donor] = {}
+    tools: dict[str, set[str]] = {}
+    strings = StringPools()
+    for tool, donors_of_tool in donors.of_tools():
+        for donor in donors_of_tool[:LENT]:
+            any_tool.setdefault(donor.hash, donor)
+            tools.setdefault(donor.result, set()).add(tool)
+            strings.add(tool, donor.result[:READ])
+    return ShardResults(circles, Circle.of(sorted(any_tool.values())), tools, strings)
+
+
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the results for the calls of a shard in frames of at most BATCH calls."""
     swaps = output.plan.settings.traces.swaps
-    circles = {tool: [circle] for tool, circle in _donors(output, shard).circles().items()}
-    for tool, circle in _borrowed_circles(output, shard).items():
-        circles.setdefault(tool, []).append(circle)
+    results = _shard_results(output, shard)
     for part_file in output.plan.lake.table(recorded_calls.NAME).batches(shard):
         for calls in part_file.iter_slices(BATCH):
-            yield _exchanged(calls, circles, swaps).select(output.stage.schema.names())
+            rows = calls.select("digest", "number", "turn", "call", *CALL_COLUMNS).to_dicts()
+            chosen = _of_other_results(rows, results, swaps)
+            lacking = [number for number, held in enumerate(chosen) if not held.results]
+            numbers = pl.Series(sorted({rows[number]["number"] for number in lacking}), dtype=pl.Int32)
+            conversations = conversations_by_number(output.plan, shard, numbers)
+            for number in lacking:
+                messages = conversations[rows[number]["number"]].messages
+                chosen[number] = _without_other_results(rows[number], messages, results, swaps)
+            yield _with_alternatives(calls, rows, chosen).select(output.stage.schema.names())
 
 
-def _exchanged(calls: pl.DataFrame, circles: Mapping[str, Sequence[Circle]], swaps: int) -> pl.DataFrame:
-    """Return calls with the columns `results` and `key`.
+def _of_other_results(rows: Sequence[Mapping[str, Any]], results: ShardResults, swaps: int) -> list[Alternatives]:
+    """Return, for each row of the table of calls, the results of its tool that the call is held against."""
+    chosen: list[Alternatives] = []
+    for row in rows:
+        call = _call(row)
+        circles = results.circles.get(call.tool, [])
+        others = chain.from_iterable(circle.others(row["document"], call) for circle in circles)
+        chosen.append(of_other_results(call, others, swaps))
+    return chosen
 
-    circles: by tool, in the order in which a call takes results from them.
-    """
-    results: list[list[str]] = []
-    keys: list[str] = []
-    for row in calls.select("digest", "turn", "call", *CALL_COLUMNS).iter_rows(named=True):
-        chosen = chosen_results(circles.get(row["tool"], []), row["document"], _call(row), swaps)
-        results.append(list(chosen))
-        keys.append(key_of(row["digest"], row["turn"], row["call"], chosen))
+
+def _with_alternatives(
+    calls: pl.DataFrame, rows: Sequence[Mapping[str, Any]], chosen: Sequence[Alternatives]
+) -> pl.DataFrame:
+    """Return calls with the columns `key`, `means` and `results`; rows: the calls as mappings."""
+    keys = [
+        key_of(row["digest"], row["turn"], row["call"], held.results) for row, held in zip(rows, chosen, strict=True)
+    ]
     return calls.with_columns(
-        key=pl.Series(keys, dtype=pl.String), results=pl.Series(results, dtype=pl.List(pl.String))
+        key=pl.Series(keys, dtype=pl.String),
+        means=pl.Series([held.means for held in chosen], dtype=pl.String),
+        results=pl.Series([list(held.results) for held in chosen], dtype=pl.List(pl.String)),
     )
+
+
+def _without_other_results(
+    row: Mapping[str, Any], messages: Sequence[RecordedMessage], results: ShardResults, swaps: int
+) -> Alternatives:
+    """Return what a call is held against whose tool gave too few other results. row: of the table of calls."""
+    call = _call(row)
+    if call.result is None:
+        return NO_ALTERNATIVES
+    identity = call_hash(row["document"], call)
+    before = said_before(messages, row["turn"], row["call"])
+    exchanged = of_exchanged_values(call, identity, before, results.strings, swaps)
+    if exchanged.results:
+        return exchanged
+    return of_other_tools(call, results.of_other_tools(row["document"], call), swaps)
 
 
 def _donors(output: TableOutput, shard: str) -> Donors:
@@ -199,15 +280,18 @@ DONOR_SAMPLES = Stage(
 )
 STAGE = Stage(
     name="exchanged_results",
-    description="Results of the same tool in other conversations that each recorded call is held against.",
+    description="What a recorded call is held against: results of other conversations, or its own with other values.",
     columns={
         **PLACE,
         "key": Column(pl.String(), "hash of the conversation, the place and the results"),
-        "results": Column(pl.List(pl.String()), "results of other conversations"),
+        "means": Column(
+            pl.String(), "what the results are: other_results, exchanged_values, other_tools; null without"
+        ),
+        "results": Column(pl.List(pl.String()), "results that the call is held against"),
     },
     key=KEY,
     settings=settings,
-    reads=(recorded_calls.NAME,),
+    reads=(recorded_conversations.NAME, recorded_calls.NAME),
     inputs=inputs,
     inner=(DONOR_SAMPLES,),
     shards=lambda plan: plan.conversations,

@@ -1,7 +1,8 @@
 """Choose the results of other conversations that a recorded call is held against.
 
 A call is held against results that the same tool gave elsewhere: a result that tells of what follows does better than
-they do. Pure functions over plain values; who calls them says where the results come from:
+they do. Where the tool gave too few, see `alternatives.py`. Pure functions over plain values; who calls them says where
+the results come from:
 
 - a shard's own calls first (`Donors`), so that a file that comes or goes changes nothing for the calls of others
 - results of other shards (`exchanged_results.py`) only for a tool of which the shard has too few
@@ -18,8 +19,9 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
+from toolformer_dag.traces.result_values import same_values
 
-METHOD = 3
+METHOD = 4
 """Raised when the same calls would be held against other results."""
 DONORS = 1000
 """The most results of a tool that the calls of one shard are held against: those with the smallest hashes."""
@@ -103,16 +105,16 @@ class Circle:
         """Yield the results that a call of `document` may be held against, in the order of the circle.
 
         It begins behind the call's own place, which a hash of the call tells. Results of the document and those that
-        are the call's own, but for white space around it, are left out.
+        hold the values of the call's own, in whatever spelling, are left out.
         """
-        own = _kept(call.result or "").strip()
+        own = _kept(call.result or "")
         start = bisect_left(self.donors, call_hash(document, call), key=attrgetter("hash"))
         walked = 0
         while walked < len(self.donors):
             place = (start + walked) % len(self.donors)
             donor = self.donors[place]
             if donor.document != document:
-                if donor.result.strip() != own:
+                if not same_values(donor.result, own):
                     yield donor.result
                 walked += 1
             elif self.to_other_document[place]:

@@ -20,16 +20,17 @@ from toolformer_dag.computing.stage import (
     UnusableRows,
 )
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.conversations.reading import ReadConversation, read_conversations
 from toolformer_dag.lake.record import record
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
-from toolformer_dag.traces.stored_messages import messages_as_json, text_digest
+from toolformer_dag.traces.stored_messages import messages_as_json, messages_of, text_digest
 
 UNKNOWN_FORM = "unknown_form"
 """The fault of a record from which no conversation was read."""
-READER = 1
+READER = 2
 """Raised when the same file would give other rows; a golden test notices where it was not."""
 NAME = "traces/conversations"
 """The table of the conversations."""
@@ -53,6 +54,32 @@ class RejectedRecord(NamedTuple):
     source: str
     reason: str
     detail: str
+
+
+class StoredConversation(NamedTuple):
+    """The messages of a conversation, and the hash of how they are stored."""
+
+    digest: str
+    messages: tuple[RecordedMessage, ...]
+
+
+def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, StoredConversation]:
+    """Return the conversations of these numbers of a shard, ascending, by number."""
+    stored = rows_by_number(plan, NAME, shard, numbers)["messages"]
+    conversations = {}
+    for number, messages in zip(numbers.to_list(), stored.to_list(), strict=True):
+        conversations[number] = StoredConversation(text_digest(messages), messages_of(messages))
+    return conversations
+
+
+def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
+    """Return the rows of these numbers, ascending, of a shard of a table; no others are held in memory."""
+    if numbers.is_empty():
+        return plan.lake.table(table).scan([shard]).head(0).collect()
+    first = int(numbers[0])
+    last = int(numbers[-1])
+    between = plan.lake.table(table).scan([shard]).slice(first, last - first + 1)
+    return between.filter((pl.int_range(pl.len()) + first).is_in(numbers.implode())).collect()
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))
@@ -110,10 +137,11 @@ class _ShardReading:
                     yield from list(self._frames(reading))
                 else:
                     yield from self._frames(reading)
-                self._reject(reading.rejections)
+                self._reject(reading.counts, reading.described)
             except (ShardFault, ShardError) as error:
                 is_usable = shard.is_group
-                self._reject([self._whole_file(file, error)])
+                rejection = self._whole_file(file, error)
+                self._reject(Counter([rejection.reason]), [rejection])
         self._publish_rejections()
         if not is_usable:
             raise UnusableRows
@@ -150,11 +178,11 @@ class _ShardReading:
             self.facts[RETRY] = f"{file.name} could not be read: {error}"
         return RejectedRecord(file.name, None, file.name, reason, str(error))
 
-    def _reject(self, rejections: list[RejectedRecord]) -> None:
-        """Count rejections, and describe the first of them."""
-        for rejection in rejections:
-            self.rejected[self._shard, rejection.reason] += 1
-        self._described += rejections[: DESCRIBED - len(self._described)]
+    def _reject(self, counts: Counter[str], described: list[RejectedRecord]) -> None:
+        """Add what was rejected of a file. described: the first of it."""
+        for reason, count in counts.items():
+            self.rejected[self._shard, reason] += count
+        self._described += described[: DESCRIBED - len(self._described)]
 
     def _publish_rejections(self) -> None:
         output = self._output
@@ -164,11 +192,16 @@ class _ShardReading:
 
 
 class FileReading:
-    """One pass over a file. `rejections` grows with `conversations` and is complete when it is used up."""
+    """One pass over a file. `counts` and `described` grow with `conversations` and are complete when it is used up.
+
+    - `counts`: how many rejections there are of each reason
+    - `described`: the first DESCRIBED of them
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.rejections: list[RejectedRecord] = []
+        self.counts: Counter[str] = Counter()
+        self.described: list[RejectedRecord] = []
         self.records: dict[int, Any] = {}
         """Records by number, from that of the conversation that was yielded last, where they are kept."""
 
@@ -180,8 +213,7 @@ class FileReading:
         for conversation in read_conversations(self._records(keeps_records)):
             name = self.name_of(conversation)
             for reason, detail in conversation.faults:
-                rejection = RejectedRecord(name, conversation.record_id, self.source.name, reason, detail)
-                self.rejections.append(rejection)
+                self._reject(RejectedRecord(name, conversation.record_id, self.source.name, reason, detail))
             for number in [number for number in self.records if number < conversation.number]:
                 del self.records[number]
             if all(reason != UNKNOWN_FORM for reason, _ in conversation.faults):
@@ -198,11 +230,17 @@ class FileReading:
         for read in self.source.records:
             if isinstance(read, Rejection):
                 place = f"{source}:{read.line}"
-                self.rejections.append(RejectedRecord(place, None, source, read.reason, read.detail))
+                self._reject(RejectedRecord(place, None, source, read.reason, read.detail))
                 continue
             if keeps_records:
                 self.records[read.number] = read.value
             yield read
+
+    def _reject(self, rejection: RejectedRecord) -> None:
+        """Count a rejection, and describe it unless DESCRIBED are described."""
+        self.counts[rejection.reason] += 1
+        if len(self.described) < DESCRIBED:
+            self.described.append(rejection)
 
 
 STAGE = Stage(

@@ -8,12 +8,12 @@ FROM recorded_calls JOIN call_losses USING (shard, conversation, turn, call);
 COMMENT ON TABLE measured_calls IS 'What was measured of every recorded call; trace_calls says what follows from it.';
 
 CREATE TABLE trace_swaps AS
-SELECT conversation, turn, call, unnest(range(len(swapped_losses)))::INTEGER AS swap,
+SELECT conversation, turn, call, unnest(range(len(swapped_losses)))::INTEGER AS swap, means,
        unnest(results[:len(swapped_losses)]) AS result,
        unnest(swapped_losses) AS loss, unnest(swapped_overlaps) AS overlap
 FROM exchanged_results JOIN call_losses USING (shard, conversation, turn, call)
 WHERE len(swapped_losses) > 0;
-COMMENT ON TABLE trace_swaps IS 'The losses of recorded calls with results of other conversations, nats per token.';
+COMMENT ON TABLE trace_swaps IS 'The losses of recorded calls with the results that they are held against, nats per token.';
 
 CREATE TABLE trace_messages AS
 WITH read AS (

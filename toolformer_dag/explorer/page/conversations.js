@@ -59,7 +59,7 @@ function swappedAxis(found, call) {
 function swappedResults(found, call) {
   const entry = (name, ...value) => [el("dt", {}, name), el("dd", {}, ...value)];
   const head = [el("h2", {}, foreign(call.tool)), el("dl", {}, entry("verdict", verdictOfTrace(call)), entry("reason", verdictName(call.reason)), entry(term("gain", "gain"), gainMark(call.gain)),
-    entry(term("gain_threshold", "threshold"), found.threshold === null ? "too few swapped results to tell" : `${signed(found.threshold)}, exceeded by ${100 * found.share} % of all swapped results`),
+    entry(term("gain_threshold", "threshold"), found.threshold === null ? "too few swapped results to tell" : `${signed(found.threshold)}; ${100 * found.share} % of swapped results gain more by chance`),
     entry("delta", signed(call.delta)), entry(term("overlap", "overlap"), nats(call.overlap, 2)), entry("weighted tokens", count(call.tokens)))];
   const card = el("article", { className: "card", "aria-label": "The chosen call" }, head);
   if (call.gain === null) card.append(el("p", { className: "soft" }, "No gain was measured for this call."));

@@ -17,7 +17,7 @@ const TERMS = {
   loss_result: "L(c, r): loss with the call and its result before the text; L⁺.",
   gain: "Mean loss of what the assistant writes next with swapped results, less that with the recorded result; nats per token.",
   swapped_gain: "What the result of another conversation gains over the other swapped results of this call: gain by chance.",
-  gain_threshold: "The gain that a share of all swapped results exceeds (traces.share); above it a call helps.",
+  gain_threshold: "The gain above which the call helps: relative to the loss, a share of all swapped results gains more (traces.share).",
   overlap: "The share of the words that the assistant writes next which stand in the result; needs no model.",
   times: "How many samples at this position were this same call.",
 };

@@ -1,0 +1,219 @@
+"""Compare verdicts on recorded calls with labels that people gave, and let the labels choose the share.
+
+A label says whether the answer after a call rests on its result. People label some calls; the conversations they are
+from are halved by a hash. One half chooses the relative gain above which verdict and label agree best, the other tells
+how well that does on calls that did not choose it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolformer_dag.files import UserError
+from toolformer_dag.lake.warehouse import query
+
+SAMPLES = 1000  # bootstrap samples of the interval
+SCORED = """
+SELECT conversation, record_id, turn, call, verdict, relative_gain FROM trace_calls
+"""
+SHARE = """
+SELECT coalesce(avg((relative_gain > {threshold!r})::INT), 0) AS share FROM trace_chance WHERE counts
+"""
+"""Selects the share of swapped results that exceed a threshold."""
+FORM = '{"conversation": "traces.jsonl:12", "turn": 1, "call": 0, "label": true}'
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a person says of a call. `conversation`: its place or its record's own id."""
+
+    conversation: str
+    turn: int
+    call: int
+    rests: bool
+
+
+@dataclass(frozen=True)
+class LabelledCall:
+    """A labelled call with its verdict; `relative_gain` is None where the call cannot be told."""
+
+    conversation: str
+    rests: bool
+    helps: bool
+    relative_gain: float | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How verdicts agree with labels.
+
+    - `labels`, `unmatched`, `not_told`: labels in all, those of no recorded call, those of calls that cannot be told
+    - `base_rate`: share of the told calls whose label says that the answer rests on the result
+    - `agree`, `kappa`: share on which verdict and label agree, and Cohen's kappa
+    - `auc`, `low`, `high`: of the relative gain against the labels, with a 95 % bootstrap over conversations
+    - `share`: the share of swapped results that exceed the threshold that one half of the conversations chooses
+    - `tested`, `tested_kappa`: told calls of the other half, and kappa there at that threshold
+    """
+
+    labels: int
+    unmatched: int
+    not_told: int
+    base_rate: float
+    agree: float
+    kappa: float
+    auc: float
+    low: float
+    high: float
+    share: float
+    tested: int
+    tested_kappa: float
+
+
+def read_labels(file: Path) -> list[Label]:
+    """Read labels from JSON lines such as FORM; `call` may be left out. Raises UserError with the line."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"--labels {file}: {error.strerror}; name a file of JSON lines such as {FORM}") from error
+    labels: list[Label] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            labels.append(_label(line, f"--labels {file}, line {number}"))
+    if not labels:
+        raise UserError(f"--labels {file}: no label; write JSON lines such as {FORM}")
+    return labels
+
+
+def _label(line: bytes, place: str) -> Label:
+    try:
+        fields: Any = orjson.loads(line)
+    except ValueError as error:
+        raise UserError(f"{place}: no JSON ({error}); write {FORM}") from error
+    row = fields if isinstance(fields, dict) else {}
+    conversation = row.get("conversation", row.get("record_id"))
+    turn = row.get("turn")
+    call = row.get("call", 0)
+    rests = row.get("label")
+    if (
+        not isinstance(conversation, str)
+        or type(turn) is not int
+        or type(call) is not int
+        or rests not in (True, False)
+    ):
+        raise UserError(f"{place}: write a conversation, a turn and a label, as in {FORM}")
+    return Label(conversation, turn, call, bool(rests))
+
+
+def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
+    """Compare the labels with the calls of a judged file. Raises UserError where too few can be compared."""
+    labelled = _labelled_calls(database, labels)
+    told = [call for call in labelled if call.relative_gain is not None]
+    if len({call.rests for call in told}) < 2:
+        raise UserError(f"{len(told)} of {len(labels)} labels are of calls that can be told; label some of either kind")
+    auc = auc_of(told)
+    low, high = _auc_interval(told)
+    chooses = [call for call in told if _is_in_first_half(call.conversation)]
+    tested = [call for call in told if not _is_in_first_half(call.conversation)]
+    threshold = best_threshold(chooses)
+    [share] = query(database, SHARE.format(threshold=threshold))["share"]
+    return Agreement(
+        labels=len(labels),
+        unmatched=len(labels) - len(labelled),
+        not_told=len(labelled) - len(told),
+        base_rate=sum(call.rests for call in told) / len(told),
+        agree=sum(call.rests == call.helps for call in told) / len(told),
+        kappa=kappa([call.rests for call in told], [call.helps for call in told]),
+        auc=auc,
+        low=low,
+        high=high,
+        share=float(share),
+        tested=len(tested),
+        tested_kappa=kappa([call.rests for call in tested], [(call.relative_gain or 0) > threshold for call in tested]),
+    )
+
+
+def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCall]:
+    rows = query(database, SCORED).to_dicts()
+    calls = {(row[name], row["turn"], row["call"]): row for row in rows for name in ("record_id", "conversation")}
+    labelled: list[LabelledCall] = []
+    for label in labels:
+        row = calls.get((label.conversation, label.turn, label.call))
+        if row is not None:
+            helps = row["verdict"] == "helps"
+            is_told = row["verdict"] != "cannot be told"
+            gain = row["relative_gain"] if is_told else None
+            labelled.append(LabelledCall(row["conversation"], label.rests, helps, gain))
+    return labelled
+
+
+def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+    """Return Cohen's kappa: agreement beyond that of chance; 0 where chance explains all, or nothing is compared."""
+    if not labels:
+        return 0.0
+    count = len(labels)
+    agree = sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True)) / count
+    both_true = sum(labels) * sum(verdicts)
+    both_false = (count - sum(labels)) * (count - sum(verdicts))
+    by_chance = (both_true + both_false) / count**2
+    return (agree - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+
+
+def auc_of(calls: Sequence[LabelledCall]) -> float:
+    """Return the chance that a call whose answer rests on its result gains more than one whose does not; ties half."""
+    resting = [call.relative_gain or 0 for call in calls if call.rests]
+    other = [call.relative_gain or 0 for call in calls if not call.rests]
+    if not resting or not other:
+        return 0.5
+    above = sum((gain > lower) + 0.5 * (gain == lower) for gain in resting for lower in other)
+    return above / (len(resting) * len(other))
+
+
+def _auc_interval(calls: Sequence[LabelledCall]) -> tuple[float, float]:
+    """Return the 95 % interval of the AUC over bootstrap samples of conversations."""
+    by_conversation: dict[str, list[LabelledCall]] = {}
+    for call in calls:
+        by_conversation.setdefault(call.conversation, []).append(call)
+    groups = [by_conversation[name] for name in sorted(by_conversation)]
+    chance = random.Random(1)
+    drawn: list[float] = []
+    for _ in range(SAMPLES):
+        sample = chance.choices(groups, k=len(groups))
+        drawn.append(auc_of([call for group in sample for call in group]))
+    drawn.sort()
+    return drawn[round(0.025 * SAMPLES)], drawn[round(0.975 * SAMPLES) - 1]
+
+
+def best_threshold(calls: Sequence[LabelledCall]) -> float:
+    """Return the relative gain above which verdicts agree best with labels (kappa); 0 without calls."""
+    labels = [call.rests for call in calls]
+    gains = [call.relative_gain or 0 for call in calls]
+    best = 0.0
+    best_kappa = float("-inf")
+    for threshold in sorted(set(gains)):
+        agreement = kappa(labels, [gain > threshold for gain in gains])
+        if agreement > best_kappa:
+            best = threshold
+            best_kappa = agreement
+    return best
+
+
+def _is_in_first_half(conversation: str) -> bool:
+    return blake2b(conversation.encode(), digest_size=1).digest()[0] < 128
+
+
+def agreement_lines(agreement: Agreement) -> list[str]:
+    """Return what `judge --labels` says."""
+    told = agreement.labels - agreement.unmatched - agreement.not_told
+    return [
+        f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.not_told:,} of calls "
+        f"that cannot be told, {told:,} compared, of which {agreement.base_rate:.0%} rest on their result",
+        f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
+        f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})",
+        f"half of the conversations chooses --share {agreement.share:.3g}; on the other half ({agreement.tested:,} "
+        f"calls) kappa {agreement.tested_kappa:.2f}",
+    ]
