@@ -22,6 +22,8 @@ from toolformer_dag.conversations.shapes import FoundResult
 
 SHOWN = 80
 """Characters of a text in the detail of a fault."""
+BETWEEN_CALLS = "[], \n"
+"""What stands between calls in a list of them as Python writes it, and is no words."""
 SEARCH_RESULT = "<information>"
 """Where this stands in a conversation, `<search>` is a call."""
 
@@ -89,16 +91,16 @@ def _cut(
     for marked in in_order:
         start, end = marked.span
         begins_new = bool(parts[-1].results) and isinstance(marked, MarkedCall)
-        if begins_new or (parts[-1].results and text[position:start].strip()):
+        if begins_new or (parts[-1].results and text[position:start].strip(BETWEEN_CALLS)):
             parts.append(RawMessage(parts[-1].number, "assistant", parts[-1].path))
-        if start > position:
+        if text[position:start].strip(BETWEEN_CALLS):
             parts[-1].words.append(Words(text[position:start].strip(), (*path, (position, start))))
         if isinstance(marked, MarkedCall):
             parts[-1].calls.append(CallAt(marked.found, ((*path, marked.span),)))
         else:
             parts[-1].results.append(_result(marked, path))
         position = max(position, end)
-    rest = text[position:].strip()
+    rest = text[position:].strip() if text[position:].strip(BETWEEN_CALLS) else ""
     if rest and parts[-1].results:
         parts.append(RawMessage(parts[-1].number, "assistant", (*path, (position, len(text)))))
     if rest:

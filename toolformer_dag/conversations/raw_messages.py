@@ -128,12 +128,16 @@ class RawMessage:
     words: list[Words] = field(default_factory=list)
     calls: list[CallAt] = field(default_factory=list)
     results: list[ResultAt] = field(default_factory=list)
-    _index_by_id: dict[str, int] = field(default_factory=dict)
+    _index_by_id: dict[str | None, int] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         """Return the words, one after another."""
         return "".join(words.text for words in self.words)
+
+    def has_call(self, call_id: str | None) -> bool:
+        """Return whether a call has this id."""
+        return call_id in self._index_by_id
 
     def add_call(self, found: FoundCall, path: Path) -> None:
         """Add a call, or another way to one that is there already under the same id; and the result beside it."""
@@ -178,6 +182,10 @@ def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessag
     if role not in ROLES.values():
         faults.append(("unknown_role", f"message {number} is of {role!r}"))
     reader = _MessageReader(RawMessage(number, "assistant" if role == CALLS else role, path), faults)
+    if value.get("toolInvocations") and not value.get("parts"):  # Vercel's content follows the results beside it
+        reader.read_lists(value, path)
+        reader.read_content(value, path)
+        return reader.parts
     if role == CALLS:
         reader.read_calls_in_content(value, path)
     elif role == "tool":
@@ -236,6 +244,11 @@ class _MessageReader:
         self.parts = [message]
         self._faults = faults
 
+    def _add_call(self, found: FoundCall, path: Path) -> None:
+        """Add a call to the last part, or another way to one that is in a part already."""
+        part = next((part for part in self.parts if part.has_call(found.id)), self.parts[-1])
+        part.add_call(found, path)
+
     def _add_words(self, text: str, path: Path | None) -> None:
         last = self.parts[-1]
         if last.role == "assistant" and last.results and text.strip():
@@ -277,7 +290,7 @@ class _MessageReader:
                 return
             call = found_call(shape, fields) if shape.tool else None
             if call is not None:
-                self.parts[-1].add_call(call, path)
+                self._add_call(call, path)
             elif shape.result and not shape.tool:
                 self.parts[-1].results.append(ResultAt(found_result(shape, fields), path))
             else:
@@ -356,7 +369,7 @@ class _MessageReader:
             if call is None:
                 self._unreadable(calls if opened is None else item)
                 continue
-            self.parts[-1].add_call(call, (*path, index) if isinstance(opened, list) else path)
+            self._add_call(call, (*path, index) if isinstance(opened, list) else path)
 
     def _unreadable(self, call: Any) -> None:
         self._faults.append(("unreadable_call", f"message {self.parts[-1].number}: {str(call)[:80]}"))

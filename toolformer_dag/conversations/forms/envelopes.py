@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from toolformer_dag.conversations.forms.form import Form, messages_in, ways
+from toolformer_dag.conversations.forms.form import Form, messages_in, system_prompt, ways
 from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
 from toolformer_dag.conversations.plain_values import first_of, parsed
 from toolformer_dag.conversations.raw_messages import Said
@@ -28,6 +28,7 @@ OUTPUTS = (
     "traceloop.entity.output",
 )
 """Attributes of a span that hold the messages which a model was given, and those that it wrote, in JSON."""
+SYSTEM_PROMPT = "gen_ai.system_instructions"
 FLAT_INPUT = "llm.input_messages"
 FLAT_OUTPUT = "llm.output_messages"
 """How the attributes of OpenInference begin: `llm.input_messages.0.message.role` and so on."""
@@ -77,11 +78,14 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
     """Return the messages that a model was given and wrote in a span, with the ways to them; none in other spans."""
     attributes = attributes_of(span)
     said = list[Said]()
+    if SYSTEM_PROMPT in attributes:
+        said += system_prompt(*attributes[SYSTEM_PROMPT])
+    prompts = len(said)
     for prefix in (FLAT_INPUT, FLAT_OUTPUT):  # Phoenix opens them into objects
         nested = first_of(span.get("attributes"), (prefix,))
         for index, message in enumerate(nested if isinstance(nested, list) else ()):
             said.append(Said(("attributes", *prefix.split("."), index), message))
-    if said:
+    if len(said) > prompts:
         return said
     for names in (INPUTS, OUTPUTS):
         for name in names:
@@ -89,11 +93,13 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
                 path, value = attributes[name]
                 said += [message._replace(path=(*path, *message.path)) for message in listed_messages(value)]
                 break
-    if said:
+    if len(said) > prompts:
         return said
     for prefix in (FLAT_INPUT, FLAT_OUTPUT):
         said += flat_messages({name: value for name, (_, value) in attributes.items()}, prefix)
-    return said or event_messages(span) or _given_and_written(span, "input", "output")
+    if len(said) > prompts:
+        return said
+    return event_messages(span) or _given_and_written(span, "input", "output")
 
 
 def listed_messages(value: Any) -> list[Said]:
@@ -269,11 +275,9 @@ def _given_and_written(record: Mapping[str, Any], given: str, written: str) -> l
 
 def request_and_response(record: Any) -> Iterator[Said]:
     """Yield the messages of a request and of its response, which stand beside each other."""
-    for key in ("system", "request.system", "request.body.system"):
-        yield from (
-            Said(said.path, said.value, "system") for said in messages_in(record, (key,)) if isinstance(said.value, str)
-        )
-    yield from messages_in(record, ("request.messages", "request.body.messages", "request.input", "request.contents"))
+    yield from messages_in(record, ("system", "request.system", "request.body.system"))
+    lists = ("messages", "kwargs.messages", "request.messages", "request.body.messages", "request.input")
+    yield from messages_in(record, (*lists, "request.contents"))
     for key in ("response.choices.*.message", "response.body.choices.*.message"):
         yield from messages_in(record, (key,))
     response = first_of(record, ("response.body", "response"))
@@ -417,7 +421,13 @@ FORMS = (
     Form(
         name="Request and response",
         source="https://platform.openai.com/docs/api-reference/chat/object",
-        signs=("request.messages", "request.body.messages", "request.input", "response.choices.*.message"),
+        signs=(
+            "request.messages",
+            "request.body.messages",
+            "request.input",
+            "response.choices.*.message",
+            "response.role",
+        ),
         read=request_and_response,
         example={
             "request": {"model": "m", "messages": [QUESTION, CALLED, ANSWERED]},

@@ -11,7 +11,7 @@ from toolformer_dag.conversations.record_paths import Path, value_at
 
 ANY = "*"
 """In a way to values: every item of a list."""
-TEXTS = {"prompt": "user", "completion": "assistant", "response": "assistant", "system": "system"}
+TEXTS = {"prompt": "user", "completion": "assistant", "response": "assistant"}
 """The fields that may hold plain text in place of messages, with the role that said it."""
 
 
@@ -68,11 +68,18 @@ class Form:
             yield number, [message._replace(path=(*path, *message.path)) for message in said]
 
 
+SYSTEM_PROMPTS = ("system", "systemInstruction", "system_instruction", "instructions", "gen_ai.system_instructions")
+"""The fields that hold the system prompt: a text, its parts, or an object with them."""
+
+
 def messages_in(conversation: Any, lists: tuple[str, ...]) -> Iterator[Said]:
     """Yield the messages of these lists, one list after another; a list may stand in JSON, a text is one message."""
     for way in lists:
         for path in ways(conversation, way):
             value = value_at(conversation, path)
+            if way.rpartition(".")[2] in SYSTEM_PROMPTS:
+                yield from system_prompt(path, value)
+                continue
             opened = parsed(value) if isinstance(value, str) else value
             if isinstance(opened, list):
                 inside: Path = (None,) if isinstance(value, str) else ()
@@ -82,6 +89,17 @@ def messages_in(conversation: Any, lists: tuple[str, ...]) -> Iterator[Said]:
                 yield Said(path, value, TEXTS.get(way.rpartition(".")[2], "user"))
             elif isinstance(value, Mapping):
                 yield Said(path, value)
+
+
+def system_prompt(path: Path, value: Any) -> Iterator[Said]:
+    """Yield a system prompt, a message for each of its parts."""
+    opened = parsed(value) if isinstance(value, str) else value
+    if isinstance(opened, list):
+        inside: Path = (None,) if isinstance(value, str) else ()
+        for index, part in enumerate(opened):
+            yield Said((*path, *inside, index), part, "system", is_part=True)
+    elif isinstance(value, str | Mapping) and value:
+        yield Said(path, value, "system")
 
 
 def ways(value: Any, way: str) -> Iterator[Path]:

@@ -86,7 +86,7 @@ FORMS = (
         name="Bedrock Converse",
         source="https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Converse.html",
         signs=("messages.*.content.*.toolUse",),
-        messages=("messages", "output.message"),
+        messages=("system", "messages", "output.message"),
         example={
             "messages": [
                 {"role": "user", "content": [{"text": "How warm is it in Oslo?"}]},
@@ -110,6 +110,8 @@ FORMS = (
         signs=("contents.*.parts", "history.*.parts", "request.contents.*.parts"),
         messages=(
             "systemInstruction",
+            "system_instruction",
+            "request.systemInstruction",
             "request.contents",
             "contents",
             "history",

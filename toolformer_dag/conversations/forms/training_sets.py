@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from toolformer_dag.conversations.forms.form import Form
+from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.shapes import listed_call
@@ -52,6 +52,8 @@ def xlam_messages(conversation: Any) -> Iterator[Said]:
 
 def template_turns(conversation: Any) -> Iterator[Said]:
     """Yield the turns of texts that a chat template has written, in their order, and the ways to their characters."""
+    if isinstance(conversation.get("prompt"), list):
+        yield from messages_in(conversation, ("prompt",))
     for key in ("prompt", "input", "prompts", "output", "response", "responses", "solution_str", "sequences_str"):
         text = conversation.get(key)
         if not isinstance(text, str):
