@@ -28,7 +28,7 @@ RECORD_IDS = (
 """The fields that may hold the id of a record, in the order in which they are looked for."""
 MOST_CALLS = 20_000
 """Calls of a conversation that is read; one with more is a fault."""
-FIRST_RECORDS = 5
+FIRST_RECORDS = 20
 """Records of a file in which a form of whole files is looked for: the first may say nothing."""
 UNKNOWN = "unknown"
 
