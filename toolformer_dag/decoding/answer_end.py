@@ -6,7 +6,7 @@ that "3.5" and "p.m. and" go on. Other scripts end at a line end or at the limit
 
 import re
 
-_ENDING = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\n")
+_ENDING = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”’）]*|\n")
 _ABBREVIATIONS = {
     "mr",
     "mrs",
