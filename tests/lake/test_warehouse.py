@@ -67,6 +67,12 @@ def test_a_database_without_tables_says_how_it_is_filled(tmp_path: Path) -> None
         query(tmp_path / "empty.duckdb", "FROM table_2")
 
 
+def test_half_a_character_in_a_query_is_refused(tmp_path: Path) -> None:
+    duckdb.connect(tmp_path / "any.duckdb").close()
+    with pytest.raises(WarehouseError, match="the query holds half of a character at 8; remove it"):
+        query(tmp_path / "any.duckdb", "select '\ud800'")
+
+
 def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
     duckdb.connect(tmp_path / "any.duckdb").close()
     pressing = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))

@@ -51,10 +51,14 @@ def request(path: str, more: bytes = b"") -> bytes:
 
 
 def is_ended(client: socket.socket) -> bool:
-    """Read until the connection ends; return that it did, which a timeout would prevent."""
-    with suppress(ConnectionError):
+    """Read until the connection ends; return whether it did within the client's timeout."""
+    try:
         while client.recv(1 << 20):
             pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
     return True
 
 
@@ -83,7 +87,7 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPa
 
 def test_a_few_requests_may_come_early_and_more_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "PIPELINE_SECONDS", 0.0)
-    for count, least, most in ((10, 10, 10), (1000, 0, connections.MOST_EARLY + 1)):
+    for count, least, most in ((5, 5, 5), (1000, 0, connections.MOST_EARLY + 1)):
         with served() as (port, _), connected(port) as client:
             client.sendall(request("/") * (count - 1) + request("/", b"Connection: close\r\n"))
             received = b""
@@ -113,8 +117,12 @@ def test_one_address_has_half_of_the_connections(monkeypatch: pytest.MonkeyPatch
     with served() as (port, server):
         clients = [connected(port) for _ in range(4)]
         try:
-            assert is_ended(clients[3])
+            for client in clients[:3]:
+                client.settimeout(0.5)
+            assert any(is_ended(client) for client in clients[:3])  # one that had asked for nothing
             assert len(server.server_state.connections) == 3
+            clients[3].sendall(request("/"))
+            assert clients[3].recv(100).startswith(b"HTTP/1.1 200")
         finally:
             for client in clients:
                 client.close()

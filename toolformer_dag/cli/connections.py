@@ -2,6 +2,7 @@
 
 import resource
 from asyncio import Transport
+from collections.abc import Sequence
 from typing import Any
 
 from uvicorn import Config
@@ -9,9 +10,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
 """How long a connection may take to send the head of a request; a body, or reading an answer, once to twice as long."""
-PIPELINE_SECONDS = 0.5
+PIPELINE_SECONDS = 1.0
 """How long a request waits that came before the one before it was answered: few clients do that, and none has to."""
-MOST_EARLY = 16
+MOST_EARLY = 4
 """Requests of a connection that may come so, one after the other; it is closed then."""
 MOST = 1000
 """Connections at once, where fewer do not use half of the files that may be open; half as many of one address."""
@@ -27,16 +28,18 @@ class BoundedConnection(H11Protocol):
     """
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Take a connection, or end it."""
+        """Take a connection; of too many, end one that asks for nothing or asks too early, else this one."""
         super().connection_made(transport)
         self._is_lost = False
         self._early_requests = 0  # one after the other
         transport.max_size = READ_BYTES  # type: ignore[attr-defined] # asyncio reads as many bytes at once
+        self.loop.call_later(HEAD_SECONDS, self._look, None, 0)
         most = _most_connections()
-        if len(self.connections) > most or self._of_same_address() > most // 2:
-            transport.abort()
-        else:
-            self.loop.call_later(HEAD_SECONDS, self._look, None, 0)
+        same_address = self._of_same_address()
+        if len(same_address) > most // 2:
+            self._end_one_of(same_address)
+        elif len(self.connections) > most:
+            self._end_one_of([other for other in self.connections if isinstance(other, BoundedConnection)])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -55,11 +58,22 @@ class BoundedConnection(H11Protocol):
         else:
             super().on_response_complete()
 
-    def _of_same_address(self) -> int:
-        """Return how many connections there are of the address that this one comes from."""
-        address = self.client[0] if self.client else ""
-        addresses = [other.client[0] for other in self.connections if isinstance(other, H11Protocol) and other.client]
-        return addresses.count(address) if address else 0
+    def _of_same_address(self) -> list["BoundedConnection"]:
+        """Return the connections, this one too, of the address that this one comes from."""
+        same = []
+        for other in self.connections:
+            if isinstance(other, BoundedConnection) and (other.client or "")[:1] == (self.client or "")[:1]:
+                same.append(other)
+        return same
+
+    def _end_one_of(self, others: Sequence["BoundedConnection"]) -> None:
+        """End one of these connections that has asked for nothing, or too early; this one where there is none."""
+        for other in others:
+            asks_nothing = other.cycle is None or other.cycle.response_complete
+            if other is not self and (other._early_requests or asks_nothing):
+                other.transport.abort()
+                return
+        self.transport.abort()
 
     def _look(self, cycle_before: object, unread_before: int) -> None:
         """End the connection if nothing has moved since it was looked at before.

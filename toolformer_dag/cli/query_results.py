@@ -115,7 +115,9 @@ def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
 
     texts = [column for column in rows if column.dtype == pl.String]
     on_one_line = rows.with_columns(column.str.replace_all(LINE_END.pattern, " ") for column in texts)
-    return on_one_line.rename({name: LINE_END.sub("\ufffd", name) for name in rows.columns})
+    names = {name: LINE_END.sub("\ufffd", name) for name in rows.columns}
+    are_apart = len(set(names.values())) == len(names)
+    return on_one_line.rename(names) if are_apart else on_one_line
 
 
 def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":

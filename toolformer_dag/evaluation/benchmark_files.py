@@ -96,13 +96,19 @@ def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
+    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`).
+
+    A list with an item that Python cannot read, such as `'\\x'`, is a text.
+    """
     if not LIST_CELL.fullmatch(cell):
         return [cell]
     answers = []
     item = LIST_ITEM.match(cell)
     while item:
-        answers.append(str(ast.literal_eval(item["literal"])))
+        try:
+            answers.append(str(ast.literal_eval(item["literal"])))
+        except (SyntaxError, ValueError):
+            return [cell]
         item = LIST_ITEM.match(cell, item.end())
     return answers
 
