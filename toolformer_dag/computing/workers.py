@@ -144,6 +144,16 @@ class _Outcome(NamedTuple):
     outcome: Work | UserError
 
 
+class TokensSpent(UserError):
+    """The limit of tokens of a run is reached, and chunks are left. What was committed is kept."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"{tokens:,} tokens went through the model, and execution.most_tokens is {most:,}: the run stops here; "
+            "what was computed is kept, so raise the limit and run again to go on"
+        )
+
+
 class Workers:
     """The workers of a run, each with a chunk at a time: started when there is work for them, kept until `close`.
 
@@ -183,7 +193,8 @@ class Workers:
         Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
         chunk of a worker that dies, or is lost with its machine, is given to another one; so is that of a worker that
         has not answered for `execution.chunk_hours`, and whichever ends first counts. Raises WorkerError where that
-        happened too often, and UserError as the task raised it.
+        happened too often, UserError as the task raised it, and TokensSpent where `execution.most_tokens` went through
+        the model and a chunk is left; those that were under way have ended then.
         """
         not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
         outcomes = deque[_Outcome]()
@@ -193,6 +204,8 @@ class Workers:
                 seconds = 0.0 if outcomes else 1.0
                 outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
                 yield _first_ended(outcomes)
+            if not self._may_spend() and self._has_next(not_taken):
+                raise TokensSpent(self.spent.tokens, self._here.plan.settings.execution.most_tokens or 0)
         finally:
             self._next.clear()
             self._kill_busy()
@@ -226,6 +239,8 @@ class Workers:
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
         """Begin a round: give chunks while there are some and workers for them; return whether any is not done."""
         vars(self).pop("_most", None)
+        if not self._may_spend():
+            return bool(self._busy)
         while self._has_room() and self._has_next(not_taken):
             worker = self._idle.pop() if self._idle else self._executor.start()
             if worker.started.done():
@@ -233,6 +248,11 @@ class Workers:
             else:
                 self._starting.append(worker)
         return bool(self._busy) or self._has_next(not_taken)
+
+    def _may_spend(self) -> bool:
+        """Return whether fewer tokens than `execution.most_tokens` went through the model."""
+        most = self._here.plan.settings.execution.most_tokens
+        return most is None or self.spent.tokens < most
 
     def _has_room(self) -> bool:
         """Return whether a worker is idle or may be started; without asking a cluster before the first chunk."""
@@ -255,7 +275,7 @@ class Workers:
 
     def _plan_ahead(self, not_taken: Iterator[_Assignment]) -> None:
         """Take up to a chunk per worker while all compute: what is planned now need not be waited for."""
-        while len(self._next) < self._most:
+        while self._may_spend() and len(self._next) < self._most:
             is_an_answer_there = any(future.done() for future in self._busy)
             if is_an_answer_there or not self._take(not_taken):
                 return
@@ -321,7 +341,7 @@ class Workers:
         self._spent_elsewhere += answer.spent
         self._forget_other_assignments(assignment.number)
         failed = isinstance(answer.outcome, UserError)
-        if self._next and not failed:
+        if self._next and not failed and self._may_spend():
             self._give(self._idle.pop(), self._next.popleft())
         return _Outcome(assignment.number, answer.outcome)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from toolformer_dag.decoding.generation import DecodedCall, TokenLikelihood, WrittenPiece
-from toolformer_dag.decoding.look_alikes import BEGUN
+from toolformer_dag.decoding.look_alikes import begun_start
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.stretch import Stretch
 from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
@@ -94,7 +94,7 @@ def shown_text(text: str, stop: Sequence[str]) -> str:
             if text.endswith(word[:length]):
                 longest_beginning = max(longest_beginning, length)
     certain = text[: len(text) - longest_beginning]
-    return BEGUN.sub("", certain).rstrip(f" {INCOMPLETE}")
+    return certain[: begun_start(certain)].rstrip(f" {INCOMPLETE}")
 
 
 def shown_call(body: str, arrow: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from toolformer_dag.decoding.generation import UNLISTED, StartChance, TokenLikelihood
-from toolformer_dag.decoding.look_alikes import OPENING, closes_nothing, look_alike
+from toolformer_dag.decoding.look_alikes import OPENING, closes_nothing, look_alike_start
 from toolformer_dag.decoding.place_scores import PlaceScores
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.written_call import INCOMPLETE
@@ -186,9 +186,7 @@ class Stretch:
         """Return the first character of the look-alike of a call that `token` completes; None where there is none."""
         if token not in self.rules.vocabulary.with_brackets:
             return None
-        names = frozenset(self.rules.tools)
-        match = look_alike(names).search(self.text() + self.addition(token))
-        return None if match is None else match.start()
+        return look_alike_start(self.text() + self.addition(token), self.rules.tools)
 
     # What is told about its tokens
 

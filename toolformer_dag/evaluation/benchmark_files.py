@@ -57,12 +57,12 @@ HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body"
 """Headings of tables; a first line without any of them is a row."""
 ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
 """Headings of columns whose cells may hold a list."""
-QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+QUOTED = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
 """A string literal of Python."""
 LIST_CELL = re.compile(rf"\s*\[(?:[\s,]|{QUOTED})*\]\s*", re.DOTALL)
 """A cell with a list, as Python or numpy writes it."""
-LIST_ITEM = re.compile(QUOTED, re.DOTALL)
-"""An item of such a list."""
+LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
+"""An item of such a list, with what stands before it."""
 
 
 def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -96,10 +96,21 @@ def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
+    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`).
+
+    A list with an item that Python cannot read, such as `'\\x'`, is a text.
+    """
     if not LIST_CELL.fullmatch(cell):
         return [cell]
-    return [str(ast.literal_eval(item)) for item in LIST_ITEM.findall(cell)]
+    answers = []
+    item = LIST_ITEM.match(cell)
+    while item:
+        try:
+            answers.append(str(ast.literal_eval(item["literal"])))
+        except (SyntaxError, ValueError):
+            return [cell]
+        item = LIST_ITEM.match(cell, item.end())
+    return answers
 
 
 def field_of(record: Any, *names: str) -> Any:

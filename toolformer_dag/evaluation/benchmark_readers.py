@@ -45,8 +45,9 @@ GOOGLE_RE = {
     "/people/deceased_person/place_of_death": "[X] died in [Y] .",
 }
 """Templates of LAMA's Google-RE by relation, as in LAMA's scripts/run_experiments.py."""
-MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
-"""A statement that ends with the mask; the group is what stands before it."""
+MASK = re.compile(r"\[(?:MASK|Y)\]")
+AFTER_MASK = re.compile(r"[\s.!?)]*")
+"""What may stand between the mask and the end of a statement."""
 
 
 def lama(folder: Path) -> list[Benchmark]:
@@ -101,10 +102,11 @@ def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionO
 
 def _lama_question(masked: str, answer: str) -> QuestionOrReason:
     """Return the question of a statement with a mask, which has to be its end, since the model continues it."""
-    match = MASK_LAST.fullmatch(masked)
-    if match is None:
+    *before, after = MASK.split(masked)
+    statement = masked[: masked.rfind("[")].rstrip()
+    if not (before and statement and AFTER_MASK.fullmatch(after)):
         return "mask_not_last"
-    return BenchmarkQuestion(completion(match[1]), (answer,), tool="question_answering")
+    return BenchmarkQuestion(completion(statement), (answer,), tool="question_answering")
 
 
 def templama(file: Path) -> list[Benchmark]:

@@ -73,6 +73,10 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
     DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
     Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process.
     """
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise WarehouseError(f"the query holds half of a character at {error.start}; remove it") from error
     config: dict[str, Any] = {}
     if not folders:  # DuckDB takes allowed folders of an open connection alone, which is closed after that
         config |= CLOSED

@@ -18,6 +18,7 @@ import polars as pl
 
 from toolformer_dag.files import StorageError, WriteError, limit_met, replace_whole, sealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.database_files import NO_SPACE, reason_of
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
@@ -35,12 +36,8 @@ SETTINGS = "settings"
 """The key among the versions of sources that stands for SQL, columns and comments."""
 MOST_CHANGED = 0.5
 """Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
-NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
-"""What DuckDB raises where a disk is full, or memory could not be spilled to it."""
 FULL = ("CHECKPOINT", "No space left", "quota exceeded")
 """What other errors say then."""
-ORIGINAL = "Original error: "
-"""What DuckDB writes before the reason of a checkpoint that failed."""
 
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """The records of the parts of each lake table."""
@@ -145,8 +142,7 @@ def _reason_and_remedy(error: Exception) -> str:
             "a file of the lake is damaged, or this is a bug: run `toolformer-dag verify`, and report the bug if "
             "nothing is found"
         )
-    reason = str(error).rpartition(ORIGINAL)[2].splitlines()[0].strip()
-    return f"{reason}; {remedy}"
+    return f"{reason_of(error)}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 
+from toolformer_dag.lake.database_files import write_out
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
 from toolformer_dag.lake.table_comments import write_comments
 from toolformer_dag.lake.warehouse_building import PartFiles
@@ -70,6 +71,7 @@ def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute(f"ATTACH {quoted(file)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
         yield connection
+        write_out(connection, "warehouse")
         connection.execute("USE memory")
         connection.execute("DETACH warehouse")
 

@@ -28,14 +28,16 @@ OPENING = re.compile(rf"\[\s*{NAME}\(")
 """The beginning of a call inside of an input."""
 NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
 """The beginning of a call with named arguments: `Weather(city=`, without the first argument."""
-_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+"|["()\[\]]', re.DOTALL)
-"""Whole strings of JSON, an opening quote without its end, and brackets: what tells where named arguments end."""
+NAMED_IN_TEXT = re.compile(rf"(?<![^\s\[\]()]){NAME}+\((?=\s*[^\W\d]\w*\s*=)")
+"""The same anywhere in a text: a name is tried from its first character alone."""
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
+"""Strings of JSON, also one without its end, and brackets: what tells where named arguments end."""
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 """A call without its markers: the groups are name and input."""
 QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
 """An input that would be read as named arguments with a string, as a pattern."""
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-"""A string of JSON."""
+STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string of JSON, or what begins as one and does not end."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 """The signs at which `str.splitlines` ends a line, as a class of Rust's patterns."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
@@ -136,6 +138,8 @@ def input_end(text: str, start: int = 0) -> int | None:
         return start
     open_brackets = 0
     for sign in _SIGNS.finditer(text, opening.end()):
+        if sign["open"] is not None:  # a string without its end
+            return None
         match sign[0]:
             case "[":
                 open_brackets += 1
@@ -145,8 +149,6 @@ def input_end(text: str, start: int = 0) -> int | None:
                 return sign.start()
             case ")" if not open_brackets:
                 return sign.end()
-            case '"':  # a string without its end
-                return None
             case "(" | ")":  # in no string: these are no arguments in JSON
                 return start
     return None

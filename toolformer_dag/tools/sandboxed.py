@@ -27,6 +27,10 @@ PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
 """The exceptions that the caller raises again as they are: the name it knows them by, and their types here."""
 
 
+MOST_OPEN_FILES = 256
+"""Open files, sockets and pipes of each process."""
+
+
 def main() -> None:
     """Load the tool that the first request describes, under its limits; then answer requests until none is left.
 
@@ -90,7 +94,8 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     """Become the user with this number where this is root's process, and set the limits of the sandbox.
 
     They limit memory (besides what Python has taken so far), the user's processes and threads, the size of a file, and
-    core dumps, of which there are none.
+    core dumps and queues of messages, of which there are none. Open files are limited too, and with them the sockets
+    and pipes whose buffers the kernel holds.
     """
     if os.geteuid() == 0:
         os.setgroups([])
@@ -102,6 +107,8 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     _lower(resource.RLIMIT_NPROC, sandbox["processes"])
     _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # files in memory lie in no folder that has a size
     _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_MSGQUEUE, 0)
+    _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
 
 
 def _lower(limit: int, most: int) -> None:

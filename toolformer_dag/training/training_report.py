@@ -30,7 +30,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.texts.calls import NAMED
+from toolformer_dag.texts.calls import NAMED_IN_TEXT
 
 
 class TrainingError(UserError):
@@ -61,7 +61,7 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
         "heldout": fingerprint(list(data.heldout)),
     }
     texts = [row for row in data.train if isinstance(row, str)]
-    if settings.keep_base and any(NAMED.search(text) for text in texts):
+    if settings.keep_base and any(NAMED_IN_TEXT.search(text) for text in texts):
         identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
     return identity
 

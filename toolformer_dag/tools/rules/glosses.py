@@ -23,7 +23,8 @@ CUE = (
 # A quoted phrase, what may stand between it and its meaning (a dash, a bracket, a cue), and the quote that opens the
 # meaning.
 GLOSS = re.compile(
-    rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}],?\s*[(\[—–-]?\s*(?:{CUE})?[:,]?\s*[{OPEN}]"
+    rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}]"
+    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{CUE})?[:,]?\s{{0,9}}[{OPEN}]"
 )
 ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
 """What stands between a phrase and its meaning, but not between two quotations in a row."""
