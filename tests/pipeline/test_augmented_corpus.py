@@ -18,14 +18,14 @@ from toolformer_dag.pipeline.merging import (
     split_of,
 )
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.chains import Link
+from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
 NAMES = {"calculator": "Calculator", "calendar": "Calendar"}
 
 
 def call(tool: str, offset: int, delta: float, result: str = "4") -> KeptCall:
-    return KeptCall(tool, offset, delta, (Link(NAMES[tool], "2 + 2", result),))
+    return KeptCall(tool, offset, delta, (ChainLink(NAMES[tool], "2 + 2", result),))
 
 
 calls = st.builds(

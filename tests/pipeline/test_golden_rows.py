@@ -28,7 +28,7 @@ from toolformer_dag.pipeline import losses, merging, raw_shards, sample_store, s
 from toolformer_dag.pipeline.merging import Example, KeptCall
 from toolformer_dag.texts import segments as cutting
 from toolformer_dag.texts.calls import MalformedCall, parse_call
-from toolformer_dag.texts.chains import Link
+from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
 GOLDEN = Path(__file__).with_name("golden_rows.json")
@@ -157,7 +157,7 @@ def merged(folder: Path, model: Path) -> Rows:
     cut = [Segment(0, 0, text[:20]), Segment(1, 21, text[21:38]), Segment(2, 39, text[39:])]
     names = {"calculator": "Calculator", "calendar": "Calendar"}
     kept = [
-        KeptCall(tool, offset, delta, (Link(names[tool], "2 + 2", result),))
+        KeptCall(tool, offset, delta, (ChainLink(names[tool], "2 + 2", result),))
         for tool, offset, result, delta in (
             ("calendar", 5, "Friday", 1.0),
             ("calculator", 5, "4", 0.9),

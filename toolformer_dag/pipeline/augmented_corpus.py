@@ -49,7 +49,7 @@ from toolformer_dag.pipeline.merging import (
 )
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.chains import Link, read_chain
+from toolformer_dag.texts.chains import ChainLink, read_chain
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
@@ -284,7 +284,7 @@ class _Merge:
         for row in self._calls_of[document].iter_rows(named=True):
             links = read_chain(row["chain"])
             if not links:  # a single call
-                links = [Link(self._tool_names[row["tool"]], row["input"], row["result"])]
+                links = [ChainLink(self._tool_names[row["tool"]], row["input"], row["result"])]
             calls.append(KeptCall(row["tool"], row["char_offset"], row["delta"], tuple(links)))
         return calls
 

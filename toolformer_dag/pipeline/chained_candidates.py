@@ -46,7 +46,7 @@ from toolformer_dag.pipeline.scored_candidates import TextChunk, parsed_call
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.calls import Call
-from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chain
+from toolformer_dag.texts.chains import ChainLink, place_of, read_chain, written_chain
 from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
@@ -108,7 +108,7 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
-        last = Link(tool=tool_names[called], input=input, result=result)
+        last = ChainLink(tool=tool_names[called], input=input, result=result)
         chains.append(written_chain([*read_chain(before), last]))
     return pl.Series(chains, dtype=pl.String)
 
@@ -248,7 +248,7 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(parsed, schema=schema, orient="row")
 
 
-def _parsed_sample(lane: Lane, body: str, links: Sequence[Link]) -> _ParsedSample:
+def _parsed_sample(lane: Lane, body: str, links: Sequence[ChainLink]) -> _ParsedSample:
     """Read a body as a call of one of the tools that the lane may call, after the calls `links`."""
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)

@@ -26,7 +26,7 @@ from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
-from toolformer_dag.texts.chains import Link, chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -306,7 +306,7 @@ def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -
 
 
 def _with_first_calls(
-    worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[Link]]
+    worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
     """Return `chains` with loss_empty, loss_after_1 and first_reason: those stored for the first call of each.
 

@@ -14,7 +14,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.lake.queries import run_sql, sql_text
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_calls, take_out
-from toolformer_dag.texts.chains import Link, read_chain
+from toolformer_dag.texts.chains import ChainLink, read_chain
 
 SQL = sql_text(__package__, "corpus_texts.sql")
 """Makes the temporary tables that TEXTS reads."""
@@ -150,7 +150,7 @@ def _scored_calls(
     for struct in structs or ():
         if struct["tool"] not in names:
             continue
-        single_call = Link(names[struct["tool"]], struct["input"], struct["result"])
+        single_call = ChainLink(names[struct["tool"]], struct["input"], struct["result"])
         for link in read_chain(struct["chain"]) or [single_call]:
             yield ScoredCall(
                 tool=struct["tool"],

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
-from toolformer_dag.texts.chains import Link
+from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
 TRAIN = "train"
@@ -41,7 +41,7 @@ class KeptCall:
     tool: str  # the key of its lane
     char_offset: int  # the character of the document
     delta: float
-    links: tuple[Link, ...]  # the call, or the calls of the chain
+    links: tuple[ChainLink, ...]  # the call, or the calls of the chain
 
 
 @dataclass(frozen=True, slots=True)
