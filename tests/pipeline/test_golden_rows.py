@@ -25,7 +25,7 @@ from toolformer_dag.evaluation import catalogue
 from toolformer_dag.evaluation.benchmark import in_first_words
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline import losses, merging, raw_shards, sample_store, scored_candidates, swapped_results
-from toolformer_dag.pipeline.merging import Example, KeptCall
+from toolformer_dag.pipeline.merging import AugmentedText, KeptCall
 from toolformer_dag.texts import segments as cutting
 from toolformer_dag.texts.calls import MalformedCall, parse_call
 from toolformer_dag.texts.chains import ChainLink
@@ -170,7 +170,7 @@ def merged(folder: Path, model: Path) -> Rows:
     found = merging.examples(cut, kept, list(names.values()))
     return [
         [one.segment.index, one.text_with_calls, len(one.calls)]
-        if isinstance(one, Example)
+        if isinstance(one, AugmentedText)
         else [one.reason, one.calls]
         for one in found
     ]

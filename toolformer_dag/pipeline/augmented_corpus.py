@@ -39,8 +39,8 @@ from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
+    AugmentedText,
     Dropped,
-    Example,
     KeptCall,
     examples,
     plain_examples,
@@ -289,7 +289,7 @@ class _Merge:
         return calls
 
 
-def _row(document: _PlacedDocument, example: Example) -> _CorpusRow:
+def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
     """Return the row of a text."""
     segment = example.segment
     return _CorpusRow(

@@ -45,7 +45,7 @@ class KeptCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class AugmentedText:
     """A text x (`segment`), x* (`text_with_calls`) and the calls in it; a text without calls is both."""
 
     segment: Segment
@@ -63,7 +63,7 @@ class Dropped:
 
 def examples(
     texts: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
-) -> Iterator[Example | Dropped]:
+) -> Iterator[AugmentedText | Dropped]:
     """Yield the texts of a document that get calls, in order, and what was dropped.
 
     texts: what the document was cut into, in order; some of its words may be in none.
@@ -84,7 +84,7 @@ def examples(
     if outside_count:
         yield Dropped("outside_every_text", outside_count)
     for number, calls_of_text in sorted(calls_of_texts.items()):
-        yield _example(texts[number], calls_of_text, names, markers)
+        yield _augmented_text(texts[number], calls_of_text, names, markers)
 
 
 def plain_examples(
@@ -93,7 +93,7 @@ def plain_examples(
     calls: Sequence[KeptCall],
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
-) -> Iterator[Example]:
+) -> Iterator[AugmentedText]:
     """Yield texts of a document as they are: those that hold a character of `offsets`, no call and nothing like a call.
 
     texts, calls, names: as for `examples`. White space after a text counts as part of it.
@@ -105,7 +105,7 @@ def plain_examples(
     for number in sorted(wanted - with_calls - {-1}):
         text = texts[number]
         if not holds_call(text.text, names, markers):
-            yield Example(text, text.text, ())
+            yield AugmentedText(text, text.text, ())
 
 
 def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
@@ -127,7 +127,9 @@ def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[
     return calls_of_texts
 
 
-def _example(text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers) -> Example | Dropped:
+def _augmented_text(
+    text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
+) -> AugmentedText | Dropped:
     """Insert calls into their text. All of them are dropped where taking them out would not give the text back."""
     if holds_call(text.text, names, markers):
         return Dropped("holds_call", len(calls))
@@ -142,4 +144,4 @@ def _example(text: Segment, calls: Sequence[KeptCall], names: Sequence[str], mar
         return Dropped("cannot_be_spliced", len(calls))
     if take_out(text_with_calls, names, markers) != text.text:
         return Dropped("cannot_be_taken_out", len(calls))
-    return Example(text, text_with_calls, tuple(calls))
+    return AugmentedText(text, text_with_calls, tuple(calls))
