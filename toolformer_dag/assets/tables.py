@@ -25,7 +25,7 @@ from toolformer_dag.assets.metadata import (
 )
 from toolformer_dag.assets.plots import drawn
 from toolformer_dag.assets.running import note_changes, note_cost, progress, tag_changes
-from toolformer_dag.computing.change_log import KeptCalls
+from toolformer_dag.computing.change_log import KeptCounts
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.computing.reasons import Reasons, differences
 from toolformer_dag.computing.shown import ShownValue
@@ -194,7 +194,7 @@ def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableRe
     settings = report.differences.setting_changes()
     kept = None
     if before.kept_calls is not None and before.version is not None:
-        kept = KeptCalls(before.kept_calls, sum(report.rows.values()))
+        kept = KeptCounts(before.kept_calls, sum(report.rows.values()))
     has_other_calls = kept is not None and report.data_version != before.version
     if settings or has_other_calls:
         note_changes(context, lake, settings, kept)
