@@ -4,7 +4,7 @@ import time
 
 import dagster as dg
 
-from toolformer_dag.assets.declaration import Output
+from toolformer_dag.assets.declaration import AssetDeclaration
 from toolformer_dag.assets.metadata import CALLS, ROWS, TOKENS, UNCHANGED, frame_table, last_metadata
 from toolformer_dag.assets.running import note_cost, progress
 from toolformer_dag.computing.plan import Plan
@@ -18,12 +18,12 @@ from toolformer_dag.traces.judgement import judge_traces, made_from, trace_setti
 TRACES = "traces/judged"
 
 
-def trace_outputs(plan: Plan) -> list[Output]:
+def trace_outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the asset where the settings name conversations; of projects that start from others the first has it."""
     return [_judged_traces(plan)] if plan.settings.traces.source and plan.start is None else []
 
 
-def _judged_traces(plan: Plan) -> Output:
+def _judged_traces(plan: Plan) -> AssetDeclaration:
     """Return the asset of the file that `judge` writes, of the conversations of `traces.source`."""
     settings, database = plan.settings, traces_database(plan.settings)
 
@@ -50,7 +50,7 @@ def _judged_traces(plan: Plan) -> Output:
             }
         return dg.MaterializeResult(data_version=dg.DataVersion(made_from(database) or ""), metadata=shown)
 
-    return Output(
+    return AssetDeclaration(
         name=TRACES,
         settings=trace_settings(settings),
         depends_on=(),
