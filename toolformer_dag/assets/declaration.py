@@ -1,6 +1,6 @@
 """What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that.
 
-An `AssetDeclaration` is that declaration. It is an asset of the graph and knows no run; `asset_of` makes Dagster's asset of it.
+An `AssetDeclaration` says so. It is an asset of the graph and knows no run; `asset_of` makes Dagster's asset of it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

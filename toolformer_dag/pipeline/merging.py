@@ -64,17 +64,21 @@ class Dropped:
 def examples(
     texts: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[AugmentedText | Dropped]:
-    """Yield the texts of a document that get calls, in order, and what was dropped.
+    """Insert the calls of a document into its texts: yield each text that gets calls, in order, and what was dropped.
 
-    texts: what the document was cut into, in order; some of its words may be in none.
-    calls: the kept calls of all lanes in the document.
+    texts: the parts that the document was cut into, in order; some of its words may be in none.
+    calls: the kept calls of all tools in the document.
     names: the tools' names as they stand in texts.
 
     A call belongs to the text that holds the character before which it stands. Where two tools call at the same
     character, the call with the larger delta stays.
 
-    Reasons: not_best_at_position, outside_every_text (white space between texts, a word that fits no text), holds_call
-    (the text has such a call already), cannot_be_spliced and cannot_be_taken_out (x* would not give x back).
+    With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is [Calculator(18 + 4) -> 22] 22."; taking
+    the call out of x* has to give x back.
+
+    Reasons to drop calls: not_best_at_position; outside_every_text (white space between texts, a word that fits no
+    text); holds_call (the text as the corpus has it contains such a call); cannot_be_spliced and cannot_be_taken_out
+    (x* would not give x back).
     """
     best_calls = _best_at_each_character(calls)
     if len(best_calls) < len(calls):
@@ -94,12 +98,15 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document as they are: those that hold a character of `offsets`, no call and nothing like a call.
+    """Yield texts of a document without calls, unchanged: the same text as x and as x*.
 
-    texts, calls, names: as for `examples`. White space after a text counts as part of it.
+    texts: the parts that the document was cut into, in order.
+    offsets: characters of the document. A text is yielded where it, or the white space after it, holds one of them.
+    calls: the kept calls of the document; a text with one of them is left out.
+    names, markers: how calls are written. A text that contains something like a call is left out too.
     """
     starts = [text.offset for text in texts]
-    # The number of the last text that begins at or before a character; -1 before the first text.
+    # The index of the last text that begins at or before a character; -1 before the first text.
     wanted = {bisect_right(starts, offset) - 1 for offset in offsets}
     with_calls = {bisect_right(starts, call.char_offset) - 1 for call in calls}
     for number in sorted(wanted - with_calls - {-1}):
@@ -117,7 +124,10 @@ def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
 
 
 def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
-    """Return the calls of each text that has some, by the text's number; calls outside every text are left out."""
+    """Group the calls of a document by the text in which they stand: index of the text in `texts` -> its calls.
+
+    Calls outside every text are left out, and texts without a call.
+    """
     starts = [text.offset for text in texts]
     calls_of_texts: dict[int, list[KeptCall]] = {}
     for call in calls:
@@ -130,7 +140,11 @@ def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[
 def _augmented_text(
     text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
 ) -> AugmentedText | Dropped:
-    """Insert calls into their text. All of them are dropped where taking them out would not give the text back."""
+    """Insert calls into their text x and return x* beside it; for a chain, all its calls at the same place.
+
+    names, markers: how calls are written. All the calls are dropped, with a reason, where x contains such a call
+    already, where they cannot be inserted, or where taking them out of x* does not give x back.
+    """
     if holds_call(text.text, names, markers):
         return Dropped("holds_call", len(calls))
     placed = []
