@@ -31,7 +31,7 @@ CHANGE_COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCalls:
+class KeptCounts:
     """How many calls a lane kept before and after a step."""
 
     before: int
@@ -39,7 +39,7 @@ class KeptCalls:
 
 
 def add_changes(
-    lake: Lake, run: str, asset: str, settings: Sequence[FieldChange], kept: KeptCalls | None = None
+    lake: Lake, run: str, asset: str, settings: Sequence[FieldChange], kept: KeptCounts | None = None
 ) -> None:
     """Add to the log what a step of a run changed: a row per setting, or one for the kept calls alone.
 

@@ -18,7 +18,7 @@ from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import ByChunk, ByShard, TableOutput, Work
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.session import Session, session
+from toolformer_dag.lake.session import LakeSession, session
 from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.sections import Settings
 
@@ -169,7 +169,7 @@ class ChunkServer:
         self._worker: Worker | None = None
         self._tables: Tables = {}
         self._step = ""
-        self._session = Session(news=[])
+        self._session = LakeSession(news=[])
         self._spent_before = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
@@ -197,7 +197,7 @@ class ChunkServer:
             self._worker = Worker(plan)
         if task.step != self._step:
             self._step = task.step
-            self._session = Session(news=[])
+            self._session = LakeSession(news=[])
         with session(self._session):
             work = perform(self._worker, self._tables, task)
         return replace(work, news=self._session.take_news())

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from toolformer_dag.lake.inventory import Item, inventory
+from toolformer_dag.lake.inventory import LakeFile, inventory
 from toolformer_dag.lake.local_outputs import contents_in_use
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.row_store import IDENTITY
@@ -56,7 +56,7 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 class _Unneeded(NamedTuple):
     """A file that nothing needs, and why."""
 
-    item: Item
+    item: LakeFile
     reason: str
 
 
@@ -100,7 +100,7 @@ class _Use:
     stores: set[str] = field(default_factory=set)
     any_store: bool = False
 
-    def add_table(self, lake: Lake, name: str, items: Sequence[Item], kept_since: float) -> None:
+    def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
         """Note what a table uses; of a part that was published within the grace period, all files of its folder.
 
         A file that such a part replaced may still be read.
@@ -124,7 +124,7 @@ class _Use:
         else:
             self.files.update(folder / name for name in contents)
 
-    def reason(self, item: Item) -> str | None:
+    def reason(self, item: LakeFile) -> str | None:
         """Return why a file that is older than the grace period can go; None where it stays."""
         if item.kind in ("unfinished", "damaged"):
             return item.kind
@@ -152,7 +152,7 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
     return unneeded
 
 
-def _use_of(lake: Lake, items: Sequence[Item], kept_since: float) -> _Use:
+def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
     """Return what is in use of a lake with the files `items`."""
     # To open a row store touches a file of it, to append writes one.
     opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}

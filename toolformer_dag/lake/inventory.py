@@ -33,7 +33,7 @@ FORMS: dict[Kind, re.Pattern[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LakeFile:
     """A file of the lake.
 
     - `owner`: the table, row store or local output that it belongs to; empty for an unfinished file
@@ -49,7 +49,7 @@ class Item:
     changed: float
 
 
-def inventory(storage: Storage, all_parts: bool = True) -> Iterator[Item]:
+def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
     """Yield every file that the lake wrote; what others put into its folder is left out.
 
     all_parts: whether every part of a table is listed, or in a folder only the files of one (see `Storage.files`).
@@ -60,7 +60,7 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[Item]:
             yield item
 
 
-def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> Item | None:
+def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
     """Return what a file is, by its name alone; None for one that the lake did not write."""
     name = path.relative_to(storage.root).as_posix()
     was_set_aside = name.endswith(ASIDE)
@@ -69,7 +69,7 @@ def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -
         if match is None:
             continue
         fields = match.groupdict(default="")
-        return Item(
+        return LakeFile(
             path=path,
             kind="damaged" if was_set_aside else kind,
             owner=fields.get("owner", ""),

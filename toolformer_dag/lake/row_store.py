@@ -267,7 +267,7 @@ class RowStore:
 
     @property
     def _place(self) -> str:
-        """The place in `Session.held` where the files are held: a set of RowFile."""
+        """The place in `LakeSession.held` where the files are held: a set of RowFile."""
         return f"{self.storage.shown(self.folder)} files"
 
 

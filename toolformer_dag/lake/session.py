@@ -73,7 +73,7 @@ class BackgroundWrites:
 
 
 @dataclass
-class Session:
+class LakeSession:
     """What a step holds of the lake.
 
     - `held`: manifests, listings and names of files, by the place they were read from
@@ -121,22 +121,22 @@ class Session:
         return news
 
 
-_current: ContextVar[Session | None] = ContextVar("session", default=None)
+_current: ContextVar[LakeSession | None] = ContextVar("session", default=None)
 
 
-def current_session() -> Session | None:
+def current_session() -> LakeSession | None:
     """Return the session of the block around the caller, if there is one."""
     return _current.get()
 
 
 @contextmanager
-def session(kept: Session | None = None) -> Iterator[Session]:
+def session(kept: LakeSession | None = None) -> Iterator[LakeSession]:
     """Hold inside the block what is read of the lake.
 
     A block within another one shares the outer session. `kept`: a session to go on with, in place of the outer or a new
     one: workers keep theirs from chunk to chunk of a step.
     """
-    entered = kept or current_session() or Session()
+    entered = kept or current_session() or LakeSession()
     token = _current.set(entered)
     try:
         yield entered

@@ -30,7 +30,7 @@ CLAIMS = "lake-claims"
 """The folder of the claims that runs hold (`Storage.claimed`); the hyphen keeps it apart from the lanes."""
 
 Later = Callable[[Callable[[], None]], None]
-"""Takes a write and does it in the background, as `Session.later` does."""
+"""Takes a write and does it in the background, as `LakeSession.later` does."""
 
 
 class Overtaken(StorageError):

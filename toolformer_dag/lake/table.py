@@ -28,7 +28,7 @@ from toolformer_dag.lake.object_storage import opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.session import NewPart, NewRowFile, News, Session, current_session, session
+from toolformer_dag.lake.session import LakeSession, NewPart, NewRowFile, News, current_session, session
 from toolformer_dag.lake.storage import PARTS, CheckedFile, FileToFetch, Storage
 from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import PathSettings
@@ -508,7 +508,7 @@ class Lake:
         return self._tables[name]
 
     @contextmanager
-    def batch(self) -> Iterator[Session]:
+    def batch(self) -> Iterator[LakeSession]:
         """Write manifests in batches inside the block, and what is left at its end, also after an error.
 
         Files are written in the background. Raises LostRace, and what a write in the background raised.
