@@ -61,7 +61,12 @@ class _Unneeded(NamedTuple):
 
 
 def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
-    """Remove files; return those that were removed: all but computed rows that a run has opened meanwhile."""
+    """Remove files that nothing needs; return those that were removed.
+
+    Computed rows stay where a run has opened their row store since the lake was listed.
+
+    kept_since: seconds since 1970; what was opened or written after it is in use.
+    """
     stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
     removed = [file for file in unneeded if file.item.owner not in stores]
     lake.storage.remove(*(file.item.path for file in removed))
@@ -101,9 +106,12 @@ class _Use:
     any_store: bool = False
 
     def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
-        """Note what a table uses; of a part that was published within the grace period, all files of its folder.
+        """Note the files and row stores that a table uses, by its manifest.
 
-        A file that such a part replaced may still be read.
+        Of a part that was published within the grace period all files of its folder are in use: one that was replaced
+        may still be read. Where the manifest is damaged, all files of the table and all row stores are.
+
+        items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
         """
         table = lake.table(name)
         if table.damage():  # the lines that were lost may have named any file and any row store
@@ -153,7 +161,10 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
 
 
 def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
-    """Return what is in use of a lake with the files `items`."""
+    """Collect what is in use of a lake, from the manifests of its tables and of its local outputs (checkpoints).
+
+    items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
+    """
     # To open a row store touches a file of it, to append writes one.
     opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}

@@ -61,7 +61,11 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
 
 
 def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
-    """Return what a file is, by its name alone; None for one that the lake did not write."""
+    """Tell from its name below the lake what a file is; None for one that the lake did not write.
+
+    "calculator/loss_deltas/files/shard-0/<32 hex digits>.parquet" is a file of the part shard-0 of the table
+    calculator/loss_deltas. Nothing is read: size and changed are taken over into the result.
+    """
     name = path.relative_to(storage.root).as_posix()
     was_set_aside = name.endswith(ASIDE)
     for kind, form in FORMS.items():
