@@ -34,10 +34,14 @@ def may_have_ended(text: str) -> bool:
 
 
 def answer_end(text: str) -> int | None:
-    """Return the number of characters of the first sentence or line that has words; None where none has ended.
+    """Return the length in characters of the first sentence or line that has words; None where none has ended yet.
 
-    A sentence ends at `.`, `!`, `?` or `…` before white space and no lower-case letter, except after an abbreviation
-    or an initial, and at `。`, `！`, `？`. Its closing quotes and brackets belong to it; the line end does not.
+    A sentence ends at `.`, `!`, `?` or `…` before white space, except before a lower-case letter and after an
+    abbreviation or an initial; also at `。`, `！`, `？`. Closing quotes and brackets belong to it, a line end does not:
+
+        answer_end("It was 3.5 km. Then")  # 14, the length of "It was 3.5 km."
+        answer_end("Dr. Smith came\\n")  # 14, without the line end
+        answer_end("Dr. Smith")  # None
     """
     for ending in _ENDING.finditer(text):
         before = text[: ending.start()]
@@ -50,7 +54,13 @@ def answer_end(text: str) -> int | None:
 
 
 def _goes_on(ending: str, before: str, after: str) -> bool:
-    """Return whether a sentence goes on after `ending`: a word in lower case follows, or a period belongs to a word."""
+    """Return whether a sentence goes on after a sign that may end it, such as "." or "!".
+
+    It does where a lower-case word follows ("at 5 p.m. and"), or where the period belongs to an initial ("J. Smith") or
+    to an abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
+
+    before, after: the texts on both sides of `ending`.
+    """
     if ending[0] in "\n。！？":
         return False
     if after.lstrip()[:1].islower():
