@@ -41,7 +41,7 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the position i of a call that stands before character `offset` of a text.
+        """Return the position of a call that stands before character `offset` of a text: the index i of a token x_i.
 
         x_i is the token that begins there or, after white space, the first one that is not only white space. Raises
         OffsetError where no token begins there.
@@ -90,10 +90,13 @@ class Engine:
         return [proposal.proposal(ends) for proposal in proposals]
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
-        """Compute L(empty), L(c) and L(c, r) of each call in nats, in the order of `requests` (paper, section 2).
+        """Compute three losses of the text after each call: without a call, after it, after it with its result.
 
-        With a `floor`, L(c) is computed only where L(empty) - L(c, r) reaches it: elsewhere no tau_f at or above the
-        floor keeps the call. A call that does not fit the context with its text has NaN and a reason.
+        They are L(empty), L(c) and L(c, r) of the paper's section 2, in nats, in the order of `requests`.
+
+        floor: the lowest threshold that will be asked. Where even L(empty) - L(c, r) is below it, the call is dropped
+        whatever L(c) is, so L(c) is not computed and None. A call that does not fit the context with its text has NaN
+        and a reason.
 
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
@@ -146,25 +149,31 @@ class Engine:
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
-        """Return a dictionary for each of the `tokens` tokens from x_i on; fewer at the end of the text.
+        """Show what the losses of a call consist of: a dictionary for each of the `tokens` tokens after the call.
 
-        Its keys: `token`, the text; `weight`, w_(j-i); and -log p in nats as `loss_empty`, `loss_call`, `loss_result`.
+        Its keys: `token`, the text; `weight`, w_(j-i) of the paper; and -log p in nats as `loss_empty`, `loss_call`,
+        `loss_result`. Their weighted sums are what `losses` returns.
 
-        The list is empty where call and text do not fit the context. The weighted sums are what `losses` returns.
-        Raises as it does.
+        Fewer at the end of the text; empty where call and text do not fit the context. Raises as `losses`.
         """
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
     def _pending(
         self, request: ProposalRequest, text: TextTokens, selection: Selection, *, head_length: int
     ) -> PendingProposal:
-        """Return the proposal of a request before the model runs, refused where the text is empty or does not fit.
+        """Return the proposal of a request before the model runs for it.
 
-        text: the tokens of the request's text. Raises ValueError for stored probabilities of another length.
+        It is refused where the text is empty or does not fit the context. Where p_i is stored, it begins with it.
+
+        - text: the tokens of the request's text.
+        - head_length: how many tokens of the prompt stand before it.
+
+        Raises ValueError for stored probabilities of another length.
         """
+        # The model reads the prompt, x, "Output:", and x again, in which a call may stand before each token.
         lead = text.ids + self.encoding.output
         if request.calls:
-            # The only place for a call is after those of the chain, before this token.
+            # The next call of a chain stands right after the earlier ones, so before this token alone.
             i = sampling_token(request.text, text.offsets, request.behind)
             lead = lead + text.ids[:i] + self.encoding.calls([request.calls])[0]
             text = TextTokens(text.ids[i : i + 1], text.offsets[i : i + 1], text.inside[i : i + 1])
