@@ -132,10 +132,9 @@ class Encoding:
         return self.bos + self.with_calls([written])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize texts unchanged and return their tokens with offsets.
+        """Tokenize texts as they are, without special tokens; return tokens with the character at which each begins.
 
-        Text that the tokenizer drops belongs to the next token. Marks that it merged into a letter (NFC) belong to
-        that letter.
+        Text that the tokenizer drops belongs to the next token; accents that it merges into a letter belong to that.
         """
         if not texts:
             return []

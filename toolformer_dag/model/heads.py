@@ -329,13 +329,13 @@ class CachedBranches:
         return features
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these branches in this order; a row that is named twice is duplicated.
+        """Continue with some branches, in this order: new branch b is old branch `rows[b]`. One may be there twice.
 
-        Only the keys of rows that change their place are copied.
+        Only the keys of branches that get another number are copied.
         """
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
-            targets, sources = on_device(moved, self.device).T
+            targets, sources = on_device(moved, self.device).T  # new and old rows of the caches
             for cache in self.layers.values():
                 cache.keys[targets] = cache.keys[sources]
                 cache.values[targets] = cache.values[sources]

@@ -78,7 +78,11 @@ class OpenSamples:
     def __init__(
         self, backbone: Backbone, branches: Branches, counts: TokenCounts, calls: CallSampling, items: int
     ) -> None:
-        """Begin without open samples. `items`: the number of texts in the batch."""
+        """Begin without open samples.
+
+        - branches: cached continuations of texts, on which samples are drawn; none yet.
+        - counts: the tokens that run are added to it. items: the number of texts in the batch.
+        """
         self.backbone = backbone
         self.branches = branches
         self.counts = counts

@@ -237,7 +237,10 @@ class ModelCache:
         return {"attention_mask": mask, "position_ids": positions[:, self.width :]}
 
     def _state_tensors(self) -> list[Tensor]:
-        """Return the states of linear attention, in the order in which `_rearranged` numbers them."""
+        """Return the states in the cache, [rows, ...] each: those of RWKV, or of layers with linear attention.
+
+        They are in the order in which `_rearranged` numbers them.
+        """
         if self.name == "state":
             return list(self.cache or ())
         tensors = []

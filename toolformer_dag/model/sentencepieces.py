@@ -60,7 +60,7 @@ def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
 
 
 def _model_file(name: str, file_name: str, revision: str | None) -> Path | None:
-    """Return a file of a model folder, or of a hub id from the hub's cache; None where it has no such file."""
+    """Return the path of a file of a model: in the model's folder or, for a hub id, in the hub's cache; else None."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         file = folder / file_name

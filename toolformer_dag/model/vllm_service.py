@@ -168,7 +168,7 @@ class ServedVllm:
             return list(pool.map(self._answer, requests, urls))
 
     def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
-        """Send a request to a server, and return its answer."""
+        """Send a request to the vLLM server at a URL, with the sampling parameters as JSON; return its answer."""
         fields = msgspec.to_builtins(sampling_params(request, self.vocabulary))
         params = {field: value for field, value in fields.items() if not field.startswith("_")}
         scored = params.get("logprob_token_ids")
