@@ -164,10 +164,11 @@ class Stretch:
             return False
         if token == vocabulary.start[-1] and self._completes_barred_start():
             return True
-        addition = self.addition(token)
-        if self.site.no_bracket and self.place == 0 and OPENING.search(addition) is not None:
+        added_characters = self.addition(token)
+        follows_removed_text = self.site.no_bracket and self.place == 0
+        if follows_removed_text and OPENING.search(added_characters) is not None:
             return True
-        return self.after_call and self._ends_call(addition)
+        return self.after_call and self._ends_call(added_characters)
 
     def _completes_barred_start(self) -> bool:
         """Return whether the last token of ` [` would complete a start of a call where no call may begin.

@@ -375,19 +375,24 @@ class CachedBranches:
         )
 
     def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
-        """Return texts whose keys the next steps read: at least those of `slots`, with their first `width` tokens.
+        """Choose the cached texts whose keys the next steps multiply, at least those that the branches continue.
 
-        The texts that are open stay so while they suffice and more than half of them are needed. Else all slots are
-        opened without a copy; or, where at most half of the slots are needed, copies of these.
+        Steps multiply the keys of all open texts, needed or not, because choosing rows of the cache copies them.
+
+        1. The texts that are open now, if these suffice and more than half of them are needed.
+        2. Else all texts of the cache, without a copy, if more than half of them are needed.
+        3. Else copies of the needed ones.
+
+        slots: the rows of the needed texts in the cache. width: how many tokens of them are needed.
         """
-        is_open = slots <= set(self.open_texts.slots) and width <= self.open_texts.width
-        if is_open and 2 * len(slots) > len(self.open_texts.slots):
+        suffices = slots <= set(self.open_texts.slots) and width <= self.open_texts.width
+        if suffices and 2 * len(slots) > len(self.open_texts.slots):
             return self.open_texts
         if 2 * len(slots) > self.texts.slots:
             return OpenTexts(range(self.texts.slots), width, self.texts.layers)
         sorted_slots = sorted(slots)
         rows = on_device(sorted_slots, self.device)
-        copies: Layers = {}
+        copies: Layers = {}  # keys and values by layer
         for number, cache in self.texts.layers.items():
             copies[number] = LayerCache(cache.keys[rows, :, :width], cache.values[rows, :, :width])
         return OpenTexts(sorted_slots, width, copies)

@@ -121,21 +121,19 @@ class LossScorer:
         return rows
 
     def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
-        """Compute the log p that some losses of these requests are made of, and keep them in `log_p`.
+        """Let the model compute the log p of tokens that these losses are made of, and store them in `self.log_p`.
 
-        kinds: which of the three losses. Requests with the same text and the same calls before it share a query.
+        `self.log_p` has, for each text after a prefix (the calls before it), log p by the token's index in the text.
+        kinds: which losses of the requests. Requests with the same text and prefix share a query.
         """
         needed = self._needed_tokens(requests, kinds)
-        queries = []
-        for scored, tokens in needed.items():
-            self.log_p[scored] = {}  # stays so where no token of the window counts
-            if tokens.indices:
-                queries.append(self._query(scored, tokens))
-        answers = iter(self.backend.log_probabilities(queries))
-        for scored, tokens in needed.items():
-            if tokens.indices:
-                values = next(answers)[:, 0].tolist()  # a token per place
-                self.log_p[scored] = dict(zip(tokens.indices, values, strict=True))
+        to_compute = {scored: tokens for scored, tokens in needed.items() if tokens.indices}
+        queries = [self._query(scored, tokens) for scored, tokens in to_compute.items()]
+        answers = self.backend.log_probabilities(queries)  # [tokens, 1] each
+        for scored in needed:
+            self.log_p[scored] = {}  # stays empty where no token is needed, as in a text of one token
+        for (scored, tokens), answer in zip(to_compute.items(), answers, strict=True):
+            self.log_p[scored] = dict(zip(tokens.indices, answer[:, 0].tolist(), strict=True))
 
     def _needed_tokens(
         self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]

@@ -284,16 +284,17 @@ class ServiceRows:
         The engine scores the MOST_LIKELY tokens. Where the least likely of these are equally likely, it may have cut a
         tie to which `token` belongs: then its log p is asked for.
         """
-        scores = sorted(row.scores.values())
+        scored_log_p = sorted(row.scores.values())  # the least likely first
         log_p = row.scores.get(token)
-        may_be_tied = len(scores) > 1 and scores[0] == scores[1]
+        may_be_tied = len(scored_log_p) > 1 and scored_log_p[0] == scored_log_p[1]
         if log_p is None and may_be_tied:
-            [[step_scores]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
-            if step_scores[token] >= scores[0]:
-                log_p = step_scores[token]
+            # Let the engine write this token after the row, for its log p there.
+            [[scores_at_token]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
+            if scores_at_token[token] >= scored_log_p[0]:
+                log_p = scores_at_token[token]
         if log_p is None:
             return UNRANKED
-        return sum(other > log_p for other in scores)
+        return sum(other > log_p for other in scored_log_p)
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""

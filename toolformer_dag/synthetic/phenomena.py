@@ -93,8 +93,8 @@ def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenom
     questions, from the world's part "evaluation".
     """
     random = Random(f"questions {seed} {tool} {wordings}")
-    distinct: dict[tuple[object, ...], Phenomenon] = {}
+    distinct: dict[tuple[object, ...], Phenomenon] = {}  # by what is asked and how
     while len(distinct) < n:
-        drawn = phenomenon(random, the_world(), tool, "evaluation", wordings)
-        distinct[drawn.before, drawn.answer, drawn.date, drawn.wording] = drawn
+        question = phenomenon(random, the_world(), tool, "evaluation", wordings)
+        distinct[question.before, question.answer, question.date, question.wording] = question
     return list(distinct.values())

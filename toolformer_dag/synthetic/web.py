@@ -69,7 +69,8 @@ def stored_gzip(data: bytes) -> bytes:
     for start in starts:
         block = data[start : start + _LONGEST]
         is_last = start == starts[-1]
-        pieces.append(struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF))  # length and its complement
+        # A block's header: whether it is the last one, its length, and the complement of its length.
+        pieces.append(struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF))
         pieces.append(block)
     pieces.append(struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF))
     return b"".join(pieces)

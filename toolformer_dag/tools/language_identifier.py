@@ -49,9 +49,10 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 
 @functools.cache
 def flores_code(label: str) -> str | None:
-    """Return the FLORES code of a fastText label, `deu_Latn` for `de`; None where no code can be derived.
+    """Return the language code of FLORES, as NLLB uses it, for a label of fastText: `deu_Latn` for `de`.
 
-    Whether a checkpoint knows the code is another question (`translators.knows`).
+    It follows from ISO 639-3 and the language's likely script, but for FLORES_EXCEPTIONS; None where none follows. Not
+    every model knows every code (`translators.knows`).
     """
     if label in FLORES_EXCEPTIONS:
         return FLORES_EXCEPTIONS[label]
