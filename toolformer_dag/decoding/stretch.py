@@ -14,16 +14,16 @@ from toolformer_dag.decoding.written_call import INCOMPLETE
 class CallSite:
     """Which calls may begin where a stretch begins, by those before it.
 
-    - `places`: at how many places calls were made so far.
-    - `results`: how many calls with results stand right before it.
-    - `failed`: the tools that were called here without a result; another one is called now.
+    - `places_with_calls`: at how many places calls were made so far.
+    - `results_before`: how many calls with results stand right before it.
+    - `failed_tools`: the tools that were called here without a result; another one is called now.
     - `no_start`: whether no call may begin here, since one was refused.
     - `no_bracket`: whether no opening bracket may come here, since it would begin a look-alike of a call.
     """
 
-    places: int = 0
-    results: int = 0
-    failed: frozenset[str] = frozenset()
+    places_with_calls: int = 0
+    results_before: int = 0
+    failed_tools: frozenset[str] = frozenset()
     no_start: bool = False
     no_bracket: bool = False
 
@@ -99,12 +99,12 @@ class Stretch:
     @property
     def may_chain(self) -> bool:
         """Return whether a call may begin at place 0, right after a call with a result: up to `depth` in a row."""
-        return 0 < self.site.results < self.rules.depth
+        return 0 < self.site.results_before < self.rules.depth
 
     @property
     def is_right_after_result(self) -> bool:
         """Return whether nothing is written yet after a call with a result."""
-        return self.site.results > 0 and self.place == 0
+        return self.site.results_before > 0 and self.place == 0
 
     @property
     def k(self) -> int:
@@ -113,7 +113,7 @@ class Stretch:
 
     def has_calls_left(self, place: int) -> bool:
         """Return whether the rules allow one more call, at `place` or after it."""
-        has_places_left = self.rules.k > 0 and self.site.places < self.rules.calls
+        has_places_left = self.rules.k > 0 and self.site.places_with_calls < self.rules.calls
         return has_places_left or (place == 0 and self.may_chain)
 
     def may_begin_call(self, place: int) -> bool:
@@ -228,17 +228,17 @@ class Stretch:
         return TokenLikelihood(token_text, log_p_by_token.get(token, UNLISTED), tuple(texts_with_log_p))
 
     def start_chances(self, last_text: str | None) -> list[StartChance]:
-        """Return how likely a tool call was at each recorded place, with the text that was written there instead.
+        """Return how likely a tool call was before each token where that was recorded, with the token's text.
 
         `last_text`: what stands after the last token: ` [` where a call follows, "" where the text ends. With None
-        that place is left out, because its token is not written yet.
+        the chance there is left out, because nothing is written there yet.
         """
         chances = []
-        for place, start in self.scores.starts.items():
-            if place > self.place:
-                continue  # of tokens that were removed again
+        for place, start in self.scores.starts.items():  # a place is a number of tokens before it
+            if place > len(self.written):
+                continue  # the tokens there were removed again
             written_text = last_text
-            if place < self.place:
+            if place < len(self.written):
                 context = self.prefix + self.written[:place]
                 written_text = self.rules.vocabulary.text([self.written[place]], context)
             if written_text is not None:

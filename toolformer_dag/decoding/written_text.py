@@ -271,8 +271,8 @@ class WrittenText:
         vocabulary = self.rules.vocabulary
         del stretch.written[-len(vocabulary.start) :]
         self._feed.show_text(self.stretch, self._likelihoods, whole=True)
-        if stretch.site.failed:
-            tools = stretch.callable_tools(stretch.place) - stretch.site.failed
+        if stretch.site.failed_tools:
+            tools = stretch.callable_tools(stretch.place) - stretch.site.failed_tools
         else:
             # Also tools that need a likelier ` [`: a call to one of these is removed once its name is written.
             tools = stretch.offered_tools(stretch.place)
@@ -352,24 +352,24 @@ class WrittenText:
         self.call = None
         self._feed.show_answer(call)
         self._begin_stretch(tokens, next_site)
-        if next_site.failed:
+        if next_site.failed_tools:
             self._call_another_tool(call.tool, p_start)
 
     def _site_after(self, call: DecodedCall) -> CallSite:
-        """Return which calls may begin right after the open call, now that it is answered.
+        """Return the limits on calls at the place of a call that was just answered.
 
-        `call`: the answered call. After a result another call may follow in a chain. After a call without one, another
-        tool is tried; but no call begins where the failed one followed another call or repeated one.
+        After a result another call may follow at once, in a chain. After a call without a result another tool is tried
+        there; but no call begins there where the failed one followed another call, or repeated one.
         """
-        stretch = self.stretch
         site = self._site_here()
-        if not stretch.is_right_after_result:
-            site = replace(site, places=site.places + 1)
+        follows_another_call = self.stretch.is_right_after_result
+        if not follows_another_call:
+            site = replace(site, places_with_calls=site.places_with_calls + 1)
         if call.result is not None:
-            return replace(site, results=site.results + 1)
-        if stretch.is_right_after_result or call.reason == REPEATED:
+            return replace(site, results_before=site.results_before + 1)
+        if follows_another_call or call.reason == REPEATED:
             return replace(site, no_start=True)
-        return replace(site, failed=stretch.site.failed | {call.tool})
+        return replace(site, failed_tools=self.stretch.site.failed_tools | {call.tool})
 
     def _call_another_tool(self, failed_tool: str, p_start: float) -> None:
         """Begin a call to another tool at the place where a call failed; end the text where none is left.
@@ -379,7 +379,7 @@ class WrittenText:
         """
         stretch = self.stretch
         stretch.scores.p_starts[0] = p_start
-        all_have_failed = stretch.callable_tools(0) <= stretch.site.failed
+        all_have_failed = stretch.callable_tools(0) <= stretch.site.failed_tools
         if not failed_tool or all_have_failed or not stretch.has_calls_left(0):
             self._end()
         else:
@@ -405,25 +405,27 @@ class WrittenText:
             self._end()
 
     def _take_back(self, *, no_start: bool = False, no_bracket: bool = False) -> None:
-        """WRITING_CALL or WRITING_TEXT -> READY: drop the open call, and go on where it began.
+        """WRITING_CALL or WRITING_TEXT -> READY: drop the open call, if there is one, and go on where it began.
 
         - no_start: no call may begin there again.
-        - no_bracket: what was dropped is no call but a look-alike, and no bracket may come there again.
+        - no_bracket: no call was dropped but a look-alike of one, and no bracket may come there again.
         """
-        stretch = self.stretch
-        if stretch.place == 0 and stretch.site.no_start:
+        tokens_kept = self.stretch.tokens()
+        is_at_old_site = self.stretch.place == 0  # nothing was written since the last call or the last removal
+        if is_at_old_site and self.stretch.site.no_start:
             no_start = True  # it was forbidden here before, and stays so
         site = replace(self._site_here(), no_start=no_start, no_bracket=no_bracket)
         if no_bracket:
             self._look_alikes += 1
         self._close_stretch(last_text=API_START if self.call is not None else None)
         self.call = None
-        self._begin_stretch(stretch.tokens(), site)
+        self._begin_stretch(tokens_kept, site)
 
     def _site_here(self) -> CallSite:
-        """Return the site at the end of the stretch, as if nothing had been tried there."""
+        """Return the limits on calls after the last token, as if no call had been tried there."""
         site = self.stretch.site
-        return CallSite(site.places, results=site.results if self.stretch.place == 0 else 0)
+        is_right_after_calls = self.stretch.place == 0
+        return CallSite(site.places_with_calls, results_before=site.results_before if is_right_after_calls else 0)
 
     def _end(self) -> None:
         """-> ENDED: nothing more is written."""

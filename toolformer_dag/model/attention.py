@@ -230,11 +230,11 @@ def _interface(
         sinks=None if replacement.ignores_extras else options.get("s_aux"),
         locality=attention_mask,
     )
-    answer = replacement.attend(layer, _tuned(module, query, replacement.positions), key, value)
+    answer = replacement.attend(layer, _with_true_scale(module, query, replacement.positions), key, value)
     return answer.transpose(1, 2).contiguous(), None
 
 
-def _tuned(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
+def _with_true_scale(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
     """Correct the scale of Llama 4's queries [B, H, T, D]; return those of other models as they are.
 
     In its layers without rotary embeddings, Llama 4 multiplies a query by a number that grows with its position. It

@@ -166,7 +166,7 @@ class Encoding:
         """Tokenize texts that may hold calls in the model's markers, as training texts do.
 
         A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
-        beside it. Without a call the tokens are those of `texts`.
+        beside it. A text without a call is tokenized as usual.
         """
         tokens_of_texts = []
         for text, tokens in zip(texts, self.texts(texts), strict=True):

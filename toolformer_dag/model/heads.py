@@ -158,12 +158,12 @@ class _TextPass:
         cache.keys[self.slots] = F.pad(keys, (0, 0, 0, unused_length))
         cache.values[self.slots] = F.pad(values, (0, 0, 0, unused_length))
 
-        head = self.texts.head.layers[layer.number]
-        all_keys = torch.cat([head.keys.expand(len(keys), -1, -1, -1), keys], 2)
+        head = self.texts.head.layers[layer.number]  # [1, H_kv, head, D] each
+        all_keys = torch.cat([head.keys.expand(len(keys), -1, -1, -1), keys], 2)  # [B, H_kv, head + T, D]
         all_values = torch.cat([head.values.expand(len(values), -1, -1, -1), values], 2)
-        if not layer.is_plain or self.visibility.limiting(layer):
+        if not layer.is_plain or self.visibility.limiting(layer):  # a soft cap, sinks or a window
             return attention(layer, queries, all_keys, all_values, self.visibility.bias(layer))
-        mask = causal_lower_right(queries.shape[2], all_keys.shape[2])
+        mask = causal_lower_right(queries.shape[2], all_keys.shape[2])  # the last token sees all keys
         return F.scaled_dot_product_attention(
             queries, all_keys, all_values, attn_mask=mask, scale=layer.scale, enable_gqa=True
         )
@@ -355,9 +355,12 @@ class CachedBranches:
         return copied
 
     def _arrange(self, *, slots: list[int], kept: list[int], ages: list[int]) -> None:
-        """Replace the branches by others, and compute what their steps have in common until the next change.
+        """Replace the branches by others, and compute the tensors that all their steps use (`self.layout`).
 
-        By branch: the slot of its text, how many tokens of the text it continues, and how many of its own it has run.
+        By branch:
+
+        - slots: where its text is cached. kept: how many tokens of the text it continues.
+        - ages: how many tokens of its own it has run.
         """
         self.slots = slots
         self.kept = kept
@@ -365,7 +368,7 @@ class CachedBranches:
         if not slots:
             return
         self.open_texts = self._texts_to_open(set(slots), max(kept))
-        head_length = self.texts.head.length
+        head_length = self.texts.head.length  # tokens of the prompt, before all texts
         shared_positions = torch.arange(head_length + self.open_texts.width, device=self.device)
         self.layout = BranchLayout(
             grid=BranchGrid(slots, self.open_texts.slots, self.device),
@@ -423,7 +426,7 @@ class _BranchStep:
         shared_positions = self.layout.shared_positions  # [B, head + text]
         branch_positions = starts + torch.arange(self.length, device=branches.device)  # [B, length]
         query_positions = starts + self.ages[:, None]  # [B, 1]
-        sees_shared = shared_positions < starts
+        sees_shared = shared_positions < starts  # a branch starts where the kept part of its text ends
         sees_branch = branch_positions <= query_positions
         longest_continued = max(kept + age for kept, age in zip(branches.kept, branches.ages, strict=True))
         return Visibility(
@@ -435,36 +438,40 @@ class _BranchStep:
         )
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Compute the attention of the new token of each of B branches in a layer.
+        """Compute the attention of the next token of each of B branches in a layer.
 
-        queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are stored first. Returns [B, H, 1, D].
+        queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are cached first. Returns [B, H, 1, D].
 
-        A token sees three parts: the head, stored once; its text, stored once for all branches of the text; and its
-        branch. The scores of each part are computed apart, and go through one softmax together.
+        A token sees three parts: the prompt's head, cached once; the text that its branch continues, cached once for
+        all branches of the text; and its branch. Each part's scores are computed apart; one softmax goes over all.
         """
         branches = self.branches
         grid = self.layout.grid
         key_heads = branches.head_numbers[layer.number]
-        head = branches.texts.head.layers[layer.number]
+
+        # 1. The keys and values of the three parts.
+        head = branches.texts.head.layers[layer.number]  # [1, H_kv, head, D] each
         text = branches.open_texts.layers[layer.number]
         text_width = branches.open_texts.width
-        text_keys = text.keys[:, :, :text_width]
+        text_keys = text.keys[:, :, :text_width]  # [texts, H_kv, text_width, D]
         text_values = text.values[:, :, :text_width]
-        branch = self._with_new_token(layer, keys, values)
+        branch = self._with_new_token(layer, keys, values)  # [B, H_kv, length, D] each
 
-        # [B, H_kv, R, D], R: the query heads that share a head of keys.
-        grouped_queries = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale
+        # 2. Scores of all keys, and their weights. R: the query heads that share a head of keys.
+        grouped_queries = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale  # [B, H_kv, R, D]
         scores = [
             _multiply_by_common(grouped_queries, head.keys.mT),
             grid.multiply(grouped_queries, text_keys.mT, key_heads),
             grouped_queries @ branch.keys.mT,
         ]
         weights = layer.weights(torch.cat(scores, -1), self.visibility.bias(layer))  # [B, H_kv, R, all keys]
+
+        # 3. The sum of the values by their weights; values may have another D than keys.
         part_lengths = [head.keys.shape[2], text_width, self.length]
         head_weights, text_weights, branch_weights = torch.split(weights, part_lengths, -1)
         answer = grid.multiply(text_weights, text_values, key_heads) + _multiply_by_common(head_weights, head.values)
         answer += branch_weights @ branch.values
-        return answer.flatten(1, 2)[:, :, None]  # values may be narrower than keys
+        return answer.flatten(1, 2)[:, :, None]
 
     def _with_new_token(self, layer: AttentionLayer, keys: Tensor, values: Tensor) -> LayerCache:
         """Store keys and values of the new tokens in a layer's cache; return those of all tokens of the branches.

@@ -123,13 +123,13 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
 
     Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    chosen = model
+    to_load = model
     if name is not None:
         if name != model_name(model):
-            chosen = model.other(name)
-        chosen = chosen.model_copy(update={"url": ()})  # the servers have the settings' model
+            to_load = model.other(name)
+        to_load = to_load.model_copy(update={"url": ()})  # the servers only have the settings' model
     load = _load_in_torch if model.in_torch else _load_in_service
-    return load(chosen, _dtype_to_load(model, name, dtype))
+    return load(to_load, _dtype_to_load(model, name, dtype))
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:

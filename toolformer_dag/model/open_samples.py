@@ -222,9 +222,9 @@ def in_place(rows: Numbers) -> Numbers:
     Rows that do not stay leave gaps, which are filled with rows from the end and with duplicates. Of rows 0 to 3, let
     rows [0, 2, 2, 3] stay: the order is [0, 2, 1, 3], so that a duplicate of 2 fills the gap at 1, and 2 and 3 stay.
     """
-    is_first = np.r_[True, rows[1:] != rows[:-1]]  # whether a row is no duplicate of the one before it
-    keeps_place = is_first & (rows < len(rows))
+    is_no_duplicate = np.r_[True, rows[1:] != rows[:-1]]  # of the row before it
+    stays = is_no_duplicate & (rows < len(rows))  # rows beyond the new number of rows cannot stay
     order = np.full(len(rows), -1)
-    order[rows[keeps_place]] = np.flatnonzero(keeps_place)
-    order[order < 0] = np.flatnonzero(~keeps_place)
+    order[rows[stays]] = np.flatnonzero(stays)
+    order[order < 0] = np.flatnonzero(~stays)  # the others fill the gaps
     return order

@@ -6,10 +6,11 @@ stored at every `GRID`-th token of a text, and the few tokens up to a position r
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -171,7 +172,8 @@ class ModelCache:
         - rows: the rows to copy; one may be there twice.
         - lengths: how many tokens each keeps. Shorter rows are padded on the left, so that all end in one column.
 
-        States of linear attention cannot be cut: they must have been stored after each of these tokens.
+        A row cut to 3 tokens, beside one cut to 5, has 2 columns of padding and then its tokens. States of linear
+        attention cannot be cut: they must have been stored after each row's last token (`store_states`).
         """
         device = self.backbone.device
         width = max(lengths)
@@ -179,7 +181,7 @@ class ModelCache:
         shifts = []  # by row: column c of the new cache was column c + shift
         states = []  # by row: those after its last token
         for row, length in zip(rows, lengths, strict=True):
-            start = self.starts[row]
+            start = self.starts[row]  # the column of its first token
             new_start = width - length
             new_starts.append(new_start)
             shifts.append(start - new_start)
@@ -268,21 +270,28 @@ class ModelCache:
             return other
         other.cache = copy(self.cache)
         other.cache.layers = [copy(layer) for layer in self.cache.layers]
-        next_state = 0
+        numbers = count()  # of the states, through all layers
         for layer in other.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
-                for field in ("conv_states", "recurrent_states"):
-                    states: dict[Any, Tensor | None] = {}
-                    for key, state in getattr(layer, field).items():
-                        states[key] = None
-                        if state is not None:
-                            states[key] = rearrangement.state(next_state, state)
-                            next_state += 1
-                    setattr(layer, field, states)
+                layer.conv_states = _rearranged_states(layer.conv_states, rearrangement, numbers)
+                layer.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, numbers)
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
                 layer.keys = rearrangement.keys(layer.keys)
                 layer.values = rearrangement.keys(layer.values)
         return other
+
+
+def _rearranged_states(
+    states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, numbers: Iterator[int]
+) -> dict[Any, Tensor | None]:
+    """Return the states of a layer for the rows of another cache; states that are None stay so.
+
+    numbers: gives the number of each next state, through all layers, by which `rearrangement` knows it.
+    """
+    rearranged: dict[Any, Tensor | None] = {}
+    for key, state in states.items():
+        rearranged[key] = None if state is None else rearrangement.state(next(numbers), state)
+    return rearranged
 
 
 def cache_argument(body: Any) -> str:
@@ -435,19 +444,21 @@ class OwnBranches:
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
 
-        Each group of branches runs in a pass of its own. `tokens_run` is set to the number of tokens that ran, with
-        those that ran again when branches were admitted since the last step.
+        Each group of branches runs in a pass of its own. `self.tokens_run` is set to the number of tokens that ran in
+        this step, and in `admit` since the last one.
         """
-        parts = []
-        numbers = []  # of the branches, in the order of `parts`
-        self.tokens_run = self._tokens_run_again
-        self._tokens_run_again = 0
+        features_of_groups = []
+        numbers = []  # of the branches, group by group
+        tokens_run = self._tokens_run_again
         for group in self.groups:
             group_tokens = [[token] for token in tokens[group.numbers].tolist()]
-            parts.append(group.cache.run(group_tokens)[:, 0])
+            features_of_groups.append(group.cache.run(group_tokens)[:, 0])
             numbers += group.numbers
-            self.tokens_run += sum(group.cache.lengths) if group.cache.use.whole else len(group.numbers)
-        features_by_group = torch.cat(parts)
+            runs_whole_rows = group.cache.use.whole
+            tokens_run += sum(group.cache.lengths) if runs_whole_rows else len(group.numbers)
+        self.tokens_run = tokens_run
+        self._tokens_run_again = 0
+        features_by_group = torch.cat(features_of_groups)
         features = torch.empty_like(features_by_group)
         features[numbers] = features_by_group
         return features

@@ -41,7 +41,8 @@ class Selection:
         - offsets: the character at which the token after each position begins, [n].
         - probabilities: p_i of each position, [n].
         """
-        if not request.calls:  # where calls stand already, the only position is after them
+        if not request.calls:  # else the next call of a chain is sampled, which stands right after the earlier ones
+            # Set p_i to 0 before tokens where no call may stand, such as white space.
             probabilities = without_other_tokens(request.text, offsets, probabilities, self.tau_s)
         missing = []
         for position in select_positions(probabilities, self.tau_s, self.k):
@@ -87,13 +88,15 @@ class PendingProposal:
     def token_text(self) -> TokenText:
         """Return what the backend, which runs the model, is to do for this text.
 
-        It computes p_i at all n positions where they are not known, and draws the missing samples. Its tokens end
-        before the last position that is needed, since no later token changes what is computed.
+        Where p_i is not known, it computes it at all positions, before every token, and the samples follow from it.
+        Else it only draws the missing samples. It gets no tokens after the last position that it needs.
         """
         n = len(self.text.ids)
-        place_count = n if self.probabilities is None else 0
-        last_position = place_count - 1
-        if self.missing:
+        if self.probabilities is None:
+            place_count = n
+            last_position = n - 1
+        else:
+            place_count = 0
             last_position = max(position for position, _ in self.missing)
         return TokenText(
             ids=self.lead + self.text.ids[:last_position],

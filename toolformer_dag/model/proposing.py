@@ -84,8 +84,10 @@ class ProposalBatch:
         fitting = min(len(free_slots), free_branches // self.most_samples, len(self.waiting))
         if not fitting or (len(self.samples) and fitting < self._worthwhile_count()):
             return
+
+        # Run them for p_i, by which each text chooses the points at which it is sampled.
         slots = free_slots[:fitting]
-        admitted = [self.waiting.popleft() for _ in range(fitting)]
+        admitted = [self.waiting.popleft() for _ in range(fitting)]  # indices of texts
         p_of_items = self._probabilities(slots, [self.items[item] for item in admitted])
         started = []
         for item, slot, p in zip(admitted, slots, p_of_items, strict=True):
@@ -96,30 +98,31 @@ class ProposalBatch:
         self.samples.begin(started)
 
     def _worthwhile_count(self) -> int:
-        """Return how many waiting texts are worth a pass of their own while samples are open.
+        """Return how many waiting texts are worth a pass of the model: half of those that could run at once.
 
-        It is half of what could run at once: as many as fit into a pass and into the caches. The last texts that wait
-        are always worth it.
+        So many fit into a pass, and into the caches of texts and of samples. Where fewer wait, these are worth it.
         """
-        longest = self.texts.tokens_run(self.items[self.waiting[-1]].ids)  # items are ordered by length
-        texts_of_full_pass = self.backbone.budget.tokens // longest
-        most_texts = min(texts_of_full_pass, self.limits.texts, self.limits.branches // self.most_samples)
-        return min(len(self.waiting), max(1, most_texts // 2))
+        longest_text = self.items[self.waiting[-1]]  # texts wait in order of their length
+        texts_of_full_pass = self.backbone.budget.tokens // self.texts.tokens_run(longest_text.ids)
+        texts_in_caches = min(self.limits.texts, self.limits.branches // self.most_samples)
+        most_at_once = min(texts_of_full_pass, texts_in_caches)
+        return min(len(self.waiting), max(1, most_at_once // 2))
 
     def _probabilities(self, slots: Sequence[int], items: Sequence[TokenText]) -> list[Probabilities]:
         """Run texts, cache their keys in `slots`, and return p_i of each: p of " [" at its places, [place_count].
 
-        " [" may be several tokens. The pass over a text gives p of the first one; for the others, a few of its places
-        at a time are continued by the tokens of " [".
+        A place is a position in a text where a call may stand. " [" may be several tokens: the pass over a text gives p
+        of the first one at all of its places. For the others, each place is continued by the tokens of " [".
         """
         p_of_items: list[Probabilities] = []
         lengths = [self.texts.tokens_run(item.ids) for item in items]
         for batch in batches(range(len(items)), lengths, self.backbone.budget.tokens):
             p_of_items += self._pass([slots[index] for index in batch], [items[index] for index in batch])
         if len(self.start) > 1:
+            places_at_once = self.limits.probes  # as many continuations fit into the cache
             for slot, item, p in zip(slots, items, p_of_items, strict=True):
-                for first in range(0, item.place_count, self.limits.probes):
-                    places = slice(first, first + self.limits.probes)
+                for first in range(0, item.place_count, places_at_once):
+                    places = slice(first, first + places_at_once)
                     p[places] = self._times_later_tokens(p[places], slot=slot, kept=item.first_place + first)
         return p_of_items
 
@@ -140,6 +143,7 @@ class ProposalBatch:
         if len(items) > 1:
             is_finite = features.isfinite().all(-1).cpu().numpy()  # [B, T - first_token]
             for row, item in enumerate(items):
+                # The columns of the text's own tokens, without padding, from that before its first place on.
                 first_column = item.first_place - 1 - first_token
                 end_column = len(item.ids) - first_token
                 if not is_finite[row, first_column:end_column].all():

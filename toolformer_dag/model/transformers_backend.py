@@ -78,10 +78,12 @@ class TransformersBackend:
         run_head = self._run_head(head)
         calls = CallSampling(start, ends, sampling)
         lengths = [self._stored_tokens(text, head_length=len(head), room=calls.room) for text in texts]
+        # With shared keys a batch may be longer than the cache: texts that wait take the places of those that are done.
+        budgets_per_batch = CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED
         return self.budget.run(
             lengths,
             partial(self._propose_batch, run_head, texts, calls),
-            share=CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED,
+            share=budgets_per_batch,
             lower="segment_tokens, k, m or max_call_tokens",
         )
 
@@ -98,8 +100,8 @@ class TransformersBackend:
     ) -> list[list[list[int]]]:
         """Return, for each text of a batch, the tokens of its samples.
 
-        - head: the prompt before each text, after it ran. calls: how samples begin, are drawn and end.
-        - batch: the indices of the texts.
+        - head: the prompt before each text, with its keys cached. calls: how samples begin, are drawn and end.
+        - batch: the indices of the batch's texts.
         """
         batch_texts = [texts[index] for index in batch]
         proposals = ProposalBatch(
@@ -147,18 +149,20 @@ class TransformersBackend:
         """Return how many texts and samples may have their keys cached at once; at least one text with all its samples.
 
         Half of the memory is for texts, half for branches: the continuations of texts, of up to `room` tokens, on which
-        samples are drawn. In the model's own cache a branch also copies the keys of head and text; there all texts run
-        at once, because batches were cut by that.
+        samples are drawn. Probes are branches too, on which the probability of a ` [` of several tokens is computed. In
+        the model's own cache a branch copies the keys of head and text; there all texts of the batch run at once.
+
+        head_length: the tokens of the prompt before each text.
         """
         longest = max(len(text.ids) for text in texts)
-        most_samples = max(1, *(text.most_samples for text in texts))
+        most_samples = max(1, *(text.most_samples for text in texts))  # of a text
         half = self.budget.tokens * CACHE_PASSES // 2  # tokens whose keys fit into half of the memory
         all_branches = len(texts) * most_samples
         if self.sharing.cache is not None:
             fitting_probes = min(half // (head_length + longest + room), self.budget.tokens)
             return CacheLimits(texts=len(texts), branches=all_branches, probes=max(1, fitting_probes))
         fitting_texts = max(1, half // longest)
-        fitting_branches = min(half // room, self.budget.tokens)
+        fitting_branches = min(half // room, self.budget.tokens)  # a step runs a token of each in one pass
         return CacheLimits(
             texts=min(len(texts), fitting_texts),
             branches=max(most_samples, min(fitting_branches, all_branches)),

@@ -109,7 +109,11 @@ class Identifier:
 
     @functools.cached_property
     def model(self) -> Any:
-        """fastText's model. Raises IdentifierError, DamagedModel."""
+        """fastText's model, loaded at its first use.
+
+        Raises IdentifierError where the file cannot be read, DamagedModel where its content changed since it was
+        hashed, while its size and times did not.
+        """
         import fasttext
 
         if changed_unseen([self._file]):
