@@ -36,10 +36,14 @@ def may_have_ended(text: str) -> bool:
 
 
 def answer_end(text: str) -> int | None:
-    """Return the number of characters of the first sentence or line that has words; None where none has ended.
+    """Return the length in characters of the first sentence or line that has words; None where none has ended yet.
 
-    A sentence ends at `.`, `!`, `?` or `…` before white space and no lower-case letter, except after an abbreviation
-    or an initial, and at `。`, `！`, `？`. Its closing quotes and brackets belong to it; the line end does not.
+    A sentence ends at `.`, `!`, `?` or `…` before white space, except before a lower-case letter and after an
+    abbreviation or an initial; also at `。`, `！`, `？`. Closing quotes and brackets belong to it, a line end does not:
+
+        answer_end("It was 3.5 km. Then")  # 14, the length of "It was 3.5 km."
+        answer_end("Dr. Smith came\\n")  # 14, without the line end
+        answer_end("Dr. Smith")  # None
     """
     first_word = re.search(r"\w", text)
     if first_word is None:
@@ -53,9 +57,12 @@ def answer_end(text: str) -> int | None:
 
 
 def _goes_on(ending: str, text: str, start: int, end: int) -> bool:
-    """Return whether a sentence goes on after `ending`, which stands in `text` from `start` to `end`.
+    """Return whether a sentence goes on after a sign that may end it, such as "." or "!".
 
-    It does where a word in lower case follows, or a period belongs to a word.
+    It does where a lower-case word follows ("at 5 p.m. and"), or where the period belongs to an initial ("J. Smith") or
+    to an abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
+
+    start, end: where `ending` stands in `text`.
     """
     if ending[0] in "\n。！？":
         return False

@@ -61,14 +61,18 @@ def _brackets_before(text: str, end: int) -> int:
 
 
 def closes_nothing(before: str, text: str) -> bool:
-    """Return whether `text`, which follows `before`, has a closing bracket of a kind of which none is open."""
-    open_brackets = Counter[str]()
-    for index, sign in enumerate(before + text):
-        opening = OPENED_BY.get(sign)
+    """Return whether `text`, which follows `before`, closes a bracket that neither of them opened.
+
+    Each kind of bracket is counted by itself: `closes_nothing("(a [b", ")")` is False, `closes_nothing("(a", "]")` is
+    True. Such a bracket in `before` alone does not count.
+    """
+    open_count = Counter[str]()  # by opening bracket; other characters are counted too, and never read
+    for index, character in enumerate(before + text):
+        opening = OPENED_BY.get(character)
         if opening is None:
-            open_brackets[sign] += 1
-        elif open_brackets[opening]:
-            open_brackets[opening] -= 1
+            open_count[character] += 1
+        elif open_count[opening]:
+            open_count[opening] -= 1
         elif index >= len(before):
             return True
     return False
