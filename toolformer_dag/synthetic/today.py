@@ -53,7 +53,7 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     weekday.
     """
     day = day_of(random, part)
-    slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]
+    slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]  # the part of the date that the text says
     is_question = random.random() < QUESTION_SHARE
     event = random.choice(word_list("calendar", "events"))
     text, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)

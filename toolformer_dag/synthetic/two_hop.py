@@ -61,6 +61,7 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
     "The mayor of the town where Ada Lovelace was born is ..." needs a call that returns the town, and a second one that
     asks for the mayor of that town.
     """
+    # 1. Two facts: the value of the first is the entity of the second.
     first_relation = random.choice([_relation(key) for key in LEADS_TO])  # such as birthplace
     entity = random.choice(world.entities(part, first_relation.kind))
     described_kind = LEADS_TO[first_relation.key]
@@ -71,6 +72,7 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
     answer = _entity(world, part, described_kind, described_name).facts[second_relation.key]
 
     is_question = random.random() < QUESTION_SHARE
+    # 2. A question or statement of the second fact, with a description ("the town where Ada was born") for a name.
     leads, texts = fact_templates(second_relation, ASKED, wordings).choices(is_question=is_question)
     fitting = [number for number, text in enumerate(texts) if not any(words in text for words in _UNFIT)]
     number = random.choice(fitting)

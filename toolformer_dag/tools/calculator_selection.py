@@ -115,7 +115,7 @@ def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     Their values are in units of 1 / UNIT; here they get the largest unit, of at most a hundredth, in which all of them
     are whole: 2.5 and 3 become 250 and 300.
     """
-    # How many units of 1 / UNIT the new unit has: as many as divide a hundredth and every value.
+    # The new unit is `step` old ones: the greatest number of them that divides a hundredth and every value.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _token_positions(text, all_numbers)

@@ -72,7 +72,10 @@ def filled(template: str, answer: "CallToolResult") -> str:
 
 
 def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
-    """Return the JSON object in an answer. Raises NoResult("no_object")."""
+    """Return the JSON object in an MCP server's answer: its structured content, else its text read as JSON.
+
+    Raises NoResult("no_object") where neither is an object.
+    """
     content: Any = answer.structured_content
     if content is None:
         try:

@@ -159,10 +159,10 @@ def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
     Result and value are in units of 1 / UNIT. The calculator rounds half up to two decimals: 2.345 is 2.35. A whole
     result has to be exact all the same, because 2001 / 1999 is 1.00 for any two years.
     """
-    difference = numerator - result * denominator  # of the value and the result, times the denominator
+    # All of these are multiplied by the denominator, so that nothing is divided.
+    difference = numerator - result * denominator  # value - result
+    hundredth = HUNDREDTH * denominator
     is_whole = result % UNIT == 0
     if is_whole:
         return difference == 0
-    # The value lies within half a hundredth of the result; all three are multiplied by 2 and the denominator.
-    hundredth = HUNDREDTH * denominator
-    return -hundredth <= 2 * difference < hundredth
+    return -hundredth <= 2 * difference < hundredth  # half a hundredth below the result, or less than that above
