@@ -129,6 +129,10 @@ def table_differences(output: TableOutput) -> Reasons:
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
     """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
 
+    A published part has a record of the settings and inputs (versions of other tables) that its rows were made from.
+    The reasons are what differs between these and those of now. A part is also made again where its files are damaged,
+    where a table that is published with it lacks it, and where the record says that something is to be tried again.
+
     inputs_of: what `output.inputs_of()` returned, where many parts of a table are compared.
 
     Looks at sizes and footers of files, not at every byte.

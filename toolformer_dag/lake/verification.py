@@ -10,7 +10,7 @@ import polars as pl
 
 from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.inventory import inventory, item_of
+from toolformer_dag.lake.inventory import inventory, lake_file_of
 from toolformer_dag.lake.manifest import GONE
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
@@ -86,7 +86,7 @@ def set_aside_file(lake: Lake, path: Path) -> None:
     - A part with a damaged file is withdrawn.
     - A file of computed rows gets another name; its rows count as missing.
     """
-    item = item_of(lake.storage, path)
+    item = lake_file_of(lake.storage, path)
     if item is None:
         return
     if item.kind == "manifest":
