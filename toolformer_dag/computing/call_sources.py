@@ -56,7 +56,7 @@ class CallSources:
 
 
 def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallSources:
-    """Return who proposes calls of the tool.
+    """Read from a tool's section who proposes its calls: the model, a rule, files, in the order of the settings.
 
     Raises SettingsError where that is a rule, and neither the section nor the tool has one.
     """

@@ -26,9 +26,12 @@ class BenchmarkError(UserError):
 
 
 def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterator[Any]:
-    """Yield the records of a file: a JSON list (under `key` of an object), JSON lines, or a table (`.csv`, `.tsv`).
+    """Yield the records of a file, whichever of these it is:
 
-    lone: whether a file that is one JSON object, without `key`, holds a single record. `*.jsonl` always does.
+    - a table (`.csv`, `.tsv`): a record per row
+    - JSON lines: a record per line
+    - a JSON list, or an object that has the list under `key`: its items
+    - a JSON object without `key`: a single record, where `lone` is true or the file is a `.jsonl`; else an error
 
     Raises BenchmarkError.
     """
@@ -158,7 +161,10 @@ def files(folder: Path, *patterns: str) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """Hash a file, or all files of a folder with their names, to 32 hex characters. Raises BenchmarkError."""
+    """Hash the content of a file, or of all files below a folder with their names, to 32 hexadecimal characters.
+
+    Raises BenchmarkError where one of them cannot be read, or is no regular file.
+    """
     paths = [path]
     if path.is_dir():
         paths = sorted(file for file in path.rglob("*") if file.is_file())
@@ -262,7 +268,10 @@ def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """Parse JSON. Raises BenchmarkError that says `where` and what the text is instead."""
+    """Parse JSON, or raise BenchmarkError, which says what the text is instead, such as a page of HTML.
+
+    where: the file and line, for the message.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets

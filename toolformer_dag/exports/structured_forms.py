@@ -112,7 +112,10 @@ def functions_form(lanes: Sequence[Lane]) -> Form:
 
 
 def _function_rows(tools_json: str, schemas: Mapping[str, Schema], text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield a row per kept call of a text. schemas: of the arguments, by the tool's name in the text."""
+    """Yield a row for function calling per call of a text: the text before it as `query`, the call as `answers`.
+
+    tools_json: the declared functions, as JSON. schemas: of the arguments, by the tool's name in the text.
+    """
     for call in text.calls:
         answer = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
         yield {

@@ -133,13 +133,17 @@ class _Use:
             self.files.update(folder / name for name in contents)
 
     def reason(self, item: LakeFile) -> str | None:
-        """Return why a file that is older than the grace period can go; None where it stays."""
+        """Return why a file of the lake can be removed; None where it is in use, so that it stays.
+
+        The file is older than the grace period. `files`, `folders` and `stores` are complete: they hold what all tables
+        and outputs use. Manifests stay always, files that were left unfinished or set aside as damaged never.
+        """
         if item.kind in ("unfinished", "damaged"):
             return item.kind
-        if item.kind in ("part", "content"):
+        if item.kind in ("part", "content"):  # a file of a table, or of an output such as a checkpoint
             is_used = item.path in self.files or item.path.parent in self.folders
             return None if is_used else "replaced"
-        if item.kind == "rows":
+        if item.kind == "rows":  # a file of computed rows; its owner is their row store
             is_used = self.any_store or item.owner in self.stores
             return None if is_used else "rows of an identity that nothing uses"
         return None

@@ -55,12 +55,12 @@ def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
     all_parts: whether every part of a table is listed, or in a folder only the files of one (see `Storage.files`).
     """
     for file in storage.files(all_parts):
-        item = item_of(storage, file.path, size=file.bytes, changed=file.changed)
+        item = lake_file_of(storage, file.path, size=file.bytes, changed=file.changed)
         if item is not None:
             yield item
 
 
-def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
+def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
     """Tell from its name below the lake what a file is; None for one that the lake did not write.
 
     "calculator/loss_deltas/files/shard-0/<32 hex digits>.parquet" is a file of the part shard-0 of the table

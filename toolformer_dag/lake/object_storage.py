@@ -191,13 +191,15 @@ class ObjectStorage(Storage):
 
         impatient, patient: two clients of the store. The first tries a request few times, so that a wrong address is
         reported at once; the second goes on trying for minutes.
+
+        A claim is a lock among machines: an object in the store that says which process holds it.
         """
         super().__init__(root)
         self.url = url
         self._store = impatient
         self._patient = patient
-        self._released: dict[Path, Version] = {}  # path of the claim -> version of its object after the release
-        self._releasing: dict[Path, Future[None]] = {}
+        self._released: dict[Path, Version] = {}  # path of a claim -> version of its object after the release
+        self._releasing: dict[Path, Future[None]] = {}  # path of a claim -> its release, which goes on
         # Python waits for the threads of both pools at its end.
         self._release_pool = ThreadPoolExecutor()
         self._write_pool = ThreadPoolExecutor(1)

@@ -107,7 +107,7 @@ class Table:
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
     ) -> Pointer:
-        """Make `frames` the content of a part; readers see it at once. Return what is published.
+        """Replace the rows of a part (mostly those of a shard) by `frames`; return the pointer that was published.
 
         frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
         record: called after the last frame; returns what the rows were made from.
@@ -142,10 +142,13 @@ class Table:
         revised: Callable[[pl.DataFrame | None], pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
     ) -> Pointer:
-        """Publish what `revised` makes of the rows of a part; it gets None where there are none, or damaged ones.
+        """Read the rows of a part, change them by a function, and publish the result.
 
-        Writers of one part take turns, so that the rows of each are kept; `revised` is called again where another
-        writer was faster. Raises as `publish`, and StorageError where others replace the part all the time.
+        revised: gets the rows (None where there are none, or damaged ones) and returns the new ones. It is called again
+            where another writer was faster, so that the rows of both are kept.
+        record: returns what the rows were made from.
+
+        Raises as `publish`, and StorageError where others replace the part all the time.
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):

@@ -87,11 +87,14 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
     """Return for each chain a JSON list with another result for each of its calls but the last, to be swapped in.
 
-    chains: chains of `level` calls, as JSON. The other result of the n-th call is a result of the n-th call of another
-    chain. Null where there is no other result for one of the calls.
+    Swapped results tell whether the later calls need the earlier ones. The other result of the n-th call is that of the
+    n-th call of another chain: all different results stand in a circle, and each gets the next one. Null where there is
+    no other result for one of the calls.
+
+    chains: as JSON, each of `level` calls. Three calls with the results "12", "7", "84" may give '["15", "9"]'.
     """
     links_of_chains = [read_chain(chain) for chain in chains]
-    other_result_of = []  # for each number of a call: result -> another result
+    other_result_of = []  # for the first call of a chain, the second, ...: result -> another result
     for number in range(level - 1):
         results = {links[number].result for links in links_of_chains}
         other_result_of.append(_next_in_circle(results))

@@ -127,7 +127,7 @@ def planned_losses(
     claimed: losses that earlier shards of this run compute already. They are not planned again; the planned are added.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
-    store = loss_stores(worker, output.lane).whole
+    store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
     missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
     work = Work(
         computed=Counter(losses=missing.height),

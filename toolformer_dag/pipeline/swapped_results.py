@@ -248,6 +248,10 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
 
     name: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
 
+    A call that has a reason against it in that table gets no other result and is counted by that reason. Which calls
+    may give their results follows from the likeliest place of each text: of single calls among all candidates, of
+    chains among the scored ones.
+
     Raises MissingPart, DamagedPart.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
@@ -256,14 +260,14 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
     calls = scored_table.read(shard).select(SWAPPED_COLUMNS).with_columns(likelihood)
     # Calls without an operation give their results as they did before they were kept out, so that every other call is
     # swapped as before and no loss is computed again; they have no row themselves.
-    giving = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
-    places = giving
+    exchangeable = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
+    places = exchangeable
     if name == "loss_deltas":
         # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
         places = output.lane_table("scored_candidates").read(shard).with_columns(likelihood)
     settings = output.plan.settings
     exchanged = exchange(
-        giving,
+        exchangeable,
         texts,
         likeliest_places(places),
         limit=settings.evaluation.swapped_texts,
@@ -284,7 +288,7 @@ def kept_by_chance(output: TableOutput) -> Shown:
     0.5" is their share; "kept" is the whole table, and "kept by chance" holds the curves. Thresholds without a swapped
     call stand in the table alone.
     """
-    statistics, rates = chance_tables(output.plan, output.lane)
+    statistics, rates = chance_tables(output.plan, output.lane)  # a row per threshold tau_f
     measured = statistics.filter(pl.col("swaps") > 0)
     shown: dict[str, ShownValue] = {}
     for row in measured.iter_rows(named=True):

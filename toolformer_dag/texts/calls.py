@@ -350,10 +350,12 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
 
 
 def in_markers(text: str, markers: CallMarkers) -> str:
-    """Return a text whose calls, to whichever tools, are written with `markers` in place of the paper's.
+    """Rewrite the calls of a text from the paper's markers, ` [` `->` `]`, to others.
 
-    text: a prompt, or e(c) or e(c, r). A call without the space before its "[", as instructions have them, begins
-    without the space of `markers.begin`.
+    "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
+    and end "</call>". A call without a space before its "[", as instructions have them, gets none either.
+
+    text: a prompt, or a call e(c) or e(c, r).
     """
     pieces: list[str] = []
     position = 0
@@ -412,7 +414,11 @@ class _CallSpan(NamedTuple):
 
 
 def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_CallSpan]:
-    """Yield the calls in a text that are closed by `markers.end`, in order. `opening`: as `call_opening` returns it."""
+    """Yield where the calls of a text stand, in order: `[Calculator(1 + 2) -> 3]`.
+
+    opening: finds the beginning of a call, `[Calculator(` (see `call_opening`). A call that is not closed by
+    `markers.end` is none, and neither is one inside the input or result of another.
+    """
     position = 0  # the end of the last closed call
     for match in opening.finditer(text):
         name = match.end()

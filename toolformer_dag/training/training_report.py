@@ -49,9 +49,11 @@ class TrainingData:
 
 
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
-    """Return what determines the weights: base model, settings, fingerprints of the rows. Raises ModelError.
+    """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
-    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer.
+    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. `calls_end` stands there
+    only where the rule that ends a call in training has changed since earlier releases and the texts hold such calls:
+    other checkpoints stay up to date. Raises ModelError.
     """
     identity: dict[str, object] = {
         **determining(base, "markers", "bos"),
