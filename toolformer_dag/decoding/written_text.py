@@ -37,7 +37,7 @@ class TextState(Enum):
 class WrittenText:
     """A text that is being written after a prompt, with its calls.
 
-    There is one object per text, from its prompt to its end. What a rule or a tool has to remember about a text has its
+    There is one object per text, from its prompt to its end. What a rule has to remember about a text has its
     place here: `rules` are shared by all texts, and a `Stretch` ends with each call. Not safe for threads.
 
     | from | to | by |

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.exports.dataset_folder import (
     CARD,
     CITATION,
@@ -41,6 +40,7 @@ from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
+from toolformer_dag.method.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.settings.setting_types import determining
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_texts import CorpusText, preference_pairs
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.method.corpus_texts import CorpusText, preference_pairs
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.exports.forms import CALLS, ORIGIN, Form, column, shared_columns
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.texts.arguments import Schema, read_arguments
 from toolformer_dag.tools.tool import schemas_of
 
