@@ -220,7 +220,7 @@ def of_two_workers(folder: Path) -> Settings:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("calls", [8, 24, 40])
+@pytest.mark.parametrize("calls", [1, 8, 12, 16, 20, 24, 28, 32, 36, 40])
 def test_a_killed_judge_goes_on_and_computes_at_most_a_chunk_per_worker_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
