@@ -196,7 +196,7 @@ def test_two_processes_that_were_ended_go_on(base: ModelSettings, tmp_path: Path
     assert not processes_with(str(tmp_path))
     seen: list[int] = []
     train(base, DATA, changed(processes=2), tmp_path / "out", lambda done, _: seen.append(done))
-    assert min(done for done in seen if done) > 4
+    assert all(done > 4 for done in seen if done)  # none where the run was through before it was interrupted
     train(base, DATA, changed(processes=2), tmp_path / "whole")
     assert difference(tmp_path / "out", tmp_path / "whole") < 1e-4
 
