@@ -91,47 +91,70 @@ def loss_stores(worker: Worker) -> LossStores:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the calls of a shard that are not judged yet. Calls that share a key are judged once."""
-    keys = output.plan.lake.table(exchanged_results.NAME).scan([shard]).select("conversation", "key").collect()
-    numbered = keys.with_row_index("row")
-    store = loss_stores(worker).calls
-    missing = claim(claimed, store.name, store.missing(keys))
-    distinct = numbered.unique("key", keep="first", maintain_order=True)
-    to_judge = distinct.join(missing, on="key", how="semi").sort("row")
-    work = Work(computed=Counter(judged=to_judge.height), reused=Counter(judged=keys.height - to_judge.height))
-    if to_judge.is_empty():
-        return Planned([], work)
-    pieces = _pieces(to_judge, chunk_size(output.plan.settings))
-    return Planned([Chunk(units=piece.height, payload=CallChunk(shard, piece)) for piece in pieces], work)
+    """Plan the calls of a shard that are not judged yet, in chunks. Calls that share a key are judged once.
 
-
-def _pieces(calls: pl.DataFrame, size: int) -> Iterator[pl.DataFrame]:
-    """Cut calls (row, conversation, key) into chunks of `size`; yield (row, key).
-
-    A chunk goes on to the end of its last conversation, which is read once then, up to LONGEST_CHUNK calls.
+    claimed: the keys that earlier shards of this run are judging already.
     """
-    ends = (calls["conversation"] != calls["conversation"].shift(-1)).fill_null(True).arg_true().to_list()
+    exchanged = output.plan.lake.table(exchanged_results.NAME).scan([shard])
+    calls = exchanged.select("conversation", "key").collect()
+    store = loss_stores(worker).calls
+    missing = claim(claimed, store.name, store.missing(calls))
+    distinct_calls = calls.with_row_index("row").unique("key", keep="first", maintain_order=True)
+    to_judge = distinct_calls.join(missing, on="key", how="semi").sort("row")
+    planned = []
+    for chunk in _call_chunks(to_judge, shard, chunk_size(output.plan.settings)):
+        planned.append(Chunk(units=chunk.calls.height, payload=chunk))
+    work = Work(
+        computed=Counter(judged=to_judge.height),
+        reused=Counter(judged=calls.height - to_judge.height),
+    )
+    return Planned(planned, work)
+
+
+def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[CallChunk]:
+    """Cut calls with the columns row, conversation and key into chunks of at least `size`; the last may be smaller.
+
+    A chunk goes on to the end of its last conversation, so that no two chunks read it, but not above LONGEST_CHUNK
+    calls. As an example, calls of the conversations a a b b b c are cut into a a b b b and c where `size` is 3.
+    """
+    ends = _conversation_ends(calls["conversation"].to_list())
     first = 0
     while first < calls.height:
-        at_least = min(first + size, calls.height)
-        end = ends[bisect_left(ends, at_least - 1)] + 1
-        end = min(end, first + max(size, LONGEST_CHUNK))
-        yield calls[first:end].select("row", "key")
+        fewest = min(first + size, calls.height)
+        next_end = bisect_left(ends, fewest)  # the number of the first conversation that ends there or later
+        longest = first + max(size, LONGEST_CHUNK)
+        end = min(ends[next_end], longest)
+        yield CallChunk(shard, calls[first:end].select("row", "key"))
         first = end
+
+
+def _conversation_ends(conversations: Sequence[str]) -> list[int]:
+    """Return where runs of the same conversation end, as 2, 5 and 6 for a a b b b c."""
+    ends = []
+    for number, conversation in enumerate(conversations, 1):
+        is_last = number == len(conversations)
+        if is_last or conversations[number] != conversation:
+            ends.append(number)
+    return ends
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     """Judge calls, and commit what was measured of them: losses first, by their tokens."""
     stores = loss_stores(worker)
     judge = Judge(worker.plan.settings, stores.losses, load=partial(worker.engine, "judge"), reader=_reader(worker))
-    measured = [_measured(call) for call in judge.judged(_calls(output.plan, chunk))]
-    rows = [(key, *values) for key, values in zip(chunk.calls["key"], measured, strict=True)]
-    stores.calls.append(pl.DataFrame(rows, schema=JUDGED, orient="row"))
+    judged_calls = judge.judged(_calls(output.plan, chunk))
+    rows = []
+    for key, call in zip(chunk.calls["key"], judged_calls, strict=True):
+        rows.append({"key": key, **_measured(call)})
+    stores.calls.append(pl.DataFrame(rows, schema=JUDGED))
+    backends: frozenset[str] = frozenset()
+    if judge.counts["computed"]:
+        backends = frozenset({judge.engine.backend.identity})
     return Work(
         tokens=judge.tokens,
         computed=Counter(losses=judge.counts["computed"]),
         reused=Counter(losses=judge.counts["reused"]),
-        backends=frozenset({judge.engine.backend.identity}) if judge.counts["computed"] else frozenset(),
+        backends=backends,
     )
 
 
@@ -142,32 +165,43 @@ def _reader(worker: Worker) -> Reader:
 
 
 def _calls(plan: Plan, chunk: CallChunk) -> list[AskedCall]:
-    """Read the calls of a chunk with their conversations and the results that they are held against.
+    """Read the calls of a chunk with their conversations and the results of others that replace theirs in turn.
 
     Raises StorageError where another run has replaced them since they were planned.
     """
     calls = rows_by_number(plan, recorded_calls.NAME, chunk.shard, chunk.calls["row"])
     exchanged = rows_by_number(plan, exchanged_results.NAME, chunk.shard, chunk.calls["row"])
     conversations = conversations_by_number(plan, chunk.shard, calls["number"].unique().sort())
-    asked = []
+    calls_to_judge = []
     keys = []
     for call, results in zip(calls.iter_rows(named=True), exchanged["results"].to_list(), strict=True):
         conversation = conversations[call["number"]]
-        asked.append(AskedCall(conversation.messages, call["turn"], call["call"], tuple(results)))
+        call_to_judge = AskedCall(
+            messages=conversation.messages, at=call["turn"], index=call["call"], swapped=tuple(results)
+        )
+        calls_to_judge.append(call_to_judge)
         keys.append(key_of(conversation.digest, call["turn"], call["call"], results))
     if keys != chunk.calls["key"].to_list():
         raise StorageError(
             f"{NAME}, shard {chunk.shard!r}: another run has replaced its conversations meanwhile; run again"
         )
-    return asked
+    return calls_to_judge
 
 
-def _measured(call: JudgedCall) -> Sequence[Any]:
-    """Return what was measured of a call, in the order of MEASURED."""
-    losses = [call.losses.get(name) for name in (NONE, EMPTY, OWN)]
-    overlap = call.overlap[0] if call.overlap else None
-    swapped_losses = [call.losses[str(number)] for number in range(len(call.swapped))]
-    return (call.reason, call.tokens, *losses, overlap, swapped_losses, list(call.overlap[1:]))
+def _measured(call: JudgedCall) -> dict[str, Any]:
+    """Return what was measured of a call, by the columns of MEASURED; losses are null where it could not be judged."""
+    own_overlap = call.overlap[0] if call.overlap else None
+    swapped_overlaps = list(call.overlap[1:])
+    return {
+        "not_judged": call.reason,
+        "tokens": call.tokens,
+        "loss_none": call.losses.get(NONE),
+        "loss_empty": call.losses.get(EMPTY),
+        "loss_result": call.losses.get(OWN),
+        "overlap": own_overlap,
+        "swapped_losses": [call.losses[str(number)] for number in range(len(call.swapped))],
+        "swapped_overlaps": swapped_overlaps,
+    }
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -178,10 +212,14 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _frames(output: TableOutput, store: RowStore, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield the calls of a shard with what was measured of them; count in `rejected` those that were not judged."""
+    """Yield the calls of a shard with what was measured of them; add those that were not judged to `rejected`.
+
+    `rejected` is complete when all frames were yielded. Raises StorageError where a measurement is gone.
+    """
     for exchanged in output.plan.lake.table(exchanged_results.NAME).batches(shard):
         for calls in exchanged.select(*PLACE, "key").iter_slices(LOOKED_UP):
-            measured = calls.join(store.stored(calls), on="key", how="left", maintain_order="left")
+            stored = store.stored(calls)
+            measured = calls.join(stored, on="key", how="left", maintain_order="left")
             damaged = measured["tokens"].null_count()
             if damaged:
                 raise StorageError(f"{damaged} judged calls were damaged while they were read; run again")

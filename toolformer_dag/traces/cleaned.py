@@ -6,12 +6,11 @@ call that it was read from teaches a model to invent.
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, groupby
+from itertools import groupby
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import polars as pl
@@ -128,25 +127,40 @@ def _cleaned_records(
     reading: FileReading, verdicts: pl.DataFrame, dropped: Dropped, cleaned: Cleaned
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a file with the verdicts of their calls, without what is dropped; count what is left out."""
-    of_source = verdicts.filter(pl.col("source") == reading.source.name).drop("source")
-    verdicts_of: dict[str, list[Verdict]] = defaultdict(list)
-    for row in of_source.iter_rows(named=True):
-        verdicts_of[row.pop("conversation")].append(row)
+    verdicts_of_conversation = _verdicts_by_conversation(verdicts, reading.source.name)
+    # Conversations of one record follow each other, and have the number of the record.
     for _, conversations in groupby(reading.conversations(keeps_records=True), lambda read: read.number):
-        together = _Together()
+        group: _RecordGroup | None = None
         for conversation in conversations:
-            if not together.records:
-                numbers = sorted(number for number in reading.records if number >= conversation.number)
-                together.records = [reading.records[number] for number in numbers[: conversation.record_count]]
-                together.is_file = conversation.record_count > 1
-            together.add(conversation, verdicts_of[reading.name_of(conversation)], dropped, cleaned)
-        yield from together.cleaned()
+            if group is None:
+                group = _RecordGroup.of(conversation, reading.records)
+            conversation_verdicts = verdicts_of_conversation.get(reading.name_of(conversation), [])
+            group.add(conversation, conversation_verdicts, dropped, cleaned)
+        if group is not None:
+            yield from group.cleaned_records()
+
+
+def _verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, list[Verdict]]:
+    """Return the verdicts on the calls of a file, by the name of the conversation, such as traces.jsonl:12."""
+    by_conversation: dict[str, list[Verdict]] = {}
+    of_source = verdicts.filter(pl.col("source") == source).drop("source")
+    for row in of_source.iter_rows(named=True):
+        conversation = row.pop("conversation")
+        by_conversation.setdefault(conversation, []).append(row)
+    return by_conversation
 
 
 def _free(stem: str, taken: Collection[str]) -> str:
-    """Return the name of a file that none has: two sources may have one name."""
-    names = chain([f"{stem}.jsonl"], (f"{stem}-{number}.jsonl" for number in count(2)))
-    return next(name for name in names if name not in taken)
+    """Return the name of a file that none has: two sources may have one name.
+
+    As an example: a.jsonl, or where that is taken a-2.jsonl, then a-3.jsonl.
+    """
+    name = f"{stem}.jsonl"
+    number = 2
+    while name in taken:
+        name = f"{stem}-{number}.jsonl"
+        number += 1
+    return name
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -156,73 +170,128 @@ def _line(row: Mapping[str, Any]) -> bytes:
         return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-@dataclass
-class _Together:
-    """The conversations of a record, or of the records of a file that make one, and what goes of them.
+class _LeftOut(NamedTuple):
+    """What is left out of one conversation.
 
-    - `form`: its name; `is_file`: whether they were read from all of the records together
-    - `gone`: the calls that are left out; `places`: what else is, by its way in the record
-    - `left`: how many of the conversations stay
+    - `calls`: with their results
+    - `messages`: of the assistant
+    - `is_whole`: whether nothing of the conversation stays
     """
 
-    form: str = ""
-    records: list[Any] = field(default_factory=list)
-    is_file: bool = False
-    gone: list[RecordedCall] = field(default_factory=list)
-    places: list[Path] = field(default_factory=list)
+    calls: Sequence[RecordedCall]
+    messages: Sequence[RecordedMessage]
+    is_whole: bool = False
+
+
+NOTHING_LEFT_OUT = _LeftOut(calls=(), messages=())
+
+
+@dataclass
+class _RecordGroup:
+    """The records that one or several conversations were read from, and what is left out of them.
+
+    Mostly one record holds one conversation. A record may hold several, and in some forms all records of a file
+    together are one conversation.
+
+    - `form`: the name of the records' form
+    - `records`: as they were read
+    - `is_file`: whether the conversations were read from all of the records together
+
+    State: `add` is called for each of the conversations, and fills the following; then `cleaned_records` is called.
+
+    - `calls_left_out`, `places_left_out`: calls, and the places of messages in the records
+    - `verdicts`: of the calls of the conversations that stay
+    - `conversations_left`: how many stay
+    """
+
+    form: str
+    records: Sequence[Any]
+    is_file: bool
+    calls_left_out: list[RecordedCall] = field(default_factory=list)
+    places_left_out: list[Path] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
-    left: int = 0
+    conversations_left: int = 0
+
+    @staticmethod
+    def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
+        """Return the group of a conversation's records, of which nothing is left out yet.
+
+        first: the first conversation of the group. records: by number.
+        """
+        numbers = sorted(number for number in records if number >= first.number)
+        numbers_of_group = numbers[: first.record_count]
+        return _RecordGroup(
+            form=first.form,
+            records=[records[number] for number in numbers_of_group],
+            is_file=first.record_count > 1,
+        )
 
     def add(
         self, conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
     ) -> None:
-        """Add a conversation with the verdicts of its calls; what is left out of it is counted in `cleaned`.
+        """Note what is left out of a conversation, and count it in `cleaned`. Raises UserError, see `_left_out`.
 
-        Raises UserError where calls are to be left out of a form that has no place for each.
+        verdicts: on the calls of the conversation.
         """
         self.form = conversation.form
-        messages = conversation.messages
-        does_not_help = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP or row["reason"] == SUCCESS_CLAIMED]
-        if dropped == "conversations" and does_not_help:
+        left_out = _left_out(conversation, verdicts, dropped)
+        self.calls_left_out += left_out.calls
+        for message in left_out.messages:
+            if message.place is not None:
+                self.places_left_out.append(message.place)
+        if left_out.is_whole:
             cleaned.conversations += 1
-            self.gone += [call for message in messages for call in message.calls]
-            self.places += [message.place for message in messages if message.place is not None]
             return
-        self.left += 1
+        self.conversations_left += 1
         self.verdicts += verdicts
-        chosen: Sequence[Verdict] = ()
-        if dropped == "calls":
-            chosen = does_not_help
-        elif dropped == "failed":
-            chosen = [row for row in verdicts if row["verdict"] == FAILED]
-        if not chosen:
-            return
-        if not can_drop(conversation.form):
-            raise UserError(
-                f"--drop {dropped}: conversations in the form {conversation.form} can be left out as a whole alone; "
-                "write --drop conversations"
-            )
-        calls = [messages[row["turn"]].calls[row["call"]] for row in chosen]
-        answers = _without_support(messages, chosen)
-        self.gone += calls
-        self.places += [message.place for message in answers if message.place is not None]
-        cleaned.calls += len(calls)
-        cleaned.answers += sum(1 for message in answers if message.content.strip())
+        cleaned.calls += len(left_out.calls)
+        cleaned.answers += sum(1 for message in left_out.messages if message.content.strip())
 
-    def cleaned(self) -> Iterator[Any]:
-        """Yield the records without what goes, the first with the verdicts; none where no conversation stays."""
-        if self.left == 0:
+    def cleaned_records(self) -> Iterator[Any]:
+        """Yield the records without what is left out, the first with the verdicts; none where no conversation stays.
+
+        Raises UserError where one of several conversations is to be left out of a record that cannot be divided.
+        """
+        if self.conversations_left == 0:
             return
-        if self.gone and not can_drop(self.form):
+        if self.calls_left_out and not can_drop(self.form):
             raise UserError(
                 f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
                 "cannot be left out; write a record or a file for each"
             )
-        whole = self.records if self.is_file else self.records[0]
-        left = drop(whole, self.gone, self.places)
-        first, *others = left if self.is_file else [left]
+        if self.is_file:
+            first, *others = drop(self.records, self.calls_left_out, self.places_left_out)
+        else:
+            first = drop(self.records[0], self.calls_left_out, self.places_left_out)
+            others = []
         yield _with_verdicts(first, self.verdicts)
         yield from others
+
+
+def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
+    """Return what is left out of a conversation. verdicts: on its calls. dropped: what the user wants left out.
+
+    Raises UserError where calls are to be left out of a form that has no place for each.
+    """
+    messages = conversation.messages
+    unhelpful = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP or row["reason"] == SUCCESS_CLAIMED]
+    if dropped == "conversations" and unhelpful:
+        every_call = [call for message in messages for call in message.calls]
+        return _LeftOut(every_call, messages, is_whole=True)
+    chosen: list[Verdict] = []
+    if dropped == "calls":
+        chosen = unhelpful
+    elif dropped == "failed":
+        chosen = [row for row in verdicts if row["verdict"] == FAILED]
+    if not chosen:
+        return NOTHING_LEFT_OUT
+    if not can_drop(conversation.form):
+        raise UserError(
+            f"--drop {dropped}: conversations in the form {conversation.form} can be left out as a whole alone; "
+            "write --drop conversations"
+        )
+    calls = [messages[row["turn"]].calls[row["call"]] for row in chosen]
+    return _LeftOut(calls, _without_support(messages, chosen))
 
 
 def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
@@ -266,16 +335,38 @@ def _exchanges(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]
 
 
 def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
-    """Return the same turn with a call that helps and with one that does not, as TRL's preference pairs."""
-    rows = query(judgement.database, PAIRS).rows()
-    names = {name for row in rows for name in row[:2]}
+    """Return the same turn with a call that helps and with one that does not, as TRL's preference pairs.
+
+    A pair has the fields prompt, chosen and rejected, each a list of OpenAI messages, and the gains of both calls.
+    """
+    pairs_of_calls = [_CallPair(*row) for row in query(judgement.database, PAIRS).iter_rows()]
+    names: set[str] = set()
+    for pair in pairs_of_calls:
+        names |= {pair.chosen, pair.rejected}
     messages = _messages(judgement, names)
-    pairs = []
-    for chosen, rejected, turn, gain, other in rows:
-        prompt, better, worse = (_openai(messages[name][part]) for name, part in _parts(chosen, rejected, turn))
-        pair = {"prompt": prompt, "chosen": better, "rejected": worse, "gain_chosen": gain, "gain_rejected": other}
-        pairs.append(pair)
-    return pairs
+    records = []
+    for pair in pairs_of_calls:
+        chosen = messages[pair.chosen]
+        rejected = messages[pair.rejected]
+        record = {
+            "prompt": _openai(chosen[: pair.turn]),
+            "chosen": _openai(chosen[pair.turn : pair.turn + 1]),
+            "rejected": _openai(rejected[pair.turn : pair.turn + 1]),
+            "gain_chosen": pair.chosen_gain,
+            "gain_rejected": pair.rejected_gain,
+        }
+        records.append(record)
+    return records
+
+
+class _CallPair(NamedTuple):
+    """A row of PAIRS: two conversations, by name, that are alike up to message `turn`; there their calls differ."""
+
+    chosen: str
+    rejected: str
+    turn: int
+    chosen_gain: float
+    rejected_gain: float
 
 
 def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:
@@ -283,13 +374,11 @@ def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[R
     if not names:
         return {}
     table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
-    wanted = table.filter(pl.col("conversation").is_in(list(names))).select("conversation", "messages").collect()
+    is_wanted = pl.col("conversation").is_in(list(names))
+    wanted = table.filter(is_wanted).select("conversation", "messages").collect()
     return {name: messages_of(stored) for name, stored in wanted.iter_rows()}
 
 
-def _parts(chosen: str, rejected: str, turn: int) -> Iterable[tuple[str, slice]]:
-    return (chosen, slice(turn)), (chosen, slice(turn, turn + 1)), (rejected, slice(turn, turn + 1))
-
-
 def _openai(messages: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
+    """Return messages as OpenAI's API writes them; results are messages of the role tool."""
     return [message for _, message in to_openai(messages)]

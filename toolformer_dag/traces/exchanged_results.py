@@ -76,15 +76,27 @@ def _limits(plan: Plan) -> dict[str, Any]:
 
 
 def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the results of each tool of a shard that it lends; in the order of tools and hashes."""
+    """Return the first LENT results of each tool of a shard, in the order of tools and hashes.
+
+    Calls of other shards may be held against them (a shard *lends* them). The column `lacks` says whether the shard
+    itself has too few results of the tool, and therefore borrows from others.
+    """
     donors = _donors(output, shard)
     swaps = output.plan.settings.traces.swaps
     samples = []
     for tool, donors_of_tool in sorted(donors.of_tools()):
         lacks = lacks_donors(donors_of_tool, swaps)
         for donor in donors_of_tool[:LENT]:
-            samples.append((shard, tool, donor.hash, donor.document, donor.result, lacks))
-    return PartRows([pl.DataFrame(samples, schema=output.stage.schema, orient="row")])
+            sample = {
+                "shard": shard,
+                "tool": tool,
+                "hash": donor.hash,
+                "document": donor.document,
+                "result": donor.result,
+                "lacks": lacks,
+            }
+            samples.append(sample)
+    return PartRows([pl.DataFrame(samples, schema=output.stage.schema)])
 
 
 def inputs(output: TableOutput) -> InputsOf:
@@ -102,23 +114,32 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def _borrowed_hashes(output: TableOutput, parts: Sequence[str]) -> dict[str, str]:
-    """Return a fingerprint of what each shard borrows; shards that borrow nothing are left out.
+    """Return, by shard, a fingerprint of the results that it borrows from others; not for shards that borrow nothing.
 
-    parts: the shards whose samples are there.
+    parts: the shards whose samples are there. A shard borrows for each tool of which it *lacks* results.
     """
     if not parts:
         return {}
     samples = output.plan.lake.table(SAMPLES).scan(parts)
-    lacking = samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
-    tools = lacking["tool"].unique().implode()
-    lendable = samples.filter(pl.col("tool").is_in(tools)).select("shard", "tool", "hash", "document")
-    lendable_by_tool = lendable.sort("tool", "hash", "document").collect().partition_by("tool", as_dict=True)
+    lacking_tools = samples.filter("lacks").select("shard", "tool").unique()
+    lacking = lacking_tools.sort("shard", "tool").collect()
+    is_needed = pl.col("tool").is_in(lacking["tool"].unique().implode())
+    needed = samples.filter(is_needed).select("shard", "tool", "hash", "document")
+    sorted_samples = needed.sort("tool", "hash", "document").collect()
+    samples_of_tool = sorted_samples.partition_by("tool", as_dict=True)
     borrowed: dict[str, list[object]] = {}
     for shard, tool in lacking.iter_rows():
-        of_others = lendable_by_tool[(tool,)].filter(pl.col("shard") != shard)
-        lent = of_others.unique("hash", keep="first", maintain_order=True).head(LENT)
-        borrowed.setdefault(shard, []).append([tool, lent["hash"].to_list(), lent["document"].to_list()])
+        of_other_shards = samples_of_tool[(tool,)].filter(pl.col("shard") != shard)
+        lent = _first_distinct(of_other_shards)
+        tool_results = [tool, lent["hash"].to_list(), lent["document"].to_list()]
+        borrowed.setdefault(shard, []).append(tool_results)
     return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
+
+
+def _first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
+    """Return the first LENT samples of different hashes; of samples with one hash the first counts."""
+    distinct = samples.unique("hash", keep="first", maintain_order=True)
+    return distinct.head(LENT)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -128,11 +149,14 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 @dataclass(frozen=True)
 class ShardResults:
-    """What the calls of a shard may be held against.
+    """The results that the calls of a shard may be held against.
 
-    - circles: by tool, results of the tool: of the shard, then those that it borrows
-    - any_tool: results of all its tools; `tools` says which gave each
-    - strings: what strings of a result are exchanged for
+    A circle is a list of results from which each call takes some, beginning at its own place.
+
+    - `circles`: by tool, results of the tool: a circle of the shard's own, then one of those that it borrows
+    - `any_tool`: results of all tools of the shard
+    - `tools`: by result, the tools that gave it
+    - `strings`: what strings of a result are exchanged for
     """
 
     circles: Mapping[str, Sequence[Circle]]
@@ -148,6 +172,7 @@ class ShardResults:
 
 
 def _shard_results(output: TableOutput, shard: str) -> ShardResults:
+    """Read the calls of a shard, and what it borrows; return the results that its calls may be held against."""
     donors = _donors(output, shard)
     circles = {tool: [circle] for tool, circle in donors.circles().items()}
     for tool, circle in _borrowed_circles(output, shard).items():
@@ -171,12 +196,14 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
         for calls in part_file.iter_slices(BATCH):
             rows = calls.select("digest", "number", "turn", "call", *CALL_COLUMNS).to_dicts()
             chosen = _of_other_results(rows, results, swaps)
-            lacking = [number for number, held in enumerate(chosen) if not held.results]
-            numbers = pl.Series(sorted({rows[number]["number"] for number in lacking}), dtype=pl.Int32)
-            conversations = conversations_by_number(output.plan, shard, numbers)
-            for number in lacking:
-                messages = conversations[rows[number]["number"]].messages
-                chosen[number] = _without_other_results(rows[number], messages, results, swaps)
+            # Only calls that found no result of their tool need their conversation.
+            lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
+            numbers = sorted({rows[index]["number"] for index in lacking})
+            conversations = conversations_by_number(output.plan, shard, pl.Series(numbers, dtype=pl.Int32))
+            for index in lacking:
+                row = rows[index]
+                messages = conversations[row["number"]].messages
+                chosen[index] = _without_other_results(row, messages, results, swaps)
             yield _with_alternatives(calls, rows, chosen).select(output.stage.schema.names())
 
 
@@ -194,21 +221,32 @@ def _of_other_results(rows: Sequence[Mapping[str, Any]], results: ShardResults, 
 def _with_alternatives(
     calls: pl.DataFrame, rows: Sequence[Mapping[str, Any]], chosen: Sequence[Alternatives]
 ) -> pl.DataFrame:
-    """Return calls with the columns `key`, `means` and `results`; rows: the calls as mappings."""
-    keys = [
-        key_of(row["digest"], row["turn"], row["call"], held.results) for row, held in zip(rows, chosen, strict=True)
-    ]
+    """Return the frame of calls with the columns `key`, `means` and `results` added.
+
+    rows: the calls as mappings. chosen: for each call the results that it is held against, and by which means.
+    """
+    keys = []
+    means = []
+    results = []
+    for row, alternatives_of_call in zip(rows, chosen, strict=True):
+        keys.append(key_of(row["digest"], row["turn"], row["call"], alternatives_of_call.results))
+        means.append(alternatives_of_call.means)
+        results.append(list(alternatives_of_call.results))
     return calls.with_columns(
         key=pl.Series(keys, dtype=pl.String),
-        means=pl.Series([held.means for held in chosen], dtype=pl.String),
-        results=pl.Series([list(held.results) for held in chosen], dtype=pl.List(pl.String)),
+        means=pl.Series(means, dtype=pl.String),
+        results=pl.Series(results, dtype=pl.List(pl.String)),
     )
 
 
 def _without_other_results(
     row: Mapping[str, Any], messages: Sequence[RecordedMessage], results: ShardResults, swaps: int
 ) -> Alternatives:
-    """Return what a call is held against whose tool gave too few other results. row: of the table of calls."""
+    """Return what a call is held against whose tool gave too few other results.
+
+    That is its own result with other values, or, where it has no value of its own, results of other tools.
+    row: of the table of calls. messages: its conversation. swaps: how many results are wanted.
+    """
     call = _call(row)
     if call.result is None:
         return NO_ALTERNATIVES
@@ -221,7 +259,7 @@ def _without_other_results(
 
 
 def _donors(output: TableOutput, shard: str) -> Donors:
-    """Return the donors of each tool among the calls of a shard."""
+    """Return the results of the calls of a shard, by tool, that other calls may be held against (donors)."""
     donors = Donors()
     for calls in output.plan.lake.table(recorded_calls.NAME).batches(shard):
         for row in calls.select(CALL_COLUMNS).iter_rows(named=True):
@@ -230,18 +268,20 @@ def _donors(output: TableOutput, shard: str) -> Donors:
 
 
 def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
-    """Return the results of other shards for the tools of which a shard has too few, by tool."""
+    """Return results of other shards, by tool, for the tools of which a shard has too few of its own."""
     samples = output.plan.lake.table(SAMPLES)
-    lacking = samples.read(shard).filter("lacks")["tool"].unique()
-    others = [part for part in output.parts if part != shard]
-    if lacking.is_empty() or not others:
+    lacking_tools = samples.read(shard).filter("lacks")["tool"].unique()
+    other_shards = [part for part in output.parts if part != shard]
+    if lacking_tools.is_empty() or not other_shards:
         return {}
-    lendable = samples.scan(others).filter(pl.col("tool").is_in(lacking.implode()))
-    by_hash = lendable.sort("tool", "hash", "document").collect()
+    is_lacking = pl.col("tool").is_in(lacking_tools.implode())
+    lendable = samples.scan(other_shards).filter(is_lacking)
+    sorted_samples = lendable.sort("tool", "hash", "document").collect()
     circles = {}
-    for [tool], lent in by_hash.group_by("tool", maintain_order=True):
-        distinct = lent.unique("hash", keep="first", maintain_order=True).head(LENT)
-        donors = [Donor(*row) for row in distinct.select("hash", "result", "document").iter_rows()]
+    for [tool], samples_of_tool in sorted_samples.group_by("tool", maintain_order=True):
+        donors = []
+        for row in _first_distinct(samples_of_tool).iter_rows(named=True):
+            donors.append(Donor(hash=row["hash"], result=row["result"], document=row["document"]))
         circles[str(tool)] = Circle.of(donors)
     return circles
 

@@ -1,15 +1,16 @@
 """Judge recorded calls: by how much a result tells what the assistant writes next, and what other results tell of it.
 
-The loss of the same words is computed under each variant of a call, once: it is stored by the tokens that it is of.
+A *variant* is a text under which a call is read: the call never made, made without its result, as it was recorded, or
+with the result of another call. The loss of the same words is computed under each of them, once: it is stored under a
+digest of the tokens. Which words are weighted is said by `variants.Window`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 
@@ -29,10 +30,13 @@ LOSSES = pl.Schema({"digest": pl.String(), "loss": pl.Float64()})
 
 @dataclass(frozen=True, slots=True)
 class JudgedCall:
-    """A call with the losses of its variants, nats per token, and of the swapped results in their order.
+    """A recorded call with the losses of its variants.
 
-    `reason`: why there are no losses. `overlap`: the share of the weighted words that the result holds, and that each
-    swapped result holds: what tells without a model. `tokens`: weighted ones.
+    - `losses`: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the swapped results
+    - `swapped`: results of other calls that were read in place of its own
+    - `overlap`: the share of the weighted words that stand in its result, then in each swapped one; needs no model
+    - `tokens`: how many tokens are weighted
+    - `reason`: why there are no losses, as "no_result"; None where there are
     """
 
     losses: Mapping[str, float]
@@ -49,8 +53,9 @@ class JudgedCall:
     @property
     def gain(self) -> float:
         """Return by how much it lowers the loss more than swapped results do: mean L(swapped) - L(own)."""
-        swapped = [self.losses[str(number)] for number in range(len(self.swapped))]
-        return sum(swapped) / len(swapped) - self.losses[OWN]
+        swapped_losses = [self.losses[str(number)] for number in range(len(self.swapped))]
+        mean_swapped_loss = sum(swapped_losses) / len(swapped_losses)
+        return mean_swapped_loss - self.losses[OWN]
 
 
 class Judge:
@@ -106,57 +111,117 @@ class Judge:
         """
         size = chunk_size(self.settings)
         for first in range(0, len(calls), size):
-            some = calls[first : first + size]
-            variants = [self.reader.variants(call) for call in some]
-            losses = self._losses([found for found in variants if isinstance(found, dict)])
-            for call, found in zip(some, variants, strict=True):
-                yield self._judged(call, found, losses)
+            chunk = calls[first : first + size]
+            variants_of_calls = [self.reader.variants(call) for call in chunk]
+            judgeable = [variants for variants in variants_of_calls if not isinstance(variants, str)]
+            losses = self._losses(judgeable)
+            for call, variants in zip(chunk, variants_of_calls, strict=True):
+                if isinstance(variants, str):  # the reason why the call cannot be judged
+                    yield JudgedCall({}, reason=variants)
+                else:
+                    yield self._judged(call, variants, losses)
 
-    def _judged(self, asked: AskedCall, found: dict[str, Variant] | str, losses: Mapping[str, float]) -> JudgedCall:
-        if isinstance(found, str):
-            return JudgedCall({}, reason=found)
-        by_name = {name: losses[variant.digest] for name, variant in found.items()}
-        if not all(map(isfinite, by_name.values())):
-            return JudgedCall({}, reason="not_finite")
-        results = (asked.call.result or "", *asked.swapped)
-        overlap = self.reader.overlaps(asked, results)
-        return JudgedCall(by_name, asked.swapped, overlap, len(found[OWN].places))
+    def _judged(self, call: AskedCall, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedCall:
+        """Return a call with its losses, or the reason not_finite where one of them is NaN or infinite.
 
-    def _losses(self, calls: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
-        """Return the losses of all variants by digest: the stored ones, and those that are computed and stored now."""
-        wanted = {one.digest: (call, one) for call in calls for one in call.values()}
-        found: dict[str, float] = {}
-        if self.store is not None and wanted:
-            found = dict(self.store.stored(pl.DataFrame({"digest": sorted(wanted)})).iter_rows())
-        lacking = [(digest, one) for digest, one in wanted.items() if digest not in found]
-        self.counts.update(reused=len(found), computed=len(lacking))
-        for first in range(0, len(lacking), size := chunk_size(self.settings)):
-            found |= self._computed(dict(lacking[first : first + size]))
-        return found
+        variants: the texts under which the call is read, by name, such as {"none": ..., "own": ..., "0": ...}.
+        losses: by the digest of a variant, of this call and of others.
+        """
+        loss_of_variant = {name: losses[variant.digest] for name, variant in variants.items()}
+        for loss in loss_of_variant.values():
+            if not isfinite(loss):
+                return JudgedCall({}, reason="not_finite")
+        recorded_result = call.call.result or ""
+        return JudgedCall(
+            losses=loss_of_variant,
+            swapped=call.swapped,
+            overlap=self.reader.overlaps(call, [recorded_result, *call.swapped]),
+            tokens=len(variants[OWN].places),
+        )
 
-    def _computed(self, lacking: Mapping[str, tuple[Mapping[str, Variant], Variant]]) -> dict[str, float]:
-        """Return the losses by digest, over the places the sum of weight times -log p, once they are stored."""
-        queries = [_query(variant, _shared(list(call.values()))) for call, variant in lacking.values()]
-        weights = [variant.weights for _, variant in lacking.values()]
+    def _losses(self, variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
+        """Return the losses of all variants by digest: the stored ones, and those that are computed and stored now.
+
+        Variants of equal tokens have one digest, and are computed once.
+        """
+        wanted: dict[str, _WantedLoss] = {}
+        for variants in variants_of_calls:
+            shared = _shared_tokens(list(variants.values()))
+            for variant in variants.values():
+                wanted[variant.digest] = _WantedLoss(variant, shared)
+        losses = self._stored_losses(wanted)
+        missing = [digest for digest in wanted if digest not in losses]
+        self.counts.update(reused=len(losses), computed=len(missing))
+        size = chunk_size(self.settings)
+        for first in range(0, len(missing), size):
+            chunk = {digest: wanted[digest] for digest in missing[first : first + size]}
+            losses |= self._computed_losses(chunk)
+        return losses
+
+    def _stored_losses(self, digests: Collection[str]) -> dict[str, float]:
+        """Return those of the losses that were stored earlier, by digest."""
+        if self.store is None or not digests:
+            return {}
+        stored = self.store.stored(pl.DataFrame({"digest": sorted(digests)}))
+        return dict(stored.iter_rows())
+
+    def _computed_losses(self, wanted: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
+        """Run the model, store the losses, and return them by digest.
+
+        A loss is the sum of weight * -log p over the weighted tokens.
+        """
+        queries = [_query(missing.variant, missing.shared) for missing in wanted.values()]
         tokens_before = Counter(self.engine.counts.as_dict())
-        values = [found[:, 0].tolist() for found in self.engine.backend.log_probabilities(queries)]
+        log_probabilities = self.engine.backend.log_probabilities(queries)
+        losses: dict[str, float] = {}
+        for (digest, missing), table in zip(wanted.items(), log_probabilities, strict=True):
+            log_p_of_token = table[:, 0].tolist()  # a row per weighted token; its only column is the token itself
+            losses[digest] = _weighted_loss(missing.variant.weights, log_p_of_token)
         self.tokens += Counter(self.engine.counts.as_dict()) - tokens_before
-        losses = [-sum(map(mul, *each)) for each in zip(weights, values, strict=True)]
         if self.store is not None:
-            self.store.append(pl.DataFrame({"digest": list(lacking), "loss": losses}, schema=LOSSES))
-        return dict(zip(lacking, losses, strict=True))
+            rows = pl.DataFrame({"digest": list(losses), "loss": list(losses.values())}, schema=LOSSES)
+            self.store.append(rows)
+        return losses
 
 
-def _shared(call: Sequence[Variant]) -> int:
-    """Return how many tokens the variants of a call begin with alike: a prefix that is run once."""
-    first = min(one.places[0] for one in call)
-    columns = enumerate(zip(*(one.ids[:first] for one in call), strict=True))
-    return next((at for at, column in columns if len(set(column)) > 1), first)
+class _WantedLoss(NamedTuple):
+    """A variant whose loss is wanted. `shared`: with how many of its tokens every variant of its call begins."""
+
+    variant: Variant
+    shared: int
 
 
-def _query(one: Variant, shared: int) -> TokenQuery:
-    places = [place - shared for place in one.places]
-    return TokenQuery(one.kind, one.ids[:shared], one.ids[shared:], places, [[one.ids[place]] for place in one.places])
+def _weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float]) -> float:
+    """Return the sum of weight * -log p, as 1.5 for the weights 0.5, 0.5 and the log probabilities -1, -2."""
+    weighted = [weight * log_p for weight, log_p in zip(weights, log_probabilities, strict=True)]
+    return -sum(weighted)
+
+
+def _shared_tokens(variants: Sequence[Variant]) -> int:
+    """Return with how many equal tokens the variants of a call begin, up to the first weighted token.
+
+    The model reads this beginning once for all of them. As an example, 2 of (5, 6, 7, 8) and (5, 6, 9, 8).
+    """
+    first_weighted = min(variant.places[0] for variant in variants)
+    for position in range(first_weighted):
+        tokens = {variant.ids[position] for variant in variants}
+        if len(tokens) > 1:
+            return position
+    return first_weighted
+
+
+def _query(variant: Variant, shared: int) -> TokenQuery:
+    """Return the question to the model for the log probability of each weighted token of a variant.
+
+    shared: the length of the prefix that the model reads once for all variants of the call.
+    """
+    return TokenQuery(
+        variant.kind,
+        variant.ids[:shared],
+        variant.ids[shared:],
+        [place - shared for place in variant.places],  # counted from the end of the prefix
+        [[variant.ids[place]] for place in variant.places],  # at each place the token that stands there
+    )
 
 
 def reader_of(settings: Settings) -> Reader:

@@ -43,28 +43,28 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the calls of a shard in frames of about BATCH calls."""
-    batch: list[tuple[Any, ...]] = []
+    """Yield the calls of a shard in frames of about BATCH calls, and about BATCH_CHARACTERS characters of results."""
+    batch: list[dict[str, Any]] = []
     characters = 0
     number = 0  # of the conversation in the shard
     for frame in output.plan.lake.table(recorded_conversations.NAME).batches(shard):
         for conversation in frame.iter_rows(named=True):
             for row in _call_rows(conversation, number):
                 batch.append(row)
-                characters += len(row[-2] or "")
+                characters += len(row["result"] or "")
             number += 1
             if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
-                yield pl.DataFrame(batch, schema=output.stage.schema, orient="row")
+                yield pl.DataFrame(batch, schema=output.stage.schema)
                 batch = []
                 characters = 0
     if batch:
-        yield pl.DataFrame(batch, schema=output.stage.schema, orient="row")
+        yield pl.DataFrame(batch, schema=output.stage.schema)
 
 
-def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the calls of a conversation, a row of traces/conversations, in the order of STAGE.columns.
+def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each call of a conversation, with the columns of this table by name.
 
-    number: of the conversation in its shard, from 0.
+    conversation: its row of traces/conversations. number: its number in the shard, from 0.
     """
     messages = messages_of(conversation["messages"])
     places = list(calls_of(messages))
@@ -74,22 +74,22 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[tuple[A
     beginning_of_turn = beginnings(messages)
     for turn, index in places:
         call = messages[turn].calls[index]
-        yield (
-            conversation["shard"],
-            conversation["conversation"],
-            turn,
-            index,
-            number,
-            conversation["source"],
-            conversation["record_id"],
-            conversation["digest"],
-            document,
-            beginning_of_turn[turn],
-            call.tool,
-            json.dumps(call.arguments, ensure_ascii=False),
-            call.result,
-            call.failed,
-        )
+        yield {
+            "shard": conversation["shard"],
+            "conversation": conversation["conversation"],
+            "turn": turn,
+            "call": index,
+            "number": number,
+            "source": conversation["source"],
+            "record_id": conversation["record_id"],
+            "digest": conversation["digest"],
+            "document": document,
+            "beginning": beginning_of_turn[turn],
+            "tool": call.tool,
+            "arguments": json.dumps(call.arguments, ensure_ascii=False),
+            "result": call.result,
+            "failed": call.failed,
+        }
 
 
 STAGE = Stage(

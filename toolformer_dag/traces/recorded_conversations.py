@@ -64,7 +64,10 @@ class StoredConversation(NamedTuple):
 
 
 def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, StoredConversation]:
-    """Return the conversations of these numbers of a shard, ascending, by number."""
+    """Read the conversations with these numbers from a shard; return them by number.
+
+    numbers: of conversations in the shard, from 0, ascending.
+    """
     stored = rows_by_number(plan, NAME, shard, numbers)["messages"]
     conversations = {}
     for number, messages in zip(numbers.to_list(), stored.to_list(), strict=True):
@@ -73,13 +76,20 @@ def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[
 
 
 def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
-    """Return the rows of these numbers, ascending, of a shard of a table; no others are held in memory."""
+    """Return the rows with these numbers of a shard of a table; no others are held in memory.
+
+    numbers: of rows in the shard, from 0, ascending. As an example, of the rows a, b, c, d the numbers 1 and 3 give
+    b and d.
+    """
+    rows = plan.lake.table(table).scan([shard])
     if numbers.is_empty():
-        return plan.lake.table(table).scan([shard]).head(0).collect()
+        return rows.head(0).collect()
     first = int(numbers[0])
     last = int(numbers[-1])
-    between = plan.lake.table(table).scan([shard]).slice(first, last - first + 1)
-    return between.filter((pl.int_range(pl.len()) + first).is_in(numbers.implode())).collect()
+    from_first_to_last = rows.slice(first, last - first + 1)
+    number_of_row = first + pl.int_range(pl.len())
+    is_wanted = number_of_row.is_in(numbers.implode())
+    return from_first_to_last.filter(is_wanted).collect()
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))
@@ -91,11 +101,16 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to what tells that its files changed, such as size and time."""
+    """Return a function from a shard to what tells that its files changed, such as size and time.
+
+    A shard whose files are gone has no inputs.
+    """
     shards = output.shards
 
     def inputs_of_shard(shard: str) -> Mapping[str, Any]:
-        return shards[shard].stamp() if shard in shards else {}
+        if shard not in shards:
+            return {}
+        return shards[shard].stamp()
 
     return inputs_of_shard
 
@@ -129,7 +144,7 @@ class _ShardReading:
         Raises UnusableRows after the last frame where the only file of the shard is damaged.
         """
         shard = self._output.plan.conversations[self._shard]
-        is_usable = True
+        is_usable = True  # unless the shard is one file, and that is damaged
         for file in shard.files():
             reading = FileReading(file)
             try:
@@ -148,28 +163,27 @@ class _ShardReading:
 
     def _frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
         """Yield the conversations of a file in frames of at most BATCH, and about BATCH_CHARACTERS characters."""
-        batch: list[tuple[Any, ...]] = []
+        batch: list[dict[str, Any]] = []
         characters = 0
         for conversation in reading.conversations():
             messages = messages_as_json(conversation.messages)
-            batch.append(
-                (
-                    self._shard,
-                    reading.name_of(conversation),
-                    reading.source.name,
-                    conversation.record_id,
-                    conversation.form,
-                    text_digest(messages),
-                    messages,
-                )
-            )
+            row = {
+                "shard": self._shard,
+                "conversation": reading.name_of(conversation),
+                "source": reading.source.name,
+                "record_id": conversation.record_id,
+                "form": conversation.form,
+                "digest": text_digest(messages),
+                "messages": messages,
+            }
+            batch.append(row)
             characters += len(messages)
             if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
-                yield pl.DataFrame(batch, schema=self._output.stage.schema, orient="row")
+                yield pl.DataFrame(batch, schema=self._output.stage.schema)
                 batch = []
                 characters = 0
         if batch:
-            yield pl.DataFrame(batch, schema=self._output.stage.schema, orient="row")
+            yield pl.DataFrame(batch, schema=self._output.stage.schema)
 
     def _whole_file(self, file: Source, error: ShardFault | ShardError) -> RejectedRecord:
         """Return the rejection of a file; where it could not be read at all, the next run tries it again."""
@@ -214,9 +228,11 @@ class FileReading:
             name = self.name_of(conversation)
             for reason, detail in conversation.faults:
                 self._reject(RejectedRecord(name, conversation.record_id, self.source.name, reason, detail))
-            for number in [number for number in self.records if number < conversation.number]:
+            passed = [number for number in self.records if number < conversation.number]
+            for number in passed:
                 del self.records[number]
-            if all(reason != UNKNOWN_FORM for reason, _ in conversation.faults):
+            reasons = {reason for reason, _ in conversation.faults}
+            if UNKNOWN_FORM not in reasons:
                 yield conversation
 
     def name_of(self, conversation: ReadConversation) -> str:
