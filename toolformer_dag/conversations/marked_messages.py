@@ -96,7 +96,7 @@ def _cut(
         if text[position:start].strip(BETWEEN_CALLS):
             parts[-1].words.append(Words(text[position:start].strip(), (*path, (position, start))))
         if isinstance(marked, MarkedCall):
-            parts[-1].calls.append(CallAt(marked.found, ((*path, marked.span),)))
+            parts[-1].calls.append(CallAt(marked.found, ((*path, marked.span, *marked.inside),)))
         else:
             parts[-1].results.append(_result(marked, path))
         position = max(position, end)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import LONGEST_LITERAL, parsed
+from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall, listed_call
 
 Span = tuple[int, int]
@@ -52,10 +53,14 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class MarkedCall(NamedTuple):
-    """A call in text: its fields, and the stretch of text with its marks."""
+    """A call in text: its fields, and the stretch of text with its marks.
+
+    `inside`: the way from there to the call, where it stands between its marks with others.
+    """
 
     found: FoundCall
     span: Span
+    inside: Path = ()
 
 
 class MarkedResult(NamedTuple):
@@ -134,13 +139,10 @@ def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
             calls = calls_in(body, begin)
             if not calls:
                 marked.unread.append(text[start:end])
-            for found, inner in calls:
-                # several calls between one pair of marks have stretches of their own
-                is_only = len(calls) == 1
-                offset = start + len(begin)
-                span = (start, end) if is_only else (offset + inner[0], offset + inner[1])
-                marked.calls.append(MarkedCall(found, span))
-    taken = sorted(call.span for call in marked.calls)
+            for found, inside in calls:
+                to_body: Path = ((len(begin), body_end - start), *inside)
+                marked.calls.append(MarkedCall(found, (start, end), to_body if len(calls) > 1 else ()))
+    taken = sorted({call.span for call in marked.calls})
     for start, body_end, end in _between(text, *FUNCTION):
         if _is_within(start, thoughts) or _is_within(start, taken):
             continue
@@ -186,31 +188,30 @@ def whole_result(text: str) -> MarkedResult | None:
     return None
 
 
-def calls_in(body: str, begin: str) -> list[tuple[FoundCall, Span]]:
-    """Return the calls between a pair of marks, each with its stretch of `body`; none where they cannot be read.
+def calls_in(body: str, begin: str) -> list[tuple[FoundCall, Path]]:
+    """Return the calls between a pair of marks, each with the way to it in `body`; none where they cannot be read.
 
     JSON of a call, of a list of calls, several of these after another, `<function=...>`, or the words of a tool that
     the mark names.
     """
-    whole = (0, len(body))
     if begin in ONE_WORD_TOOLS:
         tool, argument = ONE_WORD_TOOLS[begin]
-        return [(FoundCall(tool, {argument: body.strip()}, None), whole)] if body.strip() else []
+        return [(FoundCall(tool, {argument: body.strip()}, None), ())] if body.strip() else []
     opened = parsed(body.strip())
     if opened is not None:
         calls = [listed_call(item) for item in (opened if isinstance(opened, list) else [opened])]
-        return [(call, whole) for call in calls if call is not None] if all(calls) else []
-    found = list[tuple[FoundCall, Span]]()
+        return [(call, (None, index)) for index, call in enumerate(calls) if call is not None] if all(calls) else []
+    found = list[tuple[FoundCall, Path]]()
     for start, body_end, end in _between(body, *FUNCTION):
         call = _function_call(body[start + len(FUNCTION[0]) : body_end])
         if call is not None:
-            found.append((call, (start, end)))
+            found.append((call, ((start, end),)))
     return found or _json_lines(body)
 
 
-def _json_lines(body: str) -> list[tuple[FoundCall, Span]]:
+def _json_lines(body: str) -> list[tuple[FoundCall, Path]]:
     """Return the calls of a text with one per line; none where a line holds something else."""
-    found = list[tuple[FoundCall, Span]]()
+    found = list[tuple[FoundCall, Path]]()
     position = 0
     for line in body.splitlines(keepends=True):
         end = position + len(line)
@@ -218,7 +219,7 @@ def _json_lines(body: str) -> list[tuple[FoundCall, Span]]:
             call = listed_call(parsed(line.strip()))
             if call is None:
                 return []
-            found.append((call, (position, end)))
+            found.append((call, ((position, end),)))
         position = end
     return found
 
@@ -260,15 +261,16 @@ def _python_calls(text: str, thoughts: Sequence[Span]) -> list[MarkedCall]:
     """Return the calls of a text that is a list of them in brackets, as Python writes calls, and nothing else.
 
     ToolACE's `[Weather(city="Oslo"), Air Quality(city="Oslo")]`: names may have spaces, arguments are named literals.
+    The stretch of a call ends with the comma behind it; a comma behind the last call is passed over.
     """
     after_thoughts = thoughts[-1][1] if thoughts else 0
     expression = text[after_thoughts:].strip()
-    if not (expression.startswith("[") and expression.endswith(")]") and len(expression) <= LONGEST_LITERAL):
+    if not (expression.startswith("[") and expression.endswith("]") and len(expression) <= LONGEST_LITERAL):
         return []
     offset = text.index(expression, after_thoughts)
     calls = list[MarkedCall]()
     position = 1
-    while position < len(expression) - 1:
+    while expression[position:-1].strip():
         opening = expression.find("(", position)
         closing = _closing_bracket(expression, opening)
         if opening < 0 or closing < 0:
@@ -277,8 +279,9 @@ def _python_calls(text: str, thoughts: Sequence[Span]) -> list[MarkedCall]:
         tool = expression[position:opening].strip()
         if arguments is None or not tool or expression[closing + 1] not in ",]":
             return []
-        calls.append(MarkedCall(FoundCall(tool, arguments, None), (offset + position, offset + closing + 1)))
-        position = closing + 2
+        begin = offset + position
+        position = closing + 1 + (expression[closing + 1] == ",")
+        calls.append(MarkedCall(FoundCall(tool, arguments, None), (begin, offset + position)))
     if len(calls) == 1:  # it goes with its brackets
         return [calls[0]._replace(span=(after_thoughts, len(text)))]
     return calls

@@ -44,6 +44,7 @@ class _Waiting:
     by_turn: dict[tuple[str, int], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
     by_tool: dict[tuple[str, int, str], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
     turns: list[tuple[str, int]] = field(default_factory=list)
+    unanswered: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def add(self, call: WaitingCall) -> None:
         """Add a call that was made."""
@@ -53,6 +54,7 @@ class _Waiting:
         if turn not in self.by_turn:
             self.turns.append(turn)
         self.by_turn[turn].append(call)
+        self.unanswered[turn] += 1
         self.by_tool[(*turn, call.tool)].append(call)
 
     def of_id(self, call_id: str) -> WaitingCall | None:
@@ -81,7 +83,12 @@ class _Waiting:
         """Return how many calls of the turn of a call wait, itself included."""
         if call is None:
             return 0
-        return sum(1 for other in self.by_turn[call.by, call.turn] if other.result is None)
+        return self.unanswered[call.by, call.turn]
+
+    def answer(self, call: WaitingCall, result: ResultAt) -> None:
+        """Give a call its result; it waits no more."""
+        call.result = result
+        self.unanswered[call.by, call.turn] -= 1
 
 
 def _first_waiting(calls: deque[WaitingCall] | None) -> WaitingCall | None:
@@ -114,7 +121,7 @@ def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[Recorde
             if answered is None:
                 early.append(result)
                 continue
-            answered.result = result
+            waiting.answer(answered, result)
             if answered.turn < turn:
                 faults.append(("late_result", result.text[:SHOWN]))
         if is_others and message.results and message.text.strip():
@@ -124,7 +131,7 @@ def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[Recorde
         if later is None:
             faults.append(("result_without_call", result.text[:SHOWN]))
         else:
-            later.result = result
+            waiting.answer(later, result)
             faults.append(("result_before_call", result.text[:SHOWN]))
     return tuple(_recorded(messages, calls))
 

@@ -76,6 +76,7 @@ class Said(NamedTuple):
     - `role`: as ROLES has it; None where the message says it itself
     - `is_part`: whether the value is a part of a message, such as a content block
     - `call`, `result`: what the value is, where a form knows that better than its fields say
+    - `offset`: where the path is a stretch of text, how many characters of it stand before the value
     """
 
     path: Path
@@ -84,6 +85,7 @@ class Said(NamedTuple):
     is_part: bool = False
     call: FoundCall | None = None
     result: FoundResult | None = None
+    offset: int | None = None
 
 
 class Words(NamedTuple):
@@ -135,10 +137,6 @@ class RawMessage:
         """Return the words, one after another."""
         return "".join(words.text for words in self.words)
 
-    def has_call(self, call_id: str | None) -> bool:
-        """Return whether a call has this id."""
-        return call_id in self._index_by_id
-
     def add_call(self, found: FoundCall, path: Path) -> None:
         """Add a call, or another way to one that is there already under the same id; and the result beside it."""
         if found.id is not None and found.id in self._index_by_id:
@@ -167,7 +165,7 @@ def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessag
         return reader.parts
     path, value = _unwrapped(said.path, said.value)
     if isinstance(value, str) and said.role is not None:
-        return [_of_text(number, said.role, path, value)]
+        return [_of_text(number, said, value)]
     if not isinstance(value, Mapping):
         faults.append(("no_message", f"message {number} is a {type(value).__name__}"))
         return []
@@ -206,11 +204,13 @@ def _made_by_form(said: Said, number: int) -> RawMessage:
     return message
 
 
-def _of_text(number: int, role: str, path: Path, text: str) -> RawMessage:
+def _of_text(number: int, said: Said, text: str) -> RawMessage:
     """Return a message that is a text: a result where a tool wrote it."""
+    role = str(said.role)
     if role == "tool":
-        return RawMessage(number, role, path, results=[ResultAt(FoundResult(text, None, None, None), path)])
-    return RawMessage(number, role, path, [Words(text, path)])
+        return RawMessage(number, role, said.path, results=[ResultAt(FoundResult(text, None, None, None), said.path)])
+    words_path = said.path if said.offset is None else (*said.path, (said.offset, said.offset + len(text)))
+    return RawMessage(number, role, said.path, [Words(text, words_path)])
 
 
 def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
@@ -243,10 +243,13 @@ class _MessageReader:
     def __init__(self, message: RawMessage, faults: list[Fault]) -> None:
         self.parts = [message]
         self._faults = faults
+        self._part_of_id: dict[str, RawMessage] = {}
 
     def _add_call(self, found: FoundCall, path: Path) -> None:
         """Add a call to the last part, or another way to one that is in a part already."""
-        part = next((part for part in self.parts if part.has_call(found.id)), self.parts[-1])
+        part = self.parts[-1]
+        if found.id is not None:
+            part = self._part_of_id.setdefault(found.id, part)
         part.add_call(found, path)
 
     def _add_words(self, text: str, path: Path | None) -> None:
@@ -282,6 +285,7 @@ class _MessageReader:
             return
         if isinstance(part.get("message_content"), Mapping):  # OpenInference
             part = part["message_content"]
+            path = (*path, "message_content")
         shaped = shape_of(part)
         if shaped is not None:
             shape, fields = shaped
@@ -299,9 +303,10 @@ class _MessageReader:
         kind = first_of(part, TYPE_KEYS)
         if kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS):
             return
-        text = first_of(part, WORDS)
+        key = next((key for key in WORDS if first_of(part, (key,)) is not None), "")
+        text = first_of(part, (key,))
         if isinstance(text, str) and (kind is None or kind in TEXT_TYPES):
-            self._add_words(text, path)
+            self._add_words(text, (*path, *key.split(".")))
             return
         named = str(kind) if kind is not None else ", ".join(map(str, part))
         if may_hold_call(named):

@@ -100,19 +100,26 @@ def _root(records: Sequence[Any], record: Any) -> str | None:
     return current
 
 
-def reparented(records: list[Any]) -> list[Any]:
-    """Return the lines of a session in which a line that followed one that is gone follows the one before that."""
+def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
+    """Return what is left of a session: a line that followed one that is gone follows the one which that followed.
+
+    `before`: all lines of the session.
+    """
+    parents = _parents(before)
     present = {_id(record) for record in records if isinstance(record, Mapping)}
     left = []
-    before: str | None = None
     for record in records:
         changed = record
         own = _id(record) if isinstance(record, Mapping) else None
         if own is not None:
-            parent_key = next(parent for key, parent in NODES if record.get(key) == own)
-            if record[parent_key] is not None and record[parent_key] not in present:
-                changed = {**record, parent_key: before}
-            before = own
+            parent = parents.get(own)
+            seen = {own}
+            while parent is not None and parent in parents and parent not in present and parent not in seen:
+                seen.add(parent)
+                parent = parents[parent]
+            for key, parent_key in NODES:
+                if record.get(key) == own and record.get(parent_key) != parent:
+                    changed = {**record, parent_key: parent}
         left.append(changed)
     return left
 
@@ -322,8 +329,8 @@ def adp_items(record: Any) -> Iterator[Said]:
             yield Said(path, item, result=FoundResult(observed, None, None, None))
 
 
-def numbered_steps(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of ATIF whose steps are numbered from 1 without a gap, and counted."""
+def numbered_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
+    """Return what was left of a record of ATIF with steps that are counted, and numbered from 1 without a gap."""
     steps = record.get("steps")
     if not isinstance(steps, list):
         return record
