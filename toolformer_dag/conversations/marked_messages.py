@@ -10,6 +10,7 @@ from dataclasses import replace
 from toolformer_dag.conversations.marks import (
     MarkedCall,
     MarkedResult,
+    are_whole,
     has_call_marks,
     marked_calls,
     marked_results,
@@ -114,7 +115,7 @@ def _read_tool(message: RawMessage) -> RawMessage:
         content = result.found.content
         marked = marked_results(content) if isinstance(content, str) else []
         path = _content_path(result)
-        if not marked or path is None:
+        if not are_whole(marked, str(content)) or path is None:
             whole = whole_result(content) if isinstance(content, str) else None
             found = result.found if whole is None else replace(result.found, content=whole.text)
             results.append(result._replace(found=found))

@@ -4,6 +4,7 @@ Every scan goes forward with `str.find`, so that it is linear in the text whatev
 """
 
 import ast
+import json
 import sys
 from bisect import bisect
 from collections.abc import Iterator, Sequence
@@ -30,11 +31,28 @@ CALL_TAGS = (
     ("<functioncall>", "</functioncall>"),
     ("<search>", "</search>"),
     ("[TOOL_CALLS]", "[/TOOL_CALLS]"),
+    ("<|python_tag|>", "<|eom_id|>"),
 )
 """What stands before and after a call in text; the second one may be missing at the end of a message."""
 FUNCTION = ("<function=", "</function>")
 """Marks of a call whose tool stands in the mark: `<function=search><parameter=query>...</parameter></function>`."""
 PARAMETER = ("<parameter=", "</parameter>")
+INVOKE = ('<invoke name="', "</invoke>")
+"""Marks of such a call with its parameters in `<parameter name="city">Oslo</parameter>`."""
+INVOKE_PARAMETER = ('<parameter name="', "</parameter>")
+GLM_KEY = ("<arg_key>", "</arg_key>")
+GLM_VALUE = ("<arg_value>", "</arg_value>")
+"""Marks of the names and the values of arguments, which follow the tool, as GLM writes them."""
+OTHER_CALL_MARKS = (
+    "<minimax:tool_call>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    " to=functions.",
+    "\nAction Input:",
+)
+"""What stands before calls that are not read, such as those of MiniMax, DeepSeek, Kimi, harmony and ReAct; the calls
+are named."""
 ONE_WORD_TOOLS = {"<search>": ("search", "query")}
 """Marks that name a tool, with the tool and its only argument."""
 RESULT_TAGS = (
@@ -50,6 +68,7 @@ RESULT_BEGINNINGS = ("FUNCTION RESPONSE:", "OBSERVATION:", "Observation:", "TOOL
 NAMED_RESULT = "EXECUTION RESULT of ["
 """How such a message of OpenHands begins; the tool and "]:" follow."""
 END_OF_TEXT = "<|endoftext|>"
+DECODER = json.JSONDecoder()
 
 
 class MarkedCall(NamedTuple):
@@ -132,7 +151,7 @@ def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
     for begin, close in CALL_TAGS:
         if begin in ONE_WORD_TOOLS and not has_one_word_tools:
             continue
-        for start, body_end, end in _between(text, begin, close):
+        for start, body_end, end in _around_json(text, begin, close):
             if _is_within(start, thoughts):
                 continue
             body = text[start + len(begin) : body_end]
@@ -153,6 +172,11 @@ def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
             marked.calls.append(MarkedCall(found_function, (start, end)))
     if not marked.calls and not marked.unread:
         marked.calls.extend(_python_calls(text, thoughts))
+    if not marked.calls and not marked.unread:
+        shown = without_spans(text, thoughts)
+        first = min((shown.find(mark) for mark in OTHER_CALL_MARKS if mark in shown), default=-1)
+        if first >= 0:
+            marked.unread.append(shown[first:].strip())
     marked.calls.sort(key=lambda call: call.span)
     return marked
 
@@ -164,13 +188,22 @@ def has_call_marks(text: str) -> bool:
 
 
 def marked_results(text: str) -> list[MarkedResult]:
-    """Return the results that stand in a text between tags."""
+    """Return the results that stand in a text between tags; tags within a result are a part of it."""
     results = list[MarkedResult]()
     for begin, close in RESULT_TAGS:
-        for start, body_end, end in _between(text, begin, close):
+        for start, body_end, end in _outermost(text, begin, close):
             body = text[start + len(begin) : body_end].strip()
             results.append(MarkedResult(body, _named_tool(body), (start, end)))
-    return sorted(results, key=lambda result: result.span)
+    outer = list[MarkedResult]()
+    for result in sorted(results, key=lambda result: result.span):
+        if not outer or result.span[0] >= outer[-1].span[1]:
+            outer.append(result)
+    return outer
+
+
+def are_whole(results: Sequence[MarkedResult], text: str) -> bool:
+    """Return whether a text is results between tags, and nothing else."""
+    return bool(results) and not without_spans(text, [result.span for result in results]).strip()
 
 
 def whole_result(text: str) -> MarkedResult | None:
@@ -206,7 +239,40 @@ def calls_in(body: str, begin: str) -> list[tuple[FoundCall, Path]]:
         call = _function_call(body[start + len(FUNCTION[0]) : body_end])
         if call is not None:
             found.append((call, ((start, end),)))
-    return found or _json_lines(body)
+    if found:
+        return found
+    for start, body_end, end in _between(body, *INVOKE):
+        call = _invoked(body[start + len(INVOKE[0]) : body_end])
+        if call is not None:
+            found.append((call, ((start, end),)))
+    if found:
+        return found
+    call = _call_of_glm(body)
+    return [(call, ())] if call is not None else _json_lines(body)
+
+
+def _invoked(body: str) -> FoundCall | None:
+    """Read what stands after `<invoke name="`: the tool, then parameters between marks of their own."""
+    tool, closed, rest = body.partition('">')
+    if not closed or not tool.strip():
+        return None
+    arguments: dict[str, Any] = {}
+    for start, body_end, _ in _between(rest, *INVOKE_PARAMETER):
+        name, _, value = rest[start + len(INVOKE_PARAMETER[0]) : body_end].partition('">')
+        arguments[name.strip()] = value.strip("\n")
+    return FoundCall(tool.strip(), arguments, None)
+
+
+def _call_of_glm(body: str) -> FoundCall | None:
+    """Read a tool, and the names and values of its arguments between marks; None where there are none."""
+    tool, marked, _ = body.partition(GLM_KEY[0])
+    if not marked or not tool.strip():
+        return None
+    keys = [body[start + len(GLM_KEY[0]) : end].strip() for start, end, _ in _between(body, *GLM_KEY)]
+    values = [body[start + len(GLM_VALUE[0]) : end] for start, end, _ in _between(body, *GLM_VALUE)]
+    if len(keys) != len(values):
+        return None
+    return FoundCall(tool.strip(), dict(zip(keys, values, strict=True)), None)
 
 
 def _json_lines(body: str) -> list[tuple[FoundCall, Path]]:
@@ -240,6 +306,61 @@ def _between(text: str, begin: str, close: str) -> Iterator[tuple[int, int, int]
             return
         position = end + len(close)
         yield text.rfind(begin, start, end), end, position
+
+
+def _outermost(text: str, begin: str, close: str) -> Iterator[tuple[int, int, int]]:
+    """Yield where a mark begins, where what it encloses ends, and where its closing mark ends, of marks in no other.
+
+    Where marks are not closed one by one, as `_between` yields.
+    """
+    found = list[tuple[int, int, int]]()
+    depth = 0
+    first = 0
+    opening = text.find(begin)
+    closing = text.find(close)
+    while closing >= 0 and depth >= 0:
+        if 0 <= opening < closing:
+            first = opening if depth == 0 else first
+            depth += 1
+            opening = text.find(begin, opening + len(begin))
+            continue
+        depth -= 1
+        if depth == 0:
+            found.append((first, closing, closing + len(close)))
+        closing = text.find(close, closing + len(close))
+    is_balanced = depth == 0 and opening < 0
+    yield from found if is_balanced else _between(text, begin, close)
+
+
+def _around_json(text: str, begin: str, close: str) -> Iterator[tuple[int, int, int]]:
+    """Yield what `_between` yields, but with the closing mark behind the JSON of a call, which may quote marks."""
+    position = 0
+    for start, body_end, end in _between(text, begin, close):
+        json_start = _first_visible(text, start + len(begin), body_end)
+        if start < position:  # a mark that the JSON before quotes
+            continue
+        if text[json_start : json_start + 1] in ("{", "["):
+            json_end = _json_end(text, json_start)
+            closed = text.find(close, json_end) if json_end > body_end else -1
+            if closed >= 0 and not text[json_end:closed].strip():
+                body_end = closed
+                end = closed + len(close)
+        position = end
+        yield start, body_end, end
+
+
+def _first_visible(text: str, start: int, end: int) -> int:
+    """Return where the first character stands that is no white space; `end` where there is none."""
+    return end - len(text[start:end].lstrip())
+
+
+def _json_end(text: str, start: int) -> int:
+    """Return where the JSON ends that begins there; -1 where it is none."""
+    try:
+        _, end = DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return -1
+    return end
 
 
 def _function_call(body: str) -> FoundCall | None:

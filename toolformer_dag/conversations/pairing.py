@@ -40,7 +40,7 @@ class _Waiting:
     A call that got its result stays in the queues until it comes to their front, so that each is passed once.
     """
 
-    by_id: dict[str, deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
+    by_id: dict[str, list[deque[WaitingCall]]] = field(default_factory=lambda: defaultdict(list))
     by_turn: dict[tuple[str, int], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
     by_tool: dict[tuple[str, int, str], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
     turns: list[tuple[str, int]] = field(default_factory=list)
@@ -49,7 +49,10 @@ class _Waiting:
     def add(self, call: WaitingCall) -> None:
         """Add a call that was made."""
         if call.id is not None:
-            self.by_id[call.id].append(call)
+            turns = self.by_id[call.id]
+            if not turns or not turns[-1] or turns[-1][-1].turn != call.turn:
+                turns.append(deque())
+            turns[-1].append(call)
         turn = (call.by, call.turn)
         if turn not in self.by_turn:
             self.turns.append(turn)
@@ -58,8 +61,14 @@ class _Waiting:
         self.by_tool[(*turn, call.tool)].append(call)
 
     def of_id(self, call_id: str) -> WaitingCall | None:
-        """Return the first call of an id that waits."""
-        return _first_waiting(self.by_id.get(call_id))
+        """Return the call of an id that waits: of the latest turn in which one does the first, since ids may return."""
+        turns = self.by_id.get(call_id, [])
+        while turns:
+            call = _first_waiting(turns[-1])
+            if call is not None:
+                return call
+            turns.pop()
+        return None
 
     def in_order(self, by: str | None, tool: str | None) -> WaitingCall | None:
         """Return the call that a result without an id answers: of the latest turn in which one waits.

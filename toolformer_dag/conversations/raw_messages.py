@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.marks import visible
-from toolformer_dag.conversations.plain_values import first_of, parsed, text_of
+from toolformer_dag.conversations.plain_values import arguments_of, first_of, parsed, text_of
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import (
     ANSWERED_IDS,
@@ -34,7 +34,7 @@ CALLS = "calls"
 ROLES = {
     **dict.fromkeys(("user", "human", "HumanMessage", "HumanMessageChunk", "customer"), "user"),
     **dict.fromkeys(
-        ("assistant", "gpt", "model", "agent", "ai", "AI", "bot", "chatgpt", "bing", "AIMessage", "AIMessageChunk"),
+        ("assistant", "gpt", "model", "agent", "ai", "bot", "chatbot", "chatgpt", "AIMessage", "AIMessageChunk"),
         "assistant",
     ),
     **dict.fromkeys(("system", "developer", "SystemMessage", "environment_setup"), "system"),
@@ -61,7 +61,7 @@ ROLES = {
 """The roles of messages by the names that records have for them."""
 SPEAKERS = ("role", "from", "source", "sender", "author.role", "speaker", "kind", "type")
 """The fields that may say who wrote a message."""
-CONTENTS = ("parts", "content", "value", "message", "text", "contents")
+CONTENTS = ("parts", "content", "value", "message", "text", "contents", "blocks")
 """The fields that may hold what a message says."""
 WRAPPERS = ("message", "data", "kwargs", "payload")
 """The fields whose object is the message itself, in logs and in what frameworks store."""
@@ -142,13 +142,19 @@ class RawMessage:
         if found.id is not None and found.id in self._index_by_id:
             index = self._index_by_id[found.id]
             first = self.calls[index]
-            self.calls[index] = CallAt(first.found, (*first.paths, path))
-            return
-        if found.id is not None:
+            if _is_copy(found, first.found):
+                self.calls[index] = CallAt(first.found, (*first.paths, path))
+                return
+        elif found.id is not None:
             self._index_by_id[found.id] = len(self.calls)
         self.calls.append(CallAt(found, (path,)))
         if found.has_result:
             self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, found.beside), path))
+
+
+def _is_copy(call: FoundCall, other: FoundCall) -> bool:
+    """Return whether two calls of one id are one call that a message holds twice, however the arguments are written."""
+    return call.tool == other.tool and arguments_of(call.arguments) == arguments_of(other.arguments)
 
 
 def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessage]:
@@ -187,7 +193,8 @@ def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessag
     if role == CALLS:
         reader.read_calls_in_content(value, path)
     elif role == "tool":
-        reader.read_results(value, path)
+        if not any(isinstance(first_of(value, (name,)), list) for name in RESULT_LISTS):
+            reader.read_results(value, path)
     else:
         reader.read_content(value, path)
     reader.read_lists(value, path)
@@ -229,8 +236,8 @@ def _role_of(outer: Any, message: Mapping[str, Any]) -> str:
         named.append(outer["id"][-1])  # the class of a message that LangChain has dumped
     names = [name for name in named if isinstance(name, str)]
     for name in names:
-        if name in ROLES:
-            return ROLES[name]
+        if name in ROLES or name.lower() in ROLES:
+            return ROLES.get(name) or ROLES[name.lower()]
     return names[0] if names else "None"
 
 
@@ -303,6 +310,8 @@ class _MessageReader:
         kind = first_of(part, TYPE_KEYS)
         if kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS):
             return
+        if kind is None and self._read_plain_part(part, path):
+            return
         key = next((key for key in WORDS if first_of(part, (key,)) is not None), "")
         text = first_of(part, (key,))
         if isinstance(text, str) and (kind is None or kind in TEXT_TYPES):
@@ -312,6 +321,18 @@ class _MessageReader:
         if may_hold_call(named):
             self._faults.append(("unknown_part", f"message {self.parts[-1].number}: content part {named[:80]}"))
         self._add_words(text_of([part]), None)
+
+    def _read_plain_part(self, part: Mapping[str, Any], path: Path) -> bool:
+        """Read a part without a type that is a call or a result by its fields, as AutoGen's; return whether it is."""
+        answered = id_in(part, ANSWERED_IDS)
+        call = listed_call(part)
+        if call is not None and call.arguments is not None:
+            self._add_call(call, path)
+        elif answered is not None and first_of(part, RESULT) is not None:
+            self.parts[-1].results.append(ResultAt(FoundResult(first_of(part, RESULT), answered, None, part), path))
+        else:
+            return False
+        return True
 
     def read_calls_in_content(self, value: Mapping[str, Any], path: Path) -> None:
         """Read a message whose content is a call or a list of calls in JSON, and nothing else."""
@@ -349,6 +370,7 @@ class _MessageReader:
         for key in CALL_LISTS:
             if value.get(key):
                 self._read_listed(value[key], (*path, key))
+        self._read_copies(value, path)
         for name in RESULT_LISTS:
             results = first_of(value, (name,))
             for index, result in enumerate(results if isinstance(results, list) else ()):
@@ -362,6 +384,16 @@ class _MessageReader:
                 if call is not None and call.arguments is not None:
                     self._faults.append(("unknown_field", f"message {self.parts[-1].number}: field {key} holds a call"))
                     break
+
+    def _read_copies(self, value: Mapping[str, Any], path: Path) -> None:
+        """Read what LangChain and LlamaIndex keep of a provider's answer: the calls, or a copy of them by their ids."""
+        kept = value.get("additional_kwargs")
+        if not isinstance(kept, Mapping):
+            return
+        if kept.get("tool_calls"):
+            self._read_listed(kept["tool_calls"], (*path, "additional_kwargs", "tool_calls"))
+        elif kept.get("function_call") and not any(part.calls for part in self.parts):
+            self._read_listed(kept["function_call"], (*path, "additional_kwargs", "function_call"))
 
     def _read_listed(self, calls: Any, path: Path) -> None:
         """Read a list of calls, a call, or either in JSON."""

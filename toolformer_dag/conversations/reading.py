@@ -159,6 +159,8 @@ def _read_parts(number: int, form: Form, value: Any, *, is_file: bool = False) -
             faults = [("too_many_calls", f"more than {MOST_CALLS:,} calls in a conversation")]
             messages = []
         recorded = paired(messages, faults)
+        if not recorded and not faults:
+            faults.append(("unknown_form", f"it begins as {form.name}, and holds no message; {described(value)}"))
         record_id = _part_id(form, value, part) or id_of(value[0] if isinstance(value, list) and value else value)
         record_count = len(value) if is_file else 1
         yield ReadConversation(number, part, record_id, form.name, recorded, tuple(faults), record_count)

@@ -29,9 +29,9 @@ OUTPUTS = (
 )
 """Attributes of a span that hold the messages which a model was given, and those that it wrote, in JSON."""
 SYSTEM_PROMPT = "gen_ai.system_instructions"
-FLAT_INPUT = "llm.input_messages"
-FLAT_OUTPUT = "llm.output_messages"
-"""How the attributes of OpenInference begin: `llm.input_messages.0.message.role` and so on."""
+FLAT_PREFIXES = ("llm.input_messages", "llm.output_messages", "gen_ai.prompt", "gen_ai.completion")
+"""How attributes begin that hold a field of a message each: OpenInference's `llm.input_messages.0.message.role`, and
+OpenLLMetry's `gen_ai.prompt.0.role`."""
 LISTS_INSIDE = ("", "messages", "input", "choices.*.message", "generations.*.*.message", "output")
 """Where in an input or an output the messages stand."""
 TRACE_IDS = ("traceId", "trace_id", "context.trace_id", "traceid")
@@ -81,7 +81,7 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
     if SYSTEM_PROMPT in attributes:
         said += system_prompt(*attributes[SYSTEM_PROMPT])
     prompts = len(said)
-    for prefix in (FLAT_INPUT, FLAT_OUTPUT):  # Phoenix opens them into objects
+    for prefix in FLAT_PREFIXES:  # Phoenix opens them into objects
         nested = first_of(span.get("attributes"), (prefix,))
         for index, message in enumerate(nested if isinstance(nested, list) else ()):
             said.append(Said(("attributes", *prefix.split("."), index), message))
@@ -95,7 +95,7 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
                 break
     if len(said) > prompts:
         return said
-    for prefix in (FLAT_INPUT, FLAT_OUTPUT):
+    for prefix in FLAT_PREFIXES:
         said += flat_messages({name: value for name, (_, value) in attributes.items()}, prefix)
     if len(said) > prompts:
         return said

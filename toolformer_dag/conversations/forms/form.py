@@ -15,7 +15,7 @@ OPENED_STEPS = 2
 """Steps from a record within which text is opened as JSON: lists of messages are stored so, what was said is not."""
 MOST_WITHOUT_MESSAGE = 100
 """Items at the beginning of a list among which there is a message, if it holds any."""
-TEXTS = {"prompt": "user", "completion": "assistant", "response": "assistant"}
+TEXTS = {"prompt": "user", "input": "user", "completion": "assistant", "response": "assistant", "output": "assistant"}
 """The fields that may hold plain text in place of messages, with the role that said it."""
 
 
@@ -91,8 +91,8 @@ def messages_in(conversation: Any, lists: tuple[str, ...]) -> Iterator[Said]:
                 has_message = any(isinstance(item, Mapping) for item in opened[:MOST_WITHOUT_MESSAGE])
                 for index, message in enumerate(opened if has_message else ()):
                     yield Said((*path, *inside, index), message)
-            elif isinstance(value, str):
-                yield Said(path, value, TEXTS.get(way.rpartition(".")[2], "user"))
+            elif isinstance(value, str) and way.rpartition(".")[2] in TEXTS:
+                yield Said(path, value, TEXTS[way.rpartition(".")[2]])
             elif isinstance(value, Mapping):
                 yield Said(path, value)
 

@@ -245,7 +245,7 @@ GENERAL_FORMS = (
         name="OpenAI chat",
         source="https://platform.openai.com/docs/api-reference/chat",
         signs=("messages",),
-        messages=("messages",),
+        messages=("messages", "choices.0.message"),
         example={
             "messages": [
                 QUESTION,
