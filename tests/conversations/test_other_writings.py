@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conversations.test_records import read
+from toolformer_dag.conversations.dropping import drop
 from toolformer_dag.conversations.reading import read_conversation
 
 NORRBY = {"station": "Norrby"}
@@ -100,18 +101,18 @@ def test_calls_of_one_id_in_one_message_are_two_calls() -> None:
     assert rows({"messages": [QUESTION, asked, *results]}) == (expected, [])
 
 
-AUTOGEN = [
+AUTOGEN: list[Any] = [
     {"source": "user", "type": "TextMessage", "content": "How high?"},
     {"source": "a", "type": "ToolCallRequestEvent", "content": [{"id": "1", "name": "gauge", "arguments": "{}"}]},
     {"source": "a", "type": "ToolCallExecutionEvent", "content": [{"call_id": "1", "content": "no", "is_error": True}]},
     {"source": "a", "type": "TextMessage", "content": "I do not know."},
 ]
-HAYSTACK = [
+HAYSTACK: list[Any] = [
     {"role": "user", "content": [{"text": "How high?"}]},
     {"role": "assistant", "content": [{"tool_call": {"id": "1", "tool_name": "gauge", "arguments": {}}}]},
     {"role": "tool", "content": [{"tool_call_result": {"result": "no", "error": True, "origin": {"id": "1"}}}]},
 ]
-LLAMA_INDEX = [
+LLAMA_INDEX: list[Any] = [
     {"role": "user", "blocks": [{"block_type": "text", "text": "How high?"}]},
     {"role": "assistant", "blocks": [], "additional_kwargs": {"tool_calls": [function({}, "1")]}},
     {
@@ -120,7 +121,7 @@ LLAMA_INDEX = [
         "additional_kwargs": {"tool_call_id": "1"},
     },
 ]
-COHERE = [
+COHERE: list[Any] = [
     {"role": "USER", "message": "How high?"},
     {"role": "CHATBOT", "message": "", "tool_calls": [{"name": "gauge", "parameters": {}}]},
     {"role": "TOOL", "tool_results": [{"call": {"name": "gauge"}, "outputs": [{"error": "no"}]}]},
@@ -199,3 +200,83 @@ def test_the_message_of_an_answer_stands_beside_those_of_its_request() -> None:
     answer = {"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": [function(NORRBY, "1")]}}
     messages, faults = read_conversation({"messages": [QUESTION], "choices": [answer]})
     assert not faults and [call.tool for message in messages for call in message.calls] == ["gauge"]
+
+
+def line(own: str, parent: str | None, role: str, *content: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A line of a session of Claude Code."""
+    message = {"role": role, "content": list(content)}
+    return {"type": role, "uuid": own, "parentUuid": parent, "sessionId": "s", "message": message, **fields}
+
+
+def call_line(own: str, parent: str, call_id: str, arguments: Any) -> dict[str, Any]:
+    return line(own, parent, "assistant", {"type": "tool_use", "id": call_id, "name": "gauge", "input": arguments})
+
+
+def result_line(own: str, parent: str, call_id: str, content: str) -> dict[str, Any]:
+    return line(own, parent, "user", {"type": "tool_result", "tool_use_id": call_id, "content": content})
+
+
+def test_a_session_begins_with_lines_of_other_kinds_and_goes_on_once_it_was_made_shorter() -> None:
+    queued = [{"type": "queue-operation", "operation": "enqueue", "sessionId": "s"}] * 9
+    boundary = {"type": "system", "uuid": "k", "parentUuid": None, "logicalParentUuid": "r", "sessionId": "s"}
+    session = [
+        *queued,
+        line("a", None, "user", {"type": "text", "text": "How high?"}),
+        call_line("b", "a", "1", NORRBY),
+        result_line("r", "b", "1", "114 cm"),
+        boundary,
+        line("s", "k", "user", {"type": "text", "text": "Go on."}),
+        call_line("c", "s", "2", TVEIT),
+        result_line("q", "c", "2", "87 cm"),
+    ]
+    [conversation] = read(session)
+    calls = [call for message in conversation.messages for call in message.calls]
+    assert [call.result for call in calls] == ["114 cm", "87 cm"] and not conversation.faults
+    left = drop(session, calls[1:])
+    assert boundary in left and [one.get("uuid") for one in left[9:]] == ["a", "b", "r", "k", "s"]
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"trace_id": "t", "span_id": "1"},
+        {"type": "session"},
+        {"steps": [{"task": "?"}]},
+        {"uuid": "u", "parentUuid": None},
+    ],
+)
+def test_fields_of_logs_beside_messages_change_nothing(beside: dict[str, Any]) -> None:
+    asked = {"role": "assistant", "tool_calls": [function(NORRBY, "1")]}
+    record = {**beside, "messages": [QUESTION, asked, {"role": "tool", "tool_call_id": "1", "content": "114 cm"}]}
+    conversations = read([record, record])
+    calls = [call for one in conversations for message in one.messages for call in message.calls]
+    assert [call.result for call in calls] == ["114 cm", "114 cm"]
+    assert not any(one.faults for one in conversations)
+
+
+def test_results_of_one_message_go_by_the_ids_that_tau2_gives_them() -> None:
+    calls = [{"id": name, "name": "gauge", "arguments": NORRBY, "requestor": "assistant"} for name in ("a", "b")]
+    results = [
+        {"id": "b", "role": "tool", "content": "87 cm", "requestor": "assistant", "error": False},
+        {"id": "a", "role": "tool", "content": "no such station", "requestor": "assistant", "error": True},
+    ]
+    asked = {"role": "assistant", "content": None, "tool_calls": calls}
+    record = {"messages": [QUESTION, asked, {"role": "tool", "tool_messages": results}]}
+    assert rows(record) == ([("gauge", NORRBY, "no such station", True), ("gauge", NORRBY, "87 cm", False)], [])
+
+
+@pytest.mark.parametrize("numbers", ["1,", "[],", '"x",'])
+@pytest.mark.parametrize("place", ["messages", "content", "arguments"])
+def test_a_list_of_a_million_things_is_read_or_named(numbers: str, place: str) -> None:
+    text = f"[{numbers * 1_000_000}0]"
+    asked: dict[str, Any] = {"role": "assistant", "tool_calls": [function({}, "1")]}
+    result = {"role": "tool", "tool_call_id": "1", "content": text}
+    if place == "arguments":
+        asked["tool_calls"][0]["function"]["arguments"] = text
+        result["content"] = "ok"
+    record: Any = {"messages": text if place == "messages" else [QUESTION, asked, result]}
+    calls, reasons = rows(record)
+    if place == "messages":
+        assert not calls and "unknown_form" in reasons
+    else:
+        assert len(calls) == 1 and not reasons

@@ -361,9 +361,7 @@ class _MessageReader:
         if isinstance(content, list):
             content = [part.get("message_content", part) if isinstance(part, Mapping) else part for part in content]
         found = FoundResult(content, id_in(value, ANSWERED_IDS), tool if isinstance(tool, str) else None, value)
-        by = value.get("requestor")
-        by = by if by in ("user", "assistant") else None
-        self.parts[-1].results.append(ResultAt(found, path, by, id_in(value, ("id",))))
+        self.parts[-1].results.append(ResultAt(found, path, _requestor(value), id_in(value, ("id",))))
 
     def read_lists(self, value: Mapping[str, Any], path: Path) -> None:
         """Read the fields of a message that hold calls or results beside its content."""
@@ -375,7 +373,8 @@ class _MessageReader:
             results = first_of(value, (name,))
             for index, result in enumerate(results if isinstance(results, list) else ()):
                 found = FoundResult(first_of(result, RESULT), id_in(result, ANSWERED_IDS), None, result)
-                self.parts[-1].results.append(ResultAt(found, (*path, *name.split("."), index)))
+                result_path = (*path, *name.split("."), index)
+                self.parts[-1].results.append(ResultAt(found, result_path, _requestor(result), id_in(result, ("id",))))
         for key, item in value.items():
             if key in CALL_LISTS or key in CONTENTS or not may_hold_call(str(key)):
                 continue
@@ -410,6 +409,12 @@ class _MessageReader:
 
     def _unreadable(self, call: Any) -> None:
         self._faults.append(("unreadable_call", f"message {self.parts[-1].number}: {str(call)[:80]}"))
+
+
+def _requestor(result: Any) -> str | None:
+    """Return who made the call of a result, as tau2's files say it; None elsewhere."""
+    by = first_of(result, ("requestor",))
+    return by if by in ("user", "assistant") else None
 
 
 def _is_list(content: Any) -> bool:

@@ -28,7 +28,7 @@ RECORD_IDS = (
 """The fields that may hold the id of a record, in the order in which they are looked for."""
 MOST_CALLS = 20_000
 """Calls of a conversation that is read; one with more is a fault."""
-FIRST_RECORDS = 5
+FIRST_RECORDS = 50
 """Records of a file in which a form of whole files is looked for: the first may say nothing."""
 UNKNOWN = "unknown"
 
@@ -83,20 +83,26 @@ def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConver
 def file_form(values: Sequence[Any]) -> Form | None:
     """Return the form of a file by its first records, where the file is a conversation; else None.
 
-    That is a form of sessions, or one of lists: a message, an event or a step per line is a list of them.
+    That is a form of sessions, or one of lists: a message, an event or a step per line is a list of them. Where one of
+    the records is a conversation, each is read alone, whatever ids of sessions and spans stand beside the messages.
     """
     if any(map(is_too_deep, values)):
+        return None
+    if any(record_form(value) is not None for value in values if not _is_span(value)):
         return None
     for value in values:
         for form in FILE_FORMS:
             if form.recognises(value):
                 return form
-    if any(record_form(value) is not None for value in values):
-        return None
     for form in FORMS:
         if form.takes_lists and form.recognises(list(values)):
             return form
     return None
+
+
+def _is_span(value: Any) -> bool:
+    """Return whether a record has attributes, as spans do: these may hold messages."""
+    return isinstance(value, Mapping) and "attributes" in value
 
 
 def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
@@ -116,11 +122,21 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
 
 
 def record_form(value: Any) -> Form | None:
-    """Return the form of a record: the first that recognises it and finds a message in it; None where there is none."""
-    for form in FORMS:
-        if form.recognises(value) and any(map(_is_conversation, said_in(form, value))):
-            return form
-    return None
+    """Return the form of a record: the first that recognises it and finds a message in it; None where there is none.
+
+    Of several such forms, the first that finds a call: a record may hold a task or a trace beside its messages.
+    """
+    fitting = [form for form in FORMS if form.recognises(value) and any(map(_is_conversation, said_in(form, value)))]
+    if len(fitting) > 1:
+        for form in fitting:
+            if any(map(_has_call, said_in(form, value))):
+                return form
+    return fitting[0] if fitting else None
+
+
+def _has_call(said: list[Said]) -> bool:
+    """Return whether there is a call in messages."""
+    return any(message.calls for message in with_marked_calls(raw_messages(said, []), []))
 
 
 def said_in(form: Form, value: Any) -> list[list[Said]]:

@@ -152,7 +152,7 @@ CALL_KEYS = {shape.under: shape for shape in SHAPES if shape.under}
 
 CALL_LISTS = ("tool_calls", "function_call", "toolInvocations", "toolCalls", "tool_call", "invalid_tool_calls")
 """The fields of a message that hold its calls: a list, one call, or either as JSON."""
-RESULT_LISTS = ("observation.results", "tool_results", "toolResults")
+RESULT_LISTS = ("observation.results", "tool_results", "toolResults", "tool_messages")
 """The fields of a message that hold results beside its calls."""
 WORDS = ("text", "text.value", "value", "content", "input_text", "output_text")
 """Where a part has its words."""

@@ -11,6 +11,8 @@ from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
 NODES = (("uuid", "parentUuid"), ("id", "parentId"))
 """The fields of a line of a session: its own id, and that of the line that it follows."""
+LOGICAL_PARENT = "logicalParentUuid"
+"""The field of a line that begins a session anew, once it was made shorter: the last line before that."""
 SIDE_ROLES = ("isSidechain", "is_sidechain")
 """The fields that say that a line belongs to an agent that another one has started."""
 NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking", "security_risk")
@@ -52,7 +54,8 @@ def _parents(records: Sequence[Any]) -> dict[str, str | None]:
     for record in records:
         for own, parent in NODES:
             if isinstance(record, Mapping) and isinstance(record.get(own), str) and parent in record:
-                parents[record[own]] = record[parent]
+                before = record[parent] if record[parent] is not None else record.get(LOGICAL_PARENT)
+                parents[record[own]] = before if isinstance(before, str) else None
                 break
     return parents
 
@@ -118,7 +121,8 @@ def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
                 seen.add(parent)
                 parent = parents[parent]
             for key, parent_key in NODES:
-                if record.get(key) == own and record.get(parent_key) != parent:
+                recorded = record.get(parent_key)
+                if record.get(key) == own and isinstance(recorded, str) and recorded not in present:
                     changed = {**record, parent_key: parent}
         left.append(changed)
     return left

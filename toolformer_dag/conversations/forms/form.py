@@ -13,6 +13,8 @@ ANY = "*"
 """In a way to values: every item of a list."""
 OPENED_STEPS = 2
 """Steps from a record within which text is opened as JSON: lists of messages are stored so, what was said is not."""
+MOST_SIGNED = 10_000
+"""Items at the beginning of a list in which a form is recognised."""
 MOST_WITHOUT_MESSAGE = 100
 """Items at the beginning of a list among which there is a message, if it holds any."""
 TEXTS = {"prompt": "user", "input": "user", "completion": "assistant", "response": "assistant", "output": "assistant"}
@@ -121,8 +123,11 @@ class _Found(NamedTuple):
     value: Any
 
 
-def _found(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Found]:
-    """Yield what stands at the ends of ways; text is opened as JSON near the record alone. path: the way to `value`."""
+def _found(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Found]:
+    """Yield what stands at the ends of ways; text is opened as JSON near the record alone.
+
+    path: the way to `value`. most: items of a list that are looked into; all by default.
+    """
     if not steps:
         if value is not None:
             yield _Found(path, value)
@@ -130,22 +135,25 @@ def _found(value: Any, steps: tuple[str, ...], path: Path) -> Iterator[_Found]:
     step, *rest = steps
     below = tuple(rest)
     if isinstance(value, str) and value[:1] in ("[", "{") and len(path) <= OPENED_STEPS:
-        yield from _found(parsed_field(value), steps, (*path, None))
+        yield from _found(parsed_field(value), steps, (*path, None), most)
     elif step == ANY and isinstance(value, list):
         is_read = not below or any(isinstance(item, Mapping | list) for item in value[:MOST_WITHOUT_MESSAGE])
-        for index, item in enumerate(value if is_read else ()):
-            yield from _found(item, below, (*path, index))
+        for index, item in enumerate(value[:most] if is_read else ()):
+            yield from _found(item, below, (*path, index), most)
     elif isinstance(value, Mapping) and step in value:
-        yield from _found(value[step], below, (*path, step))
+        yield from _found(value[step], below, (*path, step), most)
     elif step.isdecimal() and isinstance(value, list) and int(step) < len(value):
-        yield from _found(value[int(step)], below, (*path, int(step)))
+        yield from _found(value[int(step)], below, (*path, int(step)), most)
 
 
 def has_sign(record: Any, sign: str) -> bool:
-    """Return whether a sign is in a record: `steps.*.observation`, `type=constructor`, `text~<function=`."""
+    """Return whether a sign is in a record: `steps.*.observation`, `type=constructor`, `text~<function=`.
+
+    Of lists the first MOST_SIGNED items are looked into.
+    """
     way, equals, wanted = sign.partition("=") if "~" not in sign else (sign, "", "")
     way, holds, words = way.partition("~")
-    for _, value in _found(record, tuple(way.split(".")) if way else (), ()):
+    for _, value in _found(record, tuple(way.split(".")) if way else (), (), MOST_SIGNED):
         if equals and str(value) == wanted:
             return True
         if holds and isinstance(value, str) and words in value:
