@@ -4,7 +4,7 @@ python -m benchmarks.soak [--minutes 20] [--flips 2000] [--documents 14] [--seed
 
 Each fault is tried on worlds of its own until its share of the time is over, at least once. First, single bits are
 flipped, half of them under the same size and times, and `verify` has to name each file. The exit status is 1 where
-anything was wrong.
+anything was wrong. At the end a server has to answer others beside clients that ask too much.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from benchmarks.faults import (
     seconds_of,
     two_homes,
 )
+from benchmarks.served_faults import wrong_when_served
 from benchmarks.worlds import World
 
 Fault = Callable[[Undisturbed, World, random.Random], Trial]
@@ -118,6 +119,9 @@ def main() -> None:
         left = max(0.0, end - time.monotonic())
         for name, (*_, share) in FAULTS.items():
             right &= tried(name, made, whole, folder, share * left, draw)
+        wrong = wrong_when_served(folder / "served")
+        print(*wrong, sep="\n", end="\n" if wrong else "", flush=True)
+        right &= not wrong
     sys.exit(0 if right else 1)
 
 

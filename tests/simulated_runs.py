@@ -145,7 +145,7 @@ class Schedule:
 
     def plan(self, k: int) -> Any:
         """Return as much of a plan as bringing up to date asks for, with the lake as a new process sees it."""
-        limits = SimpleNamespace(execution=SimpleNamespace(chunk_hours=1.0))
+        limits = SimpleNamespace(execution=SimpleNamespace(chunk_hours=1.0, most_tokens=None))
         shards = {name: SimpleNamespace(place=name, rows=rows) for name, rows in self.shards.items()}
         return SimpleNamespace(lake=self.lake(), shards=shards, k=k, named=str, lanes=(), settings=limits)
 

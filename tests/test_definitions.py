@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from toolformer_dag.cli.explore_command import explore
 from toolformer_dag.computing.lane_tables import LaneTable
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import ToolformerLine, definitions_of, definitions_to_merge
+from toolformer_dag.files import UserError
 from toolformer_dag.pipeline.stages import STAGES
 from toolformer_dag.settings.settings_file import load_settings
 
@@ -165,6 +167,17 @@ def test_a_defs_yaml_that_names_the_settings_file_adds_the_line(definitions):
         with project.load_component_and_build_defs(written) as (component, added):
             assert isinstance(component, ToolformerLine) and added.executor is None  # the project's own holds
             assert picture(added) == picture(definitions)
+
+
+def test_a_second_line_in_one_project_is_refused_by_a_sentence():
+    with create_defs_folder_sandbox() as project:
+        for name in ("one", "two"):
+            project.scaffold_component(ToolformerLine, name, {"settings": "none.toml"})
+        with pytest.raises(Exception, match="building definitions") as refused, project.build_all_defs():
+            pass
+        reason = refused.value.__cause__
+        assert isinstance(reason, UserError)
+        assert re.search(r"one/defs\.yaml and .*two/defs\.yaml: a project holds one toolformer_dag\.Toolf", str(reason))
 
 
 def test_dg_finds_the_component_and_the_library_needs_no_dagster():

@@ -1,6 +1,7 @@
 """What Dagster loads: the assets, jobs, sensor and resources of toolformer.toml."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from toolformer_dag.assets import graph, jobs, shard_sensor
 from toolformer_dag.computing.plan import Plan
+from toolformer_dag.files import UserError
 from toolformer_dag.resources import RESOURCES, LakeResource, compute_resource
 from toolformer_dag.resources.step_processes import executor_of
 from toolformer_dag.settings.sections import Settings
@@ -60,6 +62,11 @@ def definitions_to_merge(settings_file: str | Path) -> dg.Definitions:
     return definitions_of(Plan.of(load_settings(Path(settings_file))), within_another=True)
 
 
+LINE = "toolformer_dag.ToolformerLine"
+LINE_COMPONENT = re.compile(r"^type:[ \t]*['\"]?toolformer_dag(?:\.definitions)?\.ToolformerLine\b", re.MULTILINE)
+"""The line of a defs.yaml that names the component below."""
+
+
 class LineParameters(BaseModel):
     """Hold what `dg scaffold defs toolformer_dag.ToolformerLine` takes."""
 
@@ -86,8 +93,24 @@ class ToolformerLine(dg.Component, dg.Model, dg.Resolvable):
     settings: str = Field(description="The settings file, seen from the folder of defs.yaml.")
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return assets, jobs, sensor and resources; raises what `defs` raises."""
+        """Return assets, jobs, sensor and resources.
+
+        Raises what `defs` raises, and UserError where another component of the project is a line too.
+        """
+        _refuse_second_line(context.defs_module_path)
         return definitions_to_merge(context.component_path.file_path / self.settings)
+
+
+def _refuse_second_line(folder: Path) -> None:
+    """Raise UserError where files in the folder of a project's definitions name more than one ToolformerLine."""
+    lines = []
+    for file in sorted(folder.rglob("defs.yaml")):
+        lines += [str(file)] * len(LINE_COMPONENT.findall(file.read_text("utf-8", errors="replace")))
+    if len(lines) > 1:
+        raise UserError(
+            f"{' and '.join(lines)}: a project holds one {LINE}, since the assets of two would have the same keys; "
+            "write both corpora or tools into one settings file, or give the second line a project of its own"
+        )
 
 
 def job_of(file: str, name: str) -> dg.JobDefinition:

@@ -170,7 +170,11 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 @lru_cache(maxsize=4096)
 def _hashes_under_stamp(file: Path, stamp: Stamp) -> Hashes:
-    """Return the hashes of a file that has this stamp: from this process, from the cache on disk, or by reading it."""
+    """Return the hashes of a file, from the cache on disk where its stamp is the same, else by reading it.
+
+    stamp: the file's size, times and inode; another stamp means that the content may be another. Files smaller than
+    LARGE are always read.
+    """
     if stamp.size < LARGE:
         return _read(file)
     # A missing, damaged or foreign entry of the cache counts as none: the seal covers stamp and hashes.
@@ -193,7 +197,10 @@ def remember(file: Path, hashes: Hashes) -> None:
 
 
 def _write_entry(file: Path, hashes: Hashes, stamp: Stamp) -> None:
-    """Write the entry of a file into the cache of hashes, whole or not at all."""
+    """Remember the hashes of a file on disk, under its path and stamp (size, times, inode).
+
+    The entry is written whole or not at all. A cache that cannot be written is passed over.
+    """
     entry = {
         "file": str(file),
         "stamp": stamp,

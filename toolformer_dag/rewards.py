@@ -7,11 +7,13 @@ min(delta, gain), as `toolformer-dag judge` measures both: what it adds to a con
 results of other conversations, whichever is less.
 """
 
+import logging
 import math
 import re
 import threading
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,12 +28,20 @@ from toolformer_dag.traces.variants import AskedCall, calls_of
 
 SWAPPED = "swapped_results"
 """The column with results to hold the calls of a row against; without it those of other prompts of the batch serve."""
-RESPONSES = re.compile(r"(<tool_response>.*?</tool_response>)", re.DOTALL)
+MOST_CALLS = 20
+"""Calls of a completion that is judged: each is judged over all that follows it, so the cost grows with the square."""
+MOST_SWAPPED = 100
+"""Results to hold the calls of a row against."""
+MOST_DEPTH = 100
+"""Levels of nesting in the arguments of a call."""
+RESPONSE_BEGIN = "<tool_response>"
+RESPONSE_END = "</tool_response>"
+ROLES = ("user", "assistant", "tool")
 MARKS = re.compile(r"<\|[^|<>]*\|>(?:user|assistant|tool)?")
-ROLE_LINES = re.compile(r"\A(?:\s*^(?:user|assistant|tool)$)+|(?:^(?:user|assistant|tool)$\s*)+\Z", re.MULTILINE)
-"""What is left of MARKS in text decoded without special tokens: lines that name the next role."""
+"""The marks of a chat template; without these tokens, lines that name the next role are left of them."""
 ONE_AT_A_TIME = threading.Lock()
 """Trainers score rollouts in threads, and the judge's model serves one of them at a time."""
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -39,6 +49,14 @@ def default_judge() -> Judge:
     """Return the judge that toolformer.toml, or $TOOLFORMER_CONFIG, names; it keeps no losses."""
     settings = load_settings()
     return Judge(settings.model_copy(update={"traces": settings.traces.model_copy(update={"window": "answer"})}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """A row that can be judged: the conversation with the known answer at its end, and the row's swapped results."""
+
+    messages: tuple[RecordedMessage, ...]
+    swapped: tuple[str, ...] = ()
 
 
 def gain(
@@ -51,34 +69,109 @@ def gain(
 ) -> list[float | None]:
     """Return the sum of what the calls of each completion gain on its `answer`, nats per token; 0 without a call.
 
-    The signature is that of TRL's reward functions. None stands where nothing can be said: no answer, a call without a
-    result or with fewer than two results to swap, no conversation. Messages may be objects of pydantic, rows arrays.
-    Raises UserError without the column `answer`.
+    The signature is that of TRL's reward functions. Messages may be objects of pydantic, rows arrays. None stands where
+    nothing can be said, and the log counts why:
+
+    - no_conversation, no_answer (missing, or NaN as in tables), no_swapped_results (NaN in their place or among them);
+    - no_gain: a call without a result, or with fewer than two results to swap;
+    - half_character: a text with half of a surrogate pair, which no tokenizer takes;
+    - too_many_calls (above MOST_CALLS), too_many_swapped (MOST_SWAPPED), too_deep (arguments of MOST_DEPTH levels).
+
+    Raises UserError without the column `answer`, for a column that is no list or has another length, and for swapped
+    results that are no list.
     """
     if answer is None:
         raise UserError("gain needs a column `answer`: the loss is that of the known answer, not of the policy's")
-    talks = [_conversation(*row) for row in zip(prompts, completions, answer, strict=True)]
-    given = [None] * len(talks) if swapped_results is None else list(map(_plain, swapped_results))
-    earned = defaultdict[int, list[JudgedCall]](list)
+    if swapped_results is None:
+        swapped_results = [None] * len(answer)
+    _refuse_other_columns(prompts=prompts, completions=completions, answer=answer, swapped_results=swapped_results)
+    rows = zip(prompts, completions, answer, swapped_results, strict=True)
+    rollouts = [_rollout(*row, number=number) for number, row in enumerate(rows)]
+    judged_calls = defaultdict[int, list[JudgedCall]](list)
     with ONE_AT_A_TIME:
         judge = judge or default_judge()
-        asked = _asked(talks, given, judge.settings.traces.swaps)
-        for (row, _), judged in zip(asked, judge.judged([one for _, one in asked]), strict=True):
-            earned[row].append(judged)
-    return [_sum(earned[row]) if talk else None for row, talk in enumerate(talks)]
+        calls = _calls_to_judge(rollouts, judge.settings.traces.swaps)
+        for (row_number, _), judged in zip(calls, judge.judged([call for _, call in calls]), strict=True):
+            judged_calls[row_number].append(judged)
+
+    gains: list[float | None] = []
+    reasons = Counter[str]()
+    for number, rollout in enumerate(rollouts):
+        earned = _sum(judged_calls[number]) if isinstance(rollout, _Rollout) else None
+        if earned is None:
+            reasons[rollout if isinstance(rollout, str) else "no_gain"] += 1
+        gains.append(earned)
+    if reasons:
+        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        _log.info("gain: None for %d of %d rows: %s", reasons.total(), len(rollouts), counts)
+    return gains
 
 
-def _conversation(prompt: Any, completion: Any, answer: Any) -> tuple[RecordedMessage, ...]:
-    """Return prompt and completion with the known answer in place of the policy's own; nothing where that cannot be."""
+def _refuse_other_columns(**columns: Any) -> None:
+    """Raise UserError for a column that is no list of rows, or has another length than the first one."""
+    rows = None
+    for name, column in columns.items():
+        if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__"):
+            raise UserError(f"gain: `{name}` must be a list with an entry per row (got {type(column).__name__})")
+        if rows is not None and len(column) != rows:
+            raise UserError(f"gain: `{name}` has {len(column)} entries and `prompts` {rows}; give each row one")
+        rows = len(column)
+
+
+def _rollout(prompt: Any, completion: Any, answer: Any, swapped: Any, *, number: int) -> _Rollout | str:
+    """Return what is judged of a row, with the known answer in place of the policy's own; a reason where nothing is.
+
+    Raises UserError for swapped results that are no list; `number` is that of the row.
+    """
+    if _is_missing(answer):
+        return "no_answer"
     try:
-        messages, faults = read_conversation({"prompt": _plain(prompt), "completion": _plain(completion)})
+        record = {"prompt": _plain(prompt), "completion": _plain(completion)}
+        if not _is_shallow(record):
+            return "too_deep"
+        messages, faults = read_conversation(record)
     except UnknownForm:
+        return "no_conversation"
+    except RecursionError:
+        return "too_deep"
+    calls = [call for message in messages for call in message.calls]
+    if any(reason == "no_message" for reason, _ in faults):
+        return "no_conversation"
+    if len(calls) > MOST_CALLS:
+        return "too_many_calls"
+    if not _is_shallow([call.arguments for call in calls]):  # which may have stood in JSON
+        return "too_deep"
+    results = _swapped_texts(_plain(swapped), number)
+    if isinstance(results, str):
+        return results
+    ends_with_answer = bool(messages) and messages[-1].role == "assistant" and not messages[-1].calls
+    before = messages[:-1] if ends_with_answer else messages
+    rollout = _Rollout((*before, RecordedMessage("assistant", str(answer))), results)
+    return rollout if _is_unicode(rollout) else "half_character"
+
+
+def _swapped_texts(swapped: Any, number: int) -> tuple[str, ...] | str:
+    """Return the swapped results of row `number` as texts, or why there are none that serve. Raises UserError."""
+    if swapped is None:
         return ()
-    unknown = answer is None or (isinstance(answer, float) and math.isnan(answer))  # as tables have it
-    if unknown or any(reason == "no_message" for reason, _ in faults):
-        return ()
-    own = bool(messages) and messages[-1].role == "assistant" and not messages[-1].calls
-    return (*messages[: len(messages) - own], RecordedMessage("assistant", str(answer)))
+    if _is_missing(swapped):
+        return "no_swapped_results"
+    if not isinstance(swapped, list):
+        raise UserError(
+            f"gain: `{SWAPPED}` of row {number} is a {type(swapped).__name__}; give a list of results, or None"
+        )
+    if len(swapped) > MOST_SWAPPED:
+        return "too_many_swapped"
+    if any(_is_missing(result) for result in swapped):
+        return "no_swapped_results"
+    if not _is_shallow(swapped):
+        return "too_deep"
+    return tuple(text_of(result) for result in swapped)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, or NaN, which tables have in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _plain(value: Any) -> Any:
@@ -86,26 +179,70 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(exclude_none=True)
     listed = value.tolist() if hasattr(value, "tolist") else value
-    return [_plain(one) for one in listed] if isinstance(listed, list | tuple) else listed
+    return [_plain(item) for item in listed] if isinstance(listed, list | tuple) else listed
 
 
-def _asked(
-    talks: Sequence[tuple[RecordedMessage, ...]], given: Sequence[Sequence[Any] | None], swaps: int
-) -> list[tuple[int, AskedCall]]:
-    """Return every call with the number of its conversation, and results to hold it against."""
-    places = [(row, at, index) for row, talk in enumerate(talks) for at, index in calls_of(talk)]
-    exchanged = exchange([(document_of(talks[row]), talks[row][at].calls[index]) for row, at, index in places], swaps)
-    pairs = zip(places, exchanged, strict=True)
-    return [
-        (row, AskedCall(talks[row], at, index, tuple(map(text_of, given[row] or swapped))))
-        for (row, at, index), swapped in pairs
+def _is_shallow(value: Any) -> bool:
+    """Return whether lists and objects are nested at most MOST_DEPTH levels deep."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        containers = [item for item in level if isinstance(item, list | tuple | Mapping)]
+        if not containers:
+            return True
+        level = []
+        for container in containers:
+            level += container.values() if isinstance(container, Mapping) else container
+    return False
+
+
+def _is_unicode(rollout: _Rollout) -> bool:
+    """Return whether all texts of a rollout can be encoded: none has half of a surrogate pair."""
+    texts = list(rollout.swapped)
+    for message in rollout.messages:
+        texts += [message.role, message.content]
+        for call in message.calls:
+            texts += [call.tool, call.result or ""]
+            texts += _strings(call.arguments)
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
+
+
+def _calls_to_judge(rollouts: Sequence[_Rollout | str], swaps: int) -> list[tuple[int, AskedCall]]:
+    """Return every call with the number of its row, and results to hold it against."""
+    places = []
+    for row_number, rollout in enumerate(rollouts):
+        if isinstance(rollout, _Rollout):
+            for message, index in calls_of(rollout.messages):
+                places.append((row_number, rollout, message, index))
+    documents = [
+        (document_of(rollout.messages), rollout.messages[message].calls[index]) for _, rollout, message, index in places
     ]
+    calls = []
+    for (row_number, rollout, message, index), results in zip(places, exchange(documents, swaps), strict=True):
+        calls.append((row_number, AskedCall(rollout.messages, message, index, rollout.swapped or results)))
+    return calls
 
 
 def _sum(calls: Sequence[JudgedCall]) -> float | None:
-    if any(one.reason is not None or len(one.swapped) < 2 for one in calls):
+    if any(call.reason is not None or len(call.swapped) < 2 for call in calls):
         return None
-    return sum((min(one.delta, one.gain) for one in calls), 0.0)
+    return sum((min(call.delta, call.gain) for call in calls), 0.0)
 
 
 async def verifiers_gain(prompt: Any, completion: Any, answer: Any, info: Any = None, **state: Any) -> float:
@@ -124,7 +261,31 @@ def compute_score(
     turn at `</tool_call>`.
     """
     extra = extra_info or {}
-    parts = [ROLE_LINES.sub("", MARKS.sub("", part)).strip() for part in RESPONSES.split(solution_str)]
-    roles = ("assistant", "tool")
-    messages = [{"role": roles[at % 2], "content": part} for at, part in enumerate(parts) if part]
+    messages = list(_messages_of(solution_str))
     return gain([extra.get("prompt", "")], [messages], [ground_truth], [extra.get(SWAPPED)])[0] or 0.0
+
+
+def _messages_of(response: str) -> Iterator[dict[str, str]]:
+    """Yield the messages of a response in Hermes' form: what the policy wrote, and results between their marks."""
+    position = 0
+    while position < len(response):
+        begin = response.find(RESPONSE_BEGIN, position)
+        end = -1 if begin < 0 else response.find(RESPONSE_END, begin)
+        if end < 0:  # no result behind this place
+            begin = len(response)
+            end = len(response)
+        else:
+            end += len(RESPONSE_END)
+        parts = {"assistant": response[position:begin], "tool": response[begin:end]}
+        for role, part in parts.items():
+            content = _without_role_lines(MARKS.sub("", part)).strip()
+            if content:
+                yield {"role": role, "content": content}
+        position = end
+
+
+def _without_role_lines(text: str) -> str:
+    """Return a text without lines at its beginning and its end that only name a role, and blank ones there."""
+    lines = text.split("\n")
+    kept = [number for number, line in enumerate(lines) if line.strip() and line not in ROLES]
+    return "\n".join(lines[kept[0] : kept[-1] + 1]) if kept else ""

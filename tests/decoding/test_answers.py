@@ -116,3 +116,8 @@ def test_the_trace_has_the_chance_of_a_call_at_every_position(kind: str) -> None
         # one after another: text goes on after a result, and other tools are called in the place of one without
         answered = sum(call.result is not None for call in generation.calls[:-1])
         assert places == bool(generation.calls) + answered
+
+
+def test_ends_that_end_nothing_take_linear_time() -> None:
+    for text in ("... " * 100_000, "." * 200_000, "e.g. a" * 50_000):
+        assert answer_end(text) is None

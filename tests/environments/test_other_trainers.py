@@ -10,7 +10,6 @@ import pytest
 from tests.environments.environment import TORCH, beside_this_one, pip_install, ran, required
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.exports.dataset_folder import write_splits
 from toolformer_dag.exports.forms import (
     masked_form,
@@ -18,6 +17,7 @@ from toolformer_dag.exports.forms import (
     text_form,
 )
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel
 from toolformer_dag.settings.call_markers import PAPER_MARKERS

@@ -213,6 +213,11 @@ READ: list[tuple[str, dict[str, str], list[tuple[str, list[tuple[str, tuple[str,
             "dpr_quoted.tsv": '"who is it"\t"[\'Bo\', ""Bo Lee""]"\n',
         }.items()
     ),
+    (
+        "nq",  # a list with an item that Python cannot read is a text
+        {"escape.csv": "question,answers\nwho is it,['\\x']\n"},
+        [("Natural Questions", [(f"{ASK}who is it?", ("['\\x']",))], {})],
+    ),
     ("mlqa", of_mlqa("de", a="Wo?"), [("MLQA (de)", [mlqa_asked("Wo?")], {})]),
     ("mlqa", of_mlqa("de", "xquad-1.1", a="Wo?"), [("XQuAD in MLQA's form (de)", [mlqa_asked("Wo?")], {})]),
     (

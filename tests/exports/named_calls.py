@@ -7,9 +7,9 @@ from typing import Any
 from datasets import Dataset, load_dataset
 
 from toolformer_dag.computing.plan import Plan
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.exports.dataset_folder import write_splits
 from toolformer_dag.exports.structured_forms import chat_form
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.settings.servers import LISTING
 from toolformer_dag.settings.settings_file import load_settings

@@ -15,12 +15,12 @@ from tests.runs.conftest import World, by_machine
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
 from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, export_corpus
-from toolformer_dag.exports.corpus_texts import corpus_texts
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
 from toolformer_dag.exports.forms import preference_form, text_form
 from toolformer_dag.exports.verify_project import verified_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.method.corpus_texts import corpus_texts
 from toolformer_dag.texts.calls import take_out
 
 

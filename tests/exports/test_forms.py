@@ -14,7 +14,6 @@ from tests.runs.conftest import World
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall, corpus_texts
 from toolformer_dag.exports.forms import (
     masked_form,
     preference_form,
@@ -23,6 +22,7 @@ from toolformer_dag.exports.forms import (
 )
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form, conversation, functions_form
 from toolformer_dag.lake.warehouse import opened
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall, corpus_texts
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.texts.calls import Call, PlacedCall, clean_result, holds_call, placed_calls, splice, take_out
 from toolformer_dag.training.sequences import IGNORED, examples

@@ -17,7 +17,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.object_storage import ObjectStorage
-from toolformer_dag.lake.session import Session, session
+from toolformer_dag.lake.session import LakeSession, session
 from toolformer_dag.lake.storage import Overtaken, Storage, StoredFile, Version
 from toolformer_dag.lake.table import Lake, MissingPart
 from toolformer_dag.lake.verification import checked_files
@@ -39,7 +39,7 @@ def test_a_seed_plays_the_same_schedule_again(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "name", "value"),
-    [(ObjectStorage, "first_wins", False), (Session, "settle", lambda session, in_order=False: None)],
+    [(ObjectStorage, "first_wins", False), (LakeSession, "settle", lambda session, in_order=False: None)],
 )
 def test_a_lake_that_loses_something_fails_by_its_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, value: object

@@ -1,6 +1,7 @@
 """One DuckDB file over everything that is published."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.evaluation.evaluated_tables import all_tables
+from toolformer_dag.files import StorageError
 from toolformer_dag.lake.table import DamagedPart, Lake
-from toolformer_dag.lake.warehouse import WarehouseError, query
+from toolformer_dag.lake.warehouse import WarehouseError, damage, query
 from toolformer_dag.lake.warehouse_building import build, out_of_date, version
 from toolformer_dag.method.call_warehouse import CallWarehouse
 from toolformer_dag.method.decided_calls import DECIDED
@@ -63,6 +65,12 @@ def test_a_database_without_tables_says_how_it_is_filled(tmp_path: Path) -> None
     duckdb.connect(tmp_path / "empty.duckdb").close()
     with pytest.raises(WarehouseError, match=r"holds no tables yet; run `toolformer-dag run`"):
         query(tmp_path / "empty.duckdb", "FROM table_2")
+
+
+def test_half_a_character_in_a_query_is_refused(tmp_path: Path) -> None:
+    duckdb.connect(tmp_path / "any.duckdb").close()
+    with pytest.raises(WarehouseError, match="the query holds half of a character at 8; remove it"):
+        query(tmp_path / "any.duckdb", "select '\ud800'")
 
 
 def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
@@ -201,6 +209,27 @@ def test_a_full_disk_at_the_warehouse_is_told_by_what_the_disk_says(
         WarehouseError, match=r"w\.duckdb: Could not write: No space left on device; free space and run"
     ):
         build(lake, warehouse, tmp_path / "w.duckdb")
+
+
+@pytest.mark.parametrize("size", [50_000, 300_000, 1_000_000])
+def test_a_warehouse_that_the_disk_cannot_take_leaves_the_old_one(
+    tmp_path: Path, lake: Lake, warehouse: CallWarehouse, size: int
+) -> None:
+    database = tmp_path / "w.duckdb"
+    build(lake, warehouse, database)
+    before = database.read_bytes()
+    texts = [row("raw_shards", shard="three", digest="d", text=f"{number} words") for number in range(3)]
+    publish(lake, "ccnet/raw_shards", "three", pl.concat(texts))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(StorageError, match=r"cannot write .*w\.duckdb"):
+            build(lake, warehouse, database)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert database.read_bytes() == before
+    assert damage(database) is None
+    assert not [path for path in tmp_path.iterdir() if "spilled" in path.name or path.suffix == ".wal"]
 
 
 @pytest.fixture

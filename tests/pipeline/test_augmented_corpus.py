@@ -11,21 +11,21 @@ from tests.pipeline.conftest import StaleInput, TableOutput, hand_made, publish,
 from toolformer_dag.pipeline.merging import (
     HELDOUT,
     TRAIN,
+    AugmentedText,
     Dropped,
-    Example,
     KeptCall,
     examples,
     split_of,
 )
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.chains import Link
+from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
 NAMES = {"calculator": "Calculator", "calendar": "Calendar"}
 
 
 def call(tool: str, offset: int, delta: float, result: str = "4") -> KeptCall:
-    return KeptCall(tool, offset, delta, (Link(NAMES[tool], "2 + 2", result),))
+    return KeptCall(tool, offset, delta, (ChainLink(NAMES[tool], "2 + 2", result),))
 
 
 calls = st.builds(
@@ -37,7 +37,7 @@ calls = st.builds(
 @given(st.text("ab \n😀[]", max_size=60), st.lists(calls, max_size=12))
 def test_every_call_is_used_or_counted_and_taking_out_gives_the_text_back(text: str, kept: list[KeptCall]) -> None:
     found = list(examples(fitting(text, 4, words), kept, list(NAMES.values())))
-    used = [one for one in found if isinstance(one, Example)]
+    used = [one for one in found if isinstance(one, AugmentedText)]
     dropped = sum(one.calls for one in found if isinstance(one, Dropped))
     assert dropped + sum(len(one.calls) for one in used) == len(kept)
     for one in used:
@@ -57,7 +57,7 @@ def test_of_two_tools_at_one_place_the_larger_delta_stays() -> None:
     )
     assert found == [
         Dropped("not_best_at_position", 1),
-        Example(Segment(0, 0, "is four"), "is  [Calendar(2 + 2) -> 4]four", (call("calendar", 3, 2.0),)),
+        AugmentedText(Segment(0, 0, "is four"), "is  [Calendar(2 + 2) -> 4]four", (call("calendar", 3, 2.0),)),
     ]
 
 

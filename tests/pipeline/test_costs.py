@@ -28,7 +28,7 @@ from toolformer_dag.lake.warehouse import query
 from toolformer_dag.pipeline.chance import chance_tables
 from toolformer_dag.pipeline.scores import cost_frontier
 from toolformer_dag.settings.setting_types import SettingsError
-from toolformer_dag.texts.chains import Link, written_chain
+from toolformer_dag.texts.chains import ChainLink, written_chain
 from toolformer_dag.tools.built_in.calculator import Calculator
 from toolformer_dag.tools.tool import ToolCall, ToolResult
 
@@ -76,7 +76,11 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
         [{**shard, "digest": a, "segment": b, "text_digest": a, "context": "now"} for a, b in texts],
     )
     for row in rows:
-        chain = [Link("Calendar", row["before"], "r"), Link("Calculator", row["input"], "r")] if row["before"] else []
+        chain = (
+            [ChainLink("Calendar", row["before"], "r"), ChainLink("Calculator", row["input"], "r")]
+            if row["before"]
+            else []
+        )
         losses = {
             "loss_empty": row["loss_minus"],
             "loss_plus": 0.0,

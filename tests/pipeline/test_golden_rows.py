@@ -25,10 +25,10 @@ from toolformer_dag.evaluation import catalogue
 from toolformer_dag.evaluation.benchmark import in_first_words
 from toolformer_dag.model.requests import LossRequest
 from toolformer_dag.pipeline import losses, merging, raw_shards, sample_store, scored_candidates, swapped_results
-from toolformer_dag.pipeline.merging import Example, KeptCall
+from toolformer_dag.pipeline.merging import AugmentedText, KeptCall
 from toolformer_dag.texts import segments as cutting
 from toolformer_dag.texts.calls import MalformedCall, parse_call
-from toolformer_dag.texts.chains import Link
+from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
 GOLDEN = Path(__file__).with_name("golden_rows.json")
@@ -157,7 +157,7 @@ def merged(folder: Path, model: Path) -> Rows:
     cut = [Segment(0, 0, text[:20]), Segment(1, 21, text[21:38]), Segment(2, 39, text[39:])]
     names = {"calculator": "Calculator", "calendar": "Calendar"}
     kept = [
-        KeptCall(tool, offset, delta, (Link(names[tool], "2 + 2", result),))
+        KeptCall(tool, offset, delta, (ChainLink(names[tool], "2 + 2", result),))
         for tool, offset, result, delta in (
             ("calendar", 5, "Friday", 1.0),
             ("calculator", 5, "4", 0.9),
@@ -170,7 +170,7 @@ def merged(folder: Path, model: Path) -> Rows:
     found = merging.examples(cut, kept, list(names.values()))
     return [
         [one.segment.index, one.text_with_calls, len(one.calls)]
-        if isinstance(one, Example)
+        if isinstance(one, AugmentedText)
         else [one.reason, one.calls]
         for one in found
     ]

@@ -229,7 +229,7 @@ def test_a_rule_proposes_without_the_model_and_only_its_own_version_makes_it_sta
 RULED_TOOL = '''
 import re
 
-from toolformer_dag.tools.tool import Proposed, Tool, ToolDefaults, ToolResult, OverBudget
+from toolformer_dag.tools.tool import ProposedCall, Tool, ToolDefaults, ToolResult, OverBudget
 
 
 class Ruled(Tool):
@@ -245,12 +245,12 @@ class Ruled(Tool):
             raise OverBudget
         for match in re.finditer(r"make (\\d+)", text):
             at, said = match.start(1), match[1]
-            yield Proposed(at, f"first {said}")
-            yield Proposed(at, f"second {said}")
-            yield Proposed(at, f"other {said}")
-            yield Proposed(at, f"held {said}", said)
-            yield Proposed(at, "missing", said)
-            yield Proposed(at, "a]")
+            yield ProposedCall(at, f"first {said}")
+            yield ProposedCall(at, f"second {said}")
+            yield ProposedCall(at, f"other {said}")
+            yield ProposedCall(at, f"held {said}", said)
+            yield ProposedCall(at, "missing", said)
+            yield ProposedCall(at, "a]")
 
     def run(self, calls):
         answers = {"first": "same", "second": "same", "other": "another", "missing": "nothing of it"}

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from tests.runs.conftest import World
-from toolformer_dag.assets.warehouse import SHOWN
+from toolformer_dag.assets.warehouse_assets import SHOWN
 from toolformer_dag.cli import app
 from toolformer_dag.cli.query_results import saved_queries
 from toolformer_dag.lake.warehouse import query

@@ -17,7 +17,7 @@ from tests.runs.conftest import World, assert_same, ended
 from toolformer_dag.assets import TRAINING_JOB
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
-from toolformer_dag.assets.warehouse import SHOWN
+from toolformer_dag.assets.warehouse_assets import SHOWN
 from toolformer_dag.definitions import definitions_of
 
 __all__ = ["s3", "s3_running"]  # fixtures

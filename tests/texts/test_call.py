@@ -21,7 +21,7 @@ from toolformer_dag.texts.calls import (
     splice,
     take_out,
 )
-from toolformer_dag.texts.chains import Link, chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
 
 
 @pytest.mark.parametrize(
@@ -197,17 +197,17 @@ def test_a_million_openings_that_never_close_are_read_once() -> None:
 
 
 WORDS = st.text('ab 0"é', min_size=1, max_size=8)
-LINKS = st.lists(st.builds(Link, st.sampled_from(["QA", "Calculator"]), WORDS, WORDS), min_size=1, max_size=3)
+LINKS = st.lists(st.builds(ChainLink, st.sampled_from(["QA", "Calculator"]), WORDS, WORDS), min_size=1, max_size=3)
 
 
 @given(LINKS)
-def test_a_chain_is_read_as_it_was_written(links: list[Link]) -> None:
+def test_a_chain_is_read_as_it_was_written(links: list[ChainLink]) -> None:
     assert read_chain(written_chain(links)) == links
     assert read_chain(None) == []
 
 
 @given(LINKS, st.integers(0, 4))
-def test_a_chain_stands_at_one_place_and_can_be_taken_out(links: list[Link], offset: int) -> None:
+def test_a_chain_stands_at_one_place_and_can_be_taken_out(links: list[ChainLink], offset: int) -> None:
     placed = [PlacedCall(offset, Call(link.tool, link.input), link.result) for link in links]
     spliced = splice("text", placed)
     assert spliced == "text"[:offset] + chain_text(links) + "text"[offset:]
@@ -215,7 +215,7 @@ def test_a_chain_stands_at_one_place_and_can_be_taken_out(links: list[Link], off
 
 
 def test_each_earlier_result_is_exchanged_before_each_later_call() -> None:
-    links = [Link("QA", "a", "1"), Link("QA", "b", "2"), Link("Calculator", "1 + 2", "3")]
+    links = [ChainLink("QA", "a", "1"), ChainLink("QA", "b", "2"), ChainLink("Calculator", "1 + 2", "3")]
     asked = other_results(links, ["8", "9"])
     one, two = " [QA(a) -> 1]", " [QA(b) -> 2]"
     assert asked == [

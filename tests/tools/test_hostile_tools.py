@@ -15,8 +15,8 @@ from tests.tiny_models import tokenizer_of
 from toolformer_dag.cli.servers_command import _tell
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.definitions import definitions_of
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.settings.servers import LISTING, _warn_once
 from toolformer_dag.settings.settings_file import load_settings

@@ -15,7 +15,7 @@ from toolformer_dag.tools.rules.facts import propose_searches
 from toolformer_dag.tools.rules.glosses import glosses
 from toolformer_dag.tools.rules.questions import propose_questions
 from toolformer_dag.tools.rules.sums import propose_sums
-from toolformer_dag.tools.tool import NoResult, Proposed
+from toolformer_dag.tools.tool import NoResult, ProposedCall
 
 
 def sums(text: str, strict: bool = False) -> dict[str, list[str]]:
@@ -151,4 +151,4 @@ def test_rules_stand_what_real_pages_hold() -> None:
         texts = [json.loads(line)["raw_content"] for line, _ in zip(lines, range(60), strict=False)]
     for rule in (propose_questions, glosses, propose_searches, lambda text: propose_sums(text, True)):
         for text in texts:
-            assert all(isinstance(one, Proposed) and 0 <= one.offset < len(text) for one in rule(text))
+            assert all(isinstance(one, ProposedCall) and 0 <= one.offset < len(text) for one in rule(text))

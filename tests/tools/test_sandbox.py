@@ -1,6 +1,7 @@
 """A tool of one's own behind its wall: the same results, and nothing of the machine."""
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from toolformer_dag.settings.tool_settings import ToolLimits
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.registry import enabled_tools
 from toolformer_dag.tools.runner import Runner, run_calls
+from toolformer_dag.tools.system_calls import ARCHITECTURES
 from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown
 
 NO_WALL = subprocess.run(["sh", "-c", "bwrap --ro-bind / / --unshare-net --unshare-pid true"], capture_output=True)
@@ -116,6 +118,30 @@ class Any(Tool):
     def do_descriptors(self, context):
         return ToolResult(str(sum(int(one) > 5 for one in os.listdir("/proc/self/fd"))))
 
+    def do_forge(self, results):
+        # The number of the request stands in the frame of the loop that runs this tool.
+        frame = sys._getframe()
+        while "request" not in frame.f_locals:
+            frame = frame.f_back
+        number, answers = frame.f_locals["request"]["number"], frame.f_locals["answers"]
+        answers._stream.write('{"number": "%s", "results": %s}\\n' % (number, results))
+        answers._stream.flush()
+        time.sleep(600)
+
+    def do_call(self, context):
+        import ctypes
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(int(context), 0, 1 << 20, 0o1600) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return ToolResult("called")
+
+    def do_sockets(self, context):
+        pairs = [socket.socketpair() for _ in range(1000)]
+        return ToolResult(str(len(pairs)))
+
+    def do_terminal(self, context):
+        return ToolResult(str(os.openpty()))
+
     def do_user(self, context):
         return ToolResult(str(os.getuid()))
 
@@ -195,6 +221,8 @@ def test_results_reasons_and_costs_are_those_without_a_wall(tmp_path: Path, monk
         ("hold", "", "lost:OSError"),
         ("end", "", "lost:SandboxEnded"),
         ("descriptors", "", "0"),
+        ("sockets", "", "lost:OSError"),
+        ("terminal", "", "lost:FileNotFoundError"),
         ("secret", "", "none"),
         ("fork", "", "forked"),
     ],
@@ -213,6 +241,45 @@ def test_nothing_of_the_machine_is_within_reach_and_every_limit_is_a_reason(
     assert (first.result or first.reason) == told
     assert [one.result for one in others] == ["2", "3.5"]
     assert not (lake / "mine").exists() and not Path("/tmp/mine").exists()
+
+
+@needs_wall
+@pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="no filter for this kind of processor")
+@pytest.mark.parametrize("name", ["keyctl", "add_key", "request_key", "shmget", "msgget", "semget", "unshare", "mount"])
+def test_a_call_that_reaches_beyond_the_wall_is_refused_by_the_kernel(tool: Tool, name: str) -> None:
+    number = ARCHITECTURES[platform.machine()].calls[name]
+    refused, add = run_calls(tool, [ToolCall("call", str(number)), ToolCall("add")], ToolLimits())
+    assert (refused.reason, add.result) == ("lost:PermissionError", "2")
+
+
+@needs_wall
+@pytest.mark.parametrize(
+    "results",
+    [
+        "[" * 2000 + "]" * 2000,
+        '[["forged", null, 0, null, 5, 6, 7]]',
+        "[5]",
+        '{"a": 1}',
+        "[[null, null, 0, null]]",
+        '[["both", "both", 0, null]]',
+        "[[1, null, 0, null]]",
+        '[], "raised": 5',
+        '[], "raised": ["no name", "message"]',
+        '[], "raised": ["a\\\\u0000b", "message"]',
+    ],
+)
+def test_a_forged_answer_ends_its_process_and_loses_its_call_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    runner = Runner(walled(tmp_path), ToolLimits(retries=0))
+    [before] = runner.run([ToolCall("add")])
+    processes = processes_with(str(tmp_path))
+    [forged] = runner.run([ToolCall("forge", results)])
+    assert (before.result, forged.reason) == ("2", "lost:SandboxEnded") and processes
+    wait_until_ended(processes)
+    [add] = runner.run([ToolCall("add", "again")])
+    assert add.result == "2"
 
 
 @needs_wall

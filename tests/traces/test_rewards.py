@@ -110,6 +110,86 @@ def test_rollouts_that_are_scored_in_threads_get_what_they_get_alone(
     assert at_once == pytest.approx([scored(row) for row in rows], abs=1e-6)
 
 
+HALF = "\ud83d"
+
+
+def with_calls(count: int) -> tuple[list[Any], list[Any]]:
+    """Return prompt and completion of a rollout with as many calls of one tool."""
+    completion: list[Any] = []
+    for number in range(count):
+        call = {"type": "function", "function": {"name": "Add", "arguments": {"number": number}}}
+        completion += [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        completion += [{"role": "tool", "content": str(number)}]
+    return [{"role": "user", "content": "Add."}], completion
+
+
+def changed(messages: list[Any], place: str, value: Any) -> list[Any]:
+    """Return a completion with another tool's name, arguments or result."""
+    call = messages[0]["tool_calls"][0]["function"]
+    name = value if place == "name" else call["name"]
+    arguments = value if place == "arguments" else call["arguments"]
+    function = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    result = value if place == "result" else messages[1]["content"]
+    return [{**messages[0], "tool_calls": [function]}, {**messages[1], "content": result}, *messages[2:]]
+
+
+def nested(levels: int) -> str:
+    return '{"a": ' + "[" * levels + "]" * levels + "}"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        ("answer", HALF, "half_character"),
+        ("answer", float("nan"), "no_answer"),
+        ("result", HALF, "half_character"),
+        ("name", HALF, "half_character"),
+        ("arguments", {"city": HALF}, "half_character"),
+        ("arguments", {"a": json.loads(nested(900))}, "too_deep"),
+        ("swapped", float("nan"), "no_swapped_results"),
+        ("swapped", ["17", float("nan")], "no_swapped_results"),
+        ("swapped", ["17", None], "no_swapped_results"),
+        ("swapped", ["17", HALF], "half_character"),
+        ("swapped", ["17", json.loads(nested(300))], "too_deep"),
+        ("swapped", [str(number) for number in range(200)], "too_many_swapped"),
+        ("calls", 40, "too_many_calls"),
+    ],
+)
+def test_an_odd_row_gets_none_with_a_reason_and_the_others_their_gain(
+    judge: Judge, caplog: pytest.LogCaptureFixture, place: str, value: Any, reason: str
+) -> None:
+    talk = records(2)[1]["messages"]
+    prompt, completion = with_calls(value) if place == "calls" else (talk[:1], changed(talk[1:], place, value))
+    others = ["17", "23"]
+    answers = [talk[-1]["content"], value if place == "answer" else talk[-1]["content"]]
+    swapped = [others, value if place == "swapped" else others]
+    caplog.set_level("INFO", "toolformer_dag.rewards")
+    whole, odd = gain([talk[:1], prompt], [talk[1:], completion], answers, swapped, judge=judge)
+    assert odd is None
+    assert whole == pytest.approx(gain([talk[:1]], [talk[1:]], answers[:1], [others], judge=judge)[0])
+    assert f"gain: None for 1 of 2 rows: {reason} 1" in caplog.text
+
+
+def test_text_in_place_of_a_list_is_refused(judge: Judge) -> None:
+    talk = records(1)[0]["messages"]
+    rows: dict[str, Any] = {"prompts": [talk[:1]], "completions": [talk[1:]], "answer": ["4"]}
+    for column in rows:
+        with pytest.raises(UserError, match=f"`{column}` must be a list with an entry per row .got str"):
+            gain(**{**rows, column: "4"}, judge=judge)
+    with pytest.raises(UserError, match="`swapped_results` must be a list"):
+        gain(**rows, swapped_results="4", judge=judge)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="`swapped_results` of row 0 is a str; give a list of results, or None"):
+        gain(**rows, swapped_results=["17"], judge=judge)
+    with pytest.raises(UserError, match="`answer` has 2 entries and `prompts` 1"):
+        gain(**{**rows, "answer": ["4", "5"]}, judge=judge)
+
+
+def test_marks_that_never_end_take_linear_time(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolformer_dag.rewards.default_judge", lambda: judge)
+    for text in ("<tool_response>" * 20_000, "user\n" * 50_000 + "x", "\n" * 300_000 + "x", "<|" * 100_000):
+        assert compute_score("made", text, "4") == 0.0
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward.py"
 
 

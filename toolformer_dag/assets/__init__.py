@@ -6,11 +6,11 @@ from typing import Any
 import dagster as dg
 
 from toolformer_dag.assets.by_hand import BY_HAND, checkpoint, measurement
-from toolformer_dag.assets.declaration import Output, asset_key, asset_of
+from toolformer_dag.assets.declaration import AssetDeclaration, asset_key, asset_of
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, shard_list, stale_assets, tell_dagster
 from toolformer_dag.assets.tables import prepared_tool, prepares, table
 from toolformer_dag.assets.traces import trace_outputs
-from toolformer_dag.assets.warehouse import (
+from toolformer_dag.assets.warehouse_assets import (
     DATASET,
     SHOWN,
     WAREHOUSE,
@@ -35,7 +35,7 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 """What is made of the first job's rows and of the second job's measurements."""
 
 
-def outputs(plan: Plan) -> list[Output]:
+def outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return every asset of a plan but ccnet/shard_list, each after those that it depends on."""
     by_hand = [plan.named(name) for name in BY_HAND]
     above_warehouse = [*(output.name for output in shown_outputs(plan)), *by_hand]
@@ -52,12 +52,12 @@ def outputs(plan: Plan) -> list[Output]:
     ]
 
 
-def outputs_so_far(plan: Plan) -> list[Output]:
+def outputs_so_far(plan: Plan) -> list[AssetDeclaration]:
     """Return every asset of a plan and of those that it starts from, once each, in the order in which they are made.
 
     A plan of a later round starts from that of the round before: it reads its lanes and its checkpoint.
     """
-    by_name: dict[str, Output] = {}
+    by_name: dict[str, AssetDeclaration] = {}
     for project in plan.projects:
         by_name |= {output.name: output for output in outputs(project)}
     return list(by_name.values())

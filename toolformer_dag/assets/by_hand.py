@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from toolformer_dag.assets.declaration import Output, shared_reasons
+from toolformer_dag.assets.declaration import AssetDeclaration, shared_reasons
 from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata, numbers
 from toolformer_dag.assets.plots import bars, loss_curve
 from toolformer_dag.assets.running import note_cost, progress
@@ -65,9 +65,9 @@ DESCRIPTIONS = {
 """What the measurements measure."""
 
 
-def checkpoint(plan: Plan, name: str) -> Output:
+def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
     """Return the asset of one of CHECKPOINTS."""
-    return Output(
+    return AssetDeclaration(
         name=plan.named(f"training/{name}"),
         settings=CHECKPOINTS[name].settings(plan),
         depends_on=CHECKPOINTS[name].reads(plan),
@@ -166,10 +166,10 @@ def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame,
     return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
 
-def measurement(plan: Plan, name: str) -> Output:
+def measurement(plan: Plan, name: str) -> AssetDeclaration:
     """Return the asset of one of MEASURES."""
     reads = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
-    return Output(
+    return AssetDeclaration(
         name=plan.named(name),
         settings=SETTINGS[name](plan),
         depends_on=tuple(map(plan.named, reads)),

@@ -1,6 +1,6 @@
 """What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that.
 
-An `Output` is that declaration. It is an asset of the graph and knows no run; `asset_of` makes Dagster's asset of it.
+An `AssetDeclaration` says so. It is an asset of the graph and knows no run; `asset_of` makes Dagster's asset of it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ MEASURED_GROUPS = ("training", "evaluation", "tables")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class AssetDeclaration:
     """An asset.
 
     - `name`: such as "calculator/loss_deltas"
@@ -86,7 +86,7 @@ def asset_key(name: str) -> dg.AssetKey:
     return dg.AssetKey(name.split("/"))
 
 
-def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
+def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
     """Return the Dagster asset of an output. `suffix`: what ends the names of the plan's resources; empty for most."""
     resource_keys = _resource_keys(output, suffix)
 
@@ -115,7 +115,7 @@ def asset_of(output: Output, suffix: str) -> dg.AssetsDefinition:
 
 
 def _materialized(
-    output: Output, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
+    output: AssetDeclaration, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
 ) -> dg.MaterializeResult:
     """Make an output, as a step of a run. Whoever watches the run learns how the step ended, an error included.
 
@@ -140,7 +140,7 @@ def _materialized(
         return result
 
 
-def _resource_keys(output: Output, suffix: str) -> dict[str, str]:
+def _resource_keys(output: AssetDeclaration, suffix: str) -> dict[str, str]:
     """Return the names by which Dagster knows the resources that an output takes, by the parameter that takes them."""
     parameters = signature(output.make).parameters
     return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in parameters}

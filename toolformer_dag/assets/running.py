@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import dagster as dg
 
 from toolformer_dag.assets.metadata import ROWS, TOKENS, UNCHANGED
-from toolformer_dag.computing.change_log import KeptCalls, add_changes
+from toolformer_dag.computing.change_log import KeptCounts, add_changes
 from toolformer_dag.computing.spending import Spent, StepCost, add_cost
 from toolformer_dag.computing.worker import Ahead
 from toolformer_dag.files import UserError, WriteError, file_name, locked, write_whole
@@ -285,7 +285,7 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
 
 
 def note_changes(
-    context: dg.AssetExecutionContext, lake: Lake, settings: Sequence[FieldChange], kept: KeptCalls | None
+    context: dg.AssetExecutionContext, lake: Lake, settings: Sequence[FieldChange], kept: KeptCounts | None
 ) -> None:
     """Add to the lake's table of changes which settings a step found changed, and the calls kept before and after it.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.declaration import OWNERS, Output, asset_key
+from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key
 from toolformer_dag.assets.metadata import ROWS, UNCHANGED, counts_table, last_materialization
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
@@ -30,7 +30,7 @@ OUT_OF_DATE = "out of date"
 """The code version told of what is stored and out of date: it equals no asset's, so that the page shows it unsynced."""
 
 
-def stale_assets(outputs: Sequence[Output]) -> dict[str, Reasons]:
+def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
     """Return every missing or stale asset, upstream first, and why.
 
     An asset whose inputs alone are stale counts as fresh until they land with other content, as in the UI.
@@ -43,7 +43,7 @@ def stale_assets(outputs: Sequence[Output]) -> dict[str, Reasons]:
     return {name: reasons for name, reasons in reasons_by_name.items() if reasons}
 
 
-def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> None:
+def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstance) -> None:
     """Let the page mark what `stale_assets` lists and nothing else, whoever made what the lake holds.
 
     Dagster knows the runs of its own home alone: a lake that was moved, or that another home filled, looks unsynced or
@@ -71,7 +71,7 @@ def tell_dagster(outputs: Sequence[Output], instance: dg.DagsterInstance) -> Non
         tell_state(instance, output, state | read)
 
 
-def read_versions(output: Output, versions: Mapping[str, str]) -> dict[str, str]:
+def read_versions(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
     """Return the tags by which Dagster knows of which versions of its inputs an output was made.
 
     `versions`: by name; inputs that are not in it have no tag.
@@ -84,7 +84,10 @@ def read_versions(output: Output, versions: Mapping[str, str]) -> dict[str, str]
 
 
 def tell_state(
-    instance: dg.DagsterInstance, output: Output, tags: Mapping[str, str], shown: Mapping[str, Any] | None = None
+    instance: dg.DagsterInstance,
+    output: AssetDeclaration,
+    tags: Mapping[str, str],
+    shown: Mapping[str, Any] | None = None,
 ) -> None:
     """Report a materialization without a run.
 
@@ -148,7 +151,7 @@ def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
     return materialization.tags or {}
 
 
-def with_descendants(outputs: Sequence[Output], names: Iterable[str]) -> list[str]:
+def with_descendants(outputs: Sequence[AssetDeclaration], names: Iterable[str]) -> list[str]:
     """Return `names` and everything that depends on them, in order, and the prepared tools that they call.
 
     `outputs`: all assets, each after those that it depends on.

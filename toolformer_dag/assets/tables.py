@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 import polars as pl
 
-from toolformer_dag.assets.declaration import Output
+from toolformer_dag.assets.declaration import AssetDeclaration
 from toolformer_dag.assets.metadata import (
     PREVIEW_ROWS,
     ROWS,
@@ -25,7 +25,7 @@ from toolformer_dag.assets.metadata import (
 )
 from toolformer_dag.assets.plots import drawn
 from toolformer_dag.assets.running import note_changes, note_cost, progress, tag_changes
-from toolformer_dag.computing.change_log import KeptCalls
+from toolformer_dag.computing.change_log import KeptCounts
 from toolformer_dag.computing.plan import Lane
 from toolformer_dag.computing.reasons import Reasons, differences
 from toolformer_dag.computing.shown import ShownValue
@@ -39,12 +39,12 @@ from toolformer_dag.settings.servers import lane_key
 from toolformer_dag.tools.tool import Tool
 
 
-def table(output: TableOutput) -> Output:
+def table(output: TableOutput) -> AssetDeclaration:
     """Return the asset of a table, a stage's for a lane where it has lanes. It computes missing rows in chunks."""
     stage = output.stage
     lane = output.lane_or_none
     needed_assets = [*_prepared_tools(output), *_checkpoint_of(output)]
-    return Output(
+    return AssetDeclaration(
         name=output.name,
         settings=output.settings,
         depends_on=(*output.depends_on, *needed_assets),
@@ -194,7 +194,7 @@ def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableRe
     settings = report.differences.setting_changes()
     kept = None
     if before.kept_calls is not None and before.version is not None:
-        kept = KeptCalls(before.kept_calls, sum(report.rows.values()))
+        kept = KeptCounts(before.kept_calls, sum(report.rows.values()))
     has_other_calls = kept is not None and report.data_version != before.version
     if settings or has_other_calls:
         note_changes(context, lake, settings, kept)
@@ -272,10 +272,10 @@ def _first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.DataFram
     return output.table.scan(filled_parts[:PREVIEW_ROWS]).head(PREVIEW_ROWS).collect()
 
 
-def prepared_tool(lane: Lane) -> Output:
+def prepared_tool(lane: Lane) -> AssetDeclaration:
     """Return the asset of what a tool makes before its first call; making it again finds it there."""
     settings = {"version": lane.tool.version, "options": lane.identity()}
-    return Output(
+    return AssetDeclaration(
         name=_prepared_name(lane),
         settings=settings,
         depends_on=(),

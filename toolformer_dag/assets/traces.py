@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from toolformer_dag.assets.declaration import Output
+from toolformer_dag.assets.declaration import AssetDeclaration
 from toolformer_dag.assets.metadata import ROWS, UNCHANGED, frame_table, last_metadata
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
@@ -28,14 +28,14 @@ from toolformer_dag.traces.trace_stages import trace_tables
 TRACES = "traces/judged"
 
 
-def trace_outputs(plan: Plan) -> list[Output]:
+def trace_outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the asset of the file over the tables of recorded conversations; none for a plan without these tables."""
     tables = trace_tables(plan)
     if not tables:
         return []
     database = traces_database(plan.settings)
     return [
-        Output(
+        AssetDeclaration(
             name=TRACES,
             settings={"views": fingerprint([TABLES, VIEWS]), "share": plan.settings.traces.share},
             depends_on=tuple(table.name for table in tables),

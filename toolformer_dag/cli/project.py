@@ -15,7 +15,7 @@ from toolformer_dag.assets.by_hand import BY_HAND, TRAINED
 from toolformer_dag.assets.declaration import asset_key
 from toolformer_dag.assets.metadata import UNCHANGED
 from toolformer_dag.assets.staleness import SHARD_LIST, observe, stale_assets, with_descendants
-from toolformer_dag.assets.warehouse import SHOWN, STEP
+from toolformer_dag.assets.warehouse_assets import SHOWN, STEP
 from toolformer_dag.cli.job_runs import Result, Sink, completed, was_interrupted
 from toolformer_dag.cli.terminal import damaged_history, of_history
 from toolformer_dag.computing.plan import Plan

@@ -1,6 +1,7 @@
 """Saved queries, and rows as people read or keep them: as a table, CSV, JSON, Markdown or Parquet."""
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -35,6 +36,7 @@ NO_VALUE = "–"
 """What stands for a null in a table for people."""
 SHOWN_DECIMALS = 6
 """Decimals of a number in such a table; polars shows as many."""
+LINE_END = re.compile(r"[\r\n]")
 ENDINGS = (".csv", ".json", ".jsonl", ".md", ".parquet")
 """Endings of files that rows are written to; a .json file is one array, a .jsonl file has a line per row."""
 
@@ -103,7 +105,19 @@ def drawn(rows: "pl.DataFrame", longest: int = 44, width: int = 160, *, typed: b
     sizes = pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=longest, tbl_width_chars=width)
     looks: dict[str, Any] = {} if typed else {"tbl_hide_column_data_types": True, "tbl_formatting": "ASCII_MARKDOWN"}
     with sizes, pl.Config(tbl_hide_dataframe_shape=True, **looks):
-        return harmless(str(rows if typed else _markdown_cells(rows)))
+        one_line = _on_one_line(rows)
+        return harmless(str(one_line if typed else _markdown_cells(one_line)))
+
+
+def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
+    """Return rows whose texts have a space for each line end, which would split the row, and names U+FFFD."""
+    import polars as pl
+
+    texts = [column for column in rows if column.dtype == pl.String]
+    on_one_line = rows.with_columns(column.str.replace_all(LINE_END.pattern, " ") for column in texts)
+    names = {name: LINE_END.sub("\ufffd", name) for name in rows.columns}
+    are_apart = len(set(names.values())) == len(names)
+    return on_one_line.rename(names) if are_apart else on_one_line
 
 
 def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
@@ -124,6 +138,7 @@ def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
 
 def _records(rows: "pl.DataFrame") -> str:
     """Return a line per value, under the number of its row: for rows that are wider than the terminal."""
+    rows = _on_one_line(rows)
     width = max(map(len, rows.columns), default=0)
     lines = []
     for number, row in enumerate(rows.iter_rows(named=True), 1):

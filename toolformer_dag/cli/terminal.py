@@ -53,8 +53,10 @@ typed_config: ContextVar[Path | None] = ContextVar("typed_config", default=None)
 """The settings file that this command was given with --config."""
 WITHOUT_CONFIG = ("init", "embedded")
 """The commands that read no settings file."""
-HINT = re.compile(rf"\btoolformer-dag (?!(?:{'|'.join(WITHOUT_CONFIG)})\b)[a-z]+\b(?![^`\n]*--config)")
-"""A command in a message that reads a settings file and names none."""
+HINT = re.compile(rf"\btoolformer-dag (?!(?:{'|'.join(WITHOUT_CONFIG)})\b)[a-z]+\b")
+"""A command in a message that reads a settings file."""
+COMMAND_ENDS = re.compile(r"([`\n])")
+"""What ends a command in a message."""
 
 
 def with_config(message: str) -> str:
@@ -66,7 +68,11 @@ def with_config(message: str) -> str:
     if config is None:
         return message
     option = f" --config {quote(str(config))}"
-    return HINT.sub(lambda command: command[0] + option, message)
+    written = []
+    for part in COMMAND_ENDS.split(message):
+        named = part.rfind("--config") + 1  # what stands before it names a file already
+        written.append(part[:named] + HINT.sub(lambda command: command[0] + option, part[named:]))
+    return "".join(written)
 
 
 def settings_of(

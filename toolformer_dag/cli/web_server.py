@@ -154,12 +154,11 @@ def answer(app: App, listening: socket.socket) -> None:
     """Answer requests by an application until Ctrl-C, or a signal to end. Those that came before it are answered."""
     import uvicorn
 
-    from toolformer_dag.cli.connections import BoundedConnection
+    from toolformer_dag.cli.connections import bounded_config
 
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.default_int_handler)
-    config = uvicorn.Config(app, http=BoundedConnection, log_level="warning", timeout_graceful_shutdown=GRACE)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(bounded_config(app, timeout_graceful_shutdown=GRACE))
     with suppress(KeyboardInterrupt):  # how uvicorn ends once it has answered what was asked
         server.run(sockets=[listening])
 

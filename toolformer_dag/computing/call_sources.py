@@ -8,7 +8,7 @@ from pathlib import Path
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import SettingsError, determining, under
 from toolformer_dag.settings.tool_settings import MODEL, RULE, PatternRule, ToolSettings, source_name
-from toolformer_dag.tools.tool import Proposed, Tool, blamed
+from toolformer_dag.tools.tool import ProposedCall, Tool, blamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class CallSources:
         """Whether the model's own p of ` [` chooses the positions: a server does not tell p."""
         return MODEL in self.names and not self.served
 
-    def propose(self, tool: Tool, text: str, context: str) -> list[Proposed]:
+    def propose(self, tool: Tool, text: str, context: str) -> list[ProposedCall]:
         """Return the calls that the rule proposes for a text: that of the settings, else the tool's own.
 
         With the settings' pattern, a call stands before the group named `here`, or after the match where there is no
@@ -46,7 +46,7 @@ class CallSources:
         proposed = []
         for match in pattern.finditer(text):
             offset = match.start("here") if names_the_place else match.end()
-            proposed.append(Proposed(offset, match.expand(self.pattern.input)))
+            proposed.append(ProposedCall(offset, match.expand(self.pattern.input)))
         return proposed
 
     def rule_identity(self, tool: Tool) -> dict[str, object]:
@@ -56,7 +56,7 @@ class CallSources:
 
 
 def call_sources(tool: Tool, section: ToolSettings, settings: Settings) -> CallSources:
-    """Return who proposes calls of the tool.
+    """Read from a tool's section who proposes its calls: the model, a rule, files, in the order of the settings.
 
     Raises SettingsError where that is a rule, and neither the section nor the tool has one.
     """

@@ -31,7 +31,7 @@ CHANGE_COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class KeptCalls:
+class KeptCounts:
     """How many calls a lane kept before and after a step."""
 
     before: int
@@ -39,12 +39,15 @@ class KeptCalls:
 
 
 def add_changes(
-    lake: Lake, run: str, asset: str, settings: Sequence[FieldChange], kept: KeptCalls | None = None
+    lake: Lake, run: str, asset: str, settings: Sequence[FieldChange], kept: KeptCounts | None = None
 ) -> None:
     """Add to the log what a step of a run changed: a row per setting, or one for the kept calls alone.
 
-    `asset`: such as "calculator/filtered_calls"; `settings`: changes of `settings.NAME` fields of its record. Raises
-    WriteError. Not covered: a step that was killed before it ended.
+    run: the id of the Dagster run. asset: such as "calculator/filtered_calls".
+    settings: changes of the fields `settings.NAME` in the asset's record.
+    kept: how many calls the filter kept before and after the step; None for other steps.
+
+    Raises WriteError. Not covered: a step that was killed before it ended.
     """
     schema = {name: kind for name, (kind, _) in CHANGE_COLUMNS.items()}
     shared = {
@@ -64,9 +67,9 @@ def add_changes(
         values.append({"setting": None, "value_before": None, "value_after": None})
     added = pl.DataFrame([{**shared, **value} for value in values], schema=schema)
 
-    def with_them(before: pl.DataFrame | None) -> pl.DataFrame:
-        # the rows are there where the answer to their put was lost
+    def with_added_rows(before: pl.DataFrame | None) -> pl.DataFrame:
+        # the rows are there already where the answer to their put was lost
         rows = added if before is None else pl.concat([before, added], how="diagonal")
         return rows.unique(maintain_order=True)
 
-    lake.table(CHANGES).revise(asset, with_them, lambda: record({}, {}, stage="changes", tool=None))
+    lake.table(CHANGES).revise(asset, with_added_rows, lambda: record({}, {}, stage="changes", tool=None))

@@ -18,7 +18,7 @@ from toolformer_dag.computing.spending import Spent
 from toolformer_dag.computing.stage import ByChunk, ByShard, TableOutput, Work
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.files import UserError
-from toolformer_dag.lake.session import Session, session
+from toolformer_dag.lake.session import LakeSession, session
 from toolformer_dag.processes import end_with_parent
 from toolformer_dag.settings.sections import Settings
 
@@ -49,7 +49,9 @@ class Task:
 
 
 def perform(worker: Worker, tables: Tables, task: Task) -> Work:
-    """Compute a chunk and commit its rows; of a shard, publish the part.
+    """Carry out a task: compute a chunk of a table's work and append its rows to row stores; return what it cost.
+
+    For a stage that is made ByShard, the task is a whole shard: its rows are made and published.
 
     Raises WorkerError where this process has read other settings than the run, and what the stage raises.
     """
@@ -169,13 +171,14 @@ class ChunkServer:
         self._worker: Worker | None = None
         self._tables: Tables = {}
         self._step = ""
-        self._session = Session(news=[])
+        self._session = LakeSession(news=[])
         self._spent_before = Spent()
 
     def answer(self, task: Task) -> ChunkAnswer:
-        """Compute a chunk and commit its rows; exceptions become errors that any process can unpickle.
+        """Carry out a task; return what it cost, or its error, and what this process spent since its last answer.
 
-        Raises nothing but what ends a process, such as KeyboardInterrupt.
+        An exception becomes a UserError that any process can unpickle. Raises nothing but what ends a process, such as
+        KeyboardInterrupt.
         """
         outcome: Work | UserError
         try:
@@ -190,14 +193,17 @@ class ChunkServer:
         return ChunkAnswer(outcome, spent_since)
 
     def _perform(self, task: Task) -> Work:
-        """Compute a chunk; return what it cost, with what was made for the leading process to publish."""
+        """Carry out a task; return what it cost, with the `news` of what it wrote, which the leading process publishes.
+
+        The first task loads the plan and its tables. A task of another step forgets what was read of the lake.
+        """
         if self._worker is None:
             plan = Plan.of(self._settings)
             self._tables = {output.name: output for output in self._tables_of(plan)}
             self._worker = Worker(plan)
         if task.step != self._step:
             self._step = task.step
-            self._session = Session(news=[])
+            self._session = LakeSession(news=[])
         with session(self._session):
             work = perform(self._worker, self._tables, task)
         return replace(work, news=self._session.take_news())
@@ -260,9 +266,9 @@ def _answer(task: Task) -> ChunkAnswer:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block ends; a process that starts in the block never gets one, however early it comes.
+    """Block SIGINT (Ctrl-C) inside the block, for this thread and for a process that is started in it.
 
-    The first process also starts Python's resource tracker, whose start would let Ctrl-C through: it is started before.
+    It arrives when the block ends. Python's resource tracker is started before: its start would let SIGINT through.
     """
     resource_tracker.ensure_running()
     mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

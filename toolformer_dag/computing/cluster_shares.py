@@ -53,7 +53,9 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
 
 
 def _count_gpu_groups(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: str) -> int:
-    """Return how many models the GPUs of all machines hold; a model's GPUs are on one machine.
+    """Return how many models fit on the GPUs of all machines; the GPUs of a model are on one machine.
+
+    nodes: the resources of each machine, such as {"CPU": 16, "GPU": 4}; with 2 GPUs per model that machine holds two.
 
     Raises ClusterError where there are GPUs, but on no machine as many as a model takes.
     """

@@ -133,7 +133,11 @@ def lanes(settings: Settings) -> list[Lane]:
 
 
 def _refuse_loss_floor(lane: Lane, floor: float) -> None:
-    """Raise SettingsError where `filtering.loss_floor` leaves out losses that the lane's threshold needs."""
+    """Raise SettingsError where the setting `filtering.loss_floor` leaves out losses that the filter needs.
+
+    floor: below this difference L(c) is not computed, so a call's delta is known only as a bound. That is enough where
+    tau_f, the lane's threshold, is a number at or above the floor.
+    """
     if isinstance(lane.tau_f, ChanceThreshold):
         raise SettingsError(
             f"filtering.loss_floor = {floor} leaves out losses that a threshold by chance looks at, and "
@@ -167,11 +171,12 @@ def start_thresholds(lanes: Sequence[Lane]) -> dict[str, float]:
 
 
 def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Settings) -> Lane:
-    """Return the lane with the chains of its section; the same lane where it has none.
+    """Return the lane (a tool with its thresholds) with the settings of its chains; the same lane where it has none.
 
-    single_lanes: the lanes of all enabled tools by key.
+    A chain are calls at one place, each made after the results of those before. single_lanes: the lanes of all enabled
+    tools, by key, whose tools may be called in it.
 
-    Raises SettingsError.
+    Raises SettingsError where the section contradicts itself, names an unknown tool, or another model samples.
     """
     section = settings.tools[lane.tool.key]
     option = f"[tools.{lane.tool.key}] then"
@@ -200,7 +205,10 @@ def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Setting
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    """Return the lane of a tool without chains. Raises SettingsError."""
+    """Return the lane of a tool: its thresholds from its section of the settings, else the tool's own; no chains.
+
+    Raises SettingsError.
+    """
     paper = tool.defaults
     general_min_probability = settings.decoding.min_probability
     return Lane(
@@ -219,11 +227,13 @@ def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
 
 
 def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
-    """Return the SQL expression that a lane's tau_f is compared with, less the cost of a call where it has a weight.
+    """Return the SQL expression over the columns of a call that is compared with tau_f: "loss_minus - loss_plus".
 
-    The section's score counts, then that of `[filtering]`. In place of the paper's score, a lane whose rule looks ahead
-    has OVER_ECHO. Raises SettingsError for an expression that is no score, and for one that needs every loss where
-    `filtering.loss_floor` leaves some out.
+    The tool's section names it, else `[filtering]`. Where that is the paper's score, and the tool's rule reads the text
+    after a call, it is OVER_ECHO. With a cost weight it becomes "(...) - 0.1 * cost".
+
+    Raises SettingsError for an expression that is no score, and for one other than the paper's where
+    `filtering.loss_floor` leaves losses out.
     """
     if section.score:
         score = section.score
@@ -389,7 +399,10 @@ class Plan:
         return dict(self.model if self._is_base(role) else self.proposer)
 
     def model_of(self, role: Role) -> ModelSettings:
-        """Return the model in this role. Raises ModelError where that is a checkpoint that does not exist yet."""
+        """Return the settings of the model in a role: the proposer samples calls, the judge computes their losses.
+
+        Raises ModelError where that is the checkpoint of an earlier round, which does not exist yet.
+        """
         if self._is_base(role):
             return self.settings.model
         if self.has_own_proposer:

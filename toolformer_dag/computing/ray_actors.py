@@ -63,9 +63,9 @@ def _start(ray: Any, actor_class: Any, arguments: tuple[Settings, TablesOf]) -> 
 
 
 def _is_machine_lost(ray: Any, worker: ChunkWorker, death: Exception) -> bool:
-    """Return whether an actor died with its machine.
+    """Return whether an actor (a worker process of a Ray cluster) died because its machine was lost.
 
-    So it did where Ray does not know how its process ended, or knows that the machine is gone.
+    It did where Ray does not know how its process ended, or says that the machine is gone. death: what Ray raised.
     """
     if isinstance(death, ray.exceptions.ActorUnavailableError):
         return True
@@ -108,7 +108,10 @@ class Actor:
 
 
 def _connected(address: str) -> Any:
-    """Return the module ray, connected to the cluster until this process ends. Raises ClusterError."""
+    """Import Ray, connect it to the cluster at `address` until this process ends, and return the module.
+
+    Raises ClusterError where Ray is not installed or no cluster answers.
+    """
     if find_spec("ray") is None:
         raise ClusterError("execution.engine = 'ray' needs Ray: pip install -c constraints.txt -e '.[ray]'")
     import ray

@@ -58,19 +58,19 @@ class Reasons:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The reasons for people: each change and each sentence once, then the names of shards.
+        """The reasons as lines for people: each change and each sentence once, then lists of shards.
 
         For example `settings.tau_f: 0.5 -> 0.8` and `removed: en_head_0003`.
         """
         touched_files = [reason for reason in self._all() if isinstance(reason, Touched)]
         new_shards = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
 
-        # What is said by a list of names below is not said by a sentence as well.
-        said_by_names: set[str] = {*touched_files}
+        # What a list of names below says is not said by a sentence as well.
+        reasons_in_lists: set[str] = {*touched_files}
         if new_shards:
-            said_by_names.add(NEVER_MADE)
+            reasons_in_lists.add(NEVER_MADE)
         sentences = [str(reason) for reason in self._all()]
-        lines = list(dict.fromkeys(sentence for sentence in sentences if sentence not in said_by_names))
+        lines = list(dict.fromkeys(sentence for sentence in sentences if sentence not in reasons_in_lists))
 
         lists: dict[str, Sequence[str]] = {TOUCHED: touched_files, "without rows": new_shards, "removed": self.removed}
         for heading, names in lists.items():
@@ -97,9 +97,10 @@ class Reasons:
 
 
 def differences(output: TableOutput) -> Reasons:
-    """Return why a table is missing or out of date. `stale`, `--why` and every asset ask this.
+    """Return why a table is missing or out of date; the result is false where it is up to date.
 
-    Where no part differs, the reasons are those of an inner table (`Stage.inner`): parts may follow.
+    Where none of its parts (shards) differs, the reasons are those of a table that is only made for it (`Stage.inner`).
+    `stale`, `--why` and every asset ask this.
     """
     for table in (output, *output.inner):
         reasons = table_differences(table)
@@ -109,7 +110,10 @@ def differences(output: TableOutput) -> Reasons:
 
 
 def table_differences(output: TableOutput) -> Reasons:
-    """Return why a table is missing or out of date, its inner tables aside."""
+    """Compare each part (shard) of a table with what it would be made from now; return the reasons by part.
+
+    Parts whose shard is gone from the corpus are listed as removed. Inner tables are not looked at.
+    """
     with session():
         inputs_of = output.inputs_of()
         expected_parts = output.parts
@@ -123,7 +127,11 @@ def table_differences(output: TableOutput) -> Reasons:
 
 
 def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None) -> Sequence[Reason]:
-    """Return why a part is missing or out of date; nothing where it is up to date.
+    """Return why a part (the rows of a shard) is missing or out of date; nothing where it is up to date.
+
+    A published part has a record of the settings and inputs (versions of other tables) that its rows were made from.
+    The reasons are what differs between these and those of now. A part is also made again where its files are damaged,
+    where a table that is published with it lacks it, and where the record says that something is to be tried again.
 
     inputs_of: what `output.inputs_of()` returned, where many parts of a table are compared.
 
@@ -149,7 +157,11 @@ def difference(output: TableOutput, part: str, inputs_of: InputsOf | None = None
 
 
 def _naming_the_file(place: str, changed: Sequence[FieldChange]) -> Sequence[Reason]:
-    """Return the changes with a sentence in place of those of the shard file's stamp, its size and time of change."""
+    """Put a sentence about the shard's file in place of changes of its size and time of change.
+
+    place: where the file lies: "/web/en_0.json.gz: 1200 -> 1300 bytes". Where the time alone differs, the sentence is a
+    Touched: the content was not compared yet.
+    """
     stamp_changes = {change.field: change for change in changed if change.field in (STAMP_BYTES, STAMP_TIME)}
     if not stamp_changes:
         return changed

@@ -161,9 +161,10 @@ def hub_files(settings: Settings) -> list[HubFile]:
 
 
 def _pinned_split(settings: Settings) -> HubSplit:
-    """Return the split of `corpus.hub` as the lake remembers it; on first use ask the hub and remember the answer.
+    """Return the data files of `corpus.hub` at a fixed commit: the one that the hub had when it was first asked.
 
-    A damaged note is written anew, with a warning, since the hub may have another commit by now. Raises HubError.
+    The answer is noted in a small file of the lake (a pin) and read from there later. A damaged pin is written anew,
+    with a warning, since the hub may have another commit by now. Raises HubError.
     """
     corpus = settings.corpus
     request = {
@@ -230,9 +231,12 @@ def write_small_web(settings: Settings) -> None:
 
 
 def _matches(root: Path, pattern: str) -> list[_Match]:
-    """Return the files that a pattern of `corpus.shards` matches; `root`: where a relative one begins.
+    """Return the files that a pattern of `corpus.shards` matches: a file, a folder, or a path with wildcards.
 
-    Raises SettingsError where there are none.
+    root: the folder at which a relative pattern begins. Each file comes with the folder from which its shard's name
+    counts: for "web/*/en.json.gz" that is "web".
+
+    Raises SettingsError where nothing matches.
     """
     path = Path(rooted(pattern, root))
     is_file = os.path.lexists(path) and not path.is_dir()
@@ -255,11 +259,11 @@ def _matches(root: Path, pattern: str) -> list[_Match]:
 
 
 def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
-    """Yield what `pattern` matches in `folder`, its part before the wildcards.
+    """Yield the paths that a pattern with wildcards matches.
 
-    Where the pattern is the folder itself, everything below it that is named like documents. Spark writes the parts of
-    a data set into a folder that is named as a file, such as `corpus.parquet/part-0.parquet`: the parts are yielded,
-    the folder is not.
+    folder: the part of the pattern before the first wildcard. Where the pattern has none, everything below the folder
+    is yielded that is named like a file of documents (DATA). Spark writes the parts of a data set into a folder that is
+    named as a file, such as `corpus.parquet/part-0.parquet`: the parts are yielded, the folder is not.
     """
     if folder == pattern:
         for path in folder.rglob("*"):
@@ -323,7 +327,11 @@ def _may_hold_documents(path: Path, folder: Path) -> bool:
 
 
 def _named(matches: list[_Match]) -> list[ShardFile]:
-    """Return the files with their shards' names, see `shard_files`."""
+    """Name the shard of each file: its path below the pattern's folder, without suffixes, as in "en/head_0000".
+
+    Files that would share such a name are named by their path below the folder that they have in common, suffixes
+    included.
+    """
     stems = [_stem(printable(match.path.relative_to(match.folder))) for match in matches]
     counts = Counter(stems)
     # Files that share a stem are named by their path below the folder that all such files have in common.

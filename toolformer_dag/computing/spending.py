@@ -105,10 +105,10 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
 
 
 def _with_row(new_row: pl.DataFrame, rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Return the rows of an asset's costs with a new one; `rows` is None where there are none yet.
+    """Add a row to the costs of an asset; equal rows are kept once.
 
-    Rows of earlier releases may lack columns, which are null then. The new row may be among the rows already: it was
-    put before, and the store's answer was lost.
+    rows: those that are there; None where there are none yet. Rows of earlier releases may lack columns, which become
+    null. The new row is among them already where it was written before and the store's answer was lost.
     """
     no_rows = pl.DataFrame(schema=_COST_SCHEMA)  # gives the order of the columns
     frames = [no_rows, new_row] if rows is None else [no_rows, rows, new_row]

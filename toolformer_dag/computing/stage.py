@@ -361,10 +361,10 @@ class Stage:
         return pl.Schema({name: column.dtype for name, column in self.columns.items()})
 
     def shaped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return a frame with all columns in the declared order, from one that has those that the stage makes.
+        """Bring a frame into the form of the table: all declared columns, in their order and no others.
 
-        Columns with `sql` are computed in order, so that one may follow from another; optional ones that are not there
-        become null. Columns that are not declared are dropped.
+        A column that declares `sql` is computed from the others, in the declared order, so that one may follow from
+        another ("delta" is "loss_minus - loss_plus"). Optional columns that are not there become null.
         """
         for name, column in self.columns.items():
             if column.optional and name not in frame.columns:
@@ -492,9 +492,10 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return the function that computes the inputs of a part, as `Stage.inputs` declares them.
+        """Return a function from a part to its inputs, as `Stage.inputs` declares them: {"loss_deltas": "<version>"}.
 
-        Versions are those of when it is called with a part.
+        The record of a part holds them; a part is made again where they differ now. The function looks up the versions
+        when it is called.
         """
         inputs = self.stage.inputs
         if callable(inputs):
@@ -506,7 +507,10 @@ class TableOutput:
         return partial(_versions_of_all_parts, tables)
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
-        """Publish the rows of a part with their record; iterates over `rows.frames`.
+        """Write the rows of a part into the table, with the record of what they were made from.
+
+        part: the name of a shard, or WHOLE. `rows.frames` is read once, to its end; after that `rows.rejected` and
+        `rows.facts` are complete and go into the record. Tables beside this one get their part first.
 
         The record has the versions of the inputs before the first frame: where one changes meanwhile, the next update
         makes the part again. Raises what `Table.publish` raises, and what the frames raise but for UnusableRows.
@@ -596,7 +600,10 @@ class _PublishedRows:
             yield stage.schema.to_frame()
 
     def record(self) -> Mapping[str, Any]:
-        """Return the record of the part."""
+        """Return the record of the part, after the last frame: what it was made from, what was rejected, broken checks.
+
+        The settings and inputs in it decide whether the part is out of date.
+        """
         lane = self._output.lane_or_none
         facts = {
             MADE_BY: self._output.stage.name,

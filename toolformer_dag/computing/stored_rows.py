@@ -46,10 +46,10 @@ def _on_gpu(model: ModelSettings) -> bool:
 
 
 def chunk_limits(plan: Plan, role: Role) -> ChunkLimits:
-    """Return the limits of a chunk for the model in this role.
+    """Return how many texts and tokens a chunk (what a worker computes and stores at once) has at most.
 
-    Tokens have no limit for a small model, on a GPU, and where another engine than torch runs the model: chunks are
-    short there anyway. Raises ModelError.
+    role: the model that computes it: "proposer" or "judge". Tokens have no limit for a small model, on a GPU, and where
+    another engine than torch runs the model: chunks take little time there anyway. Raises ModelError.
     """
     model = plan.model_of(role)
     size = chunk_size(plan.settings)
@@ -67,10 +67,10 @@ def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: f
     texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where these are
         limited.
     lacking: the texts to compute, as (text_digest, whole); `whole` says whether nothing of the text is stored yet.
-    size, tokens: the limits of a chunk (ChunkLimits). A text with more tokens is a chunk of its own.
+    size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens is a chunk of its own.
 
-    The shard is cut into chunks as if every text had to be computed. Those stay of which every text is wholly lacking;
-    the other lacking texts are pooled and cut anew, so that there are few small chunks.
+    First the shard is cut as if every text had to be computed. A chunk of which nothing is stored stays as it is, so
+    that a first run always has the same chunks. The lacking texts of the others are pooled and cut anew.
     """
     chunk_number = _chunk_number(size, tokens)
     numbered = texts.with_columns(chunk=chunk_number)
@@ -100,7 +100,10 @@ def _chunk_number(size: int, tokens: float) -> pl.Expr:
 def claim(claimed: Claimed, store: str, keys: pl.DataFrame) -> pl.DataFrame:
     """Return those of `keys` that no earlier shard of this run computes already, and add them to `claimed`.
 
-    store: the name of the row store for which the rows are computed.
+    So a text that stands in two shards is computed once.
+
+    claimed: per row store, the keys that earlier shards compute and that are not published yet, a frame per shard.
+    store: the name of the row store (computed rows, by key) for which the rows are computed.
     keys: of the rows that a shard lacks; its columns are the row store's key, alike in every call.
 
     Call it once per shard and row store, in the order of the shards: `release` forgets a shard's keys in that order.

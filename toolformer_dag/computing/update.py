@@ -121,7 +121,11 @@ class _Updated(NamedTuple):
 
 
 def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> _Updated:
-    """Update one table, its inner tables aside."""
+    """Bring one table up to date: plan its parts, let workers compute their chunks, publish part after part.
+
+    Tables that are made for it alone (`Stage.inner`) are up to date already. Returns why it was out of date and what
+    that cost.
+    """
     lake = output.plan.lake
     reasons = table_differences(output)
     with session():
@@ -166,7 +170,10 @@ class _Forecast:
         self._tokens_done = 0.0
 
     def add_part(self, chunks: Sequence[Chunk]) -> None:
-        """Count a part that was planned, and extrapolate."""
+        """Count the chunks of a part that was planned, and extrapolate to the parts that are not planned yet.
+
+        Two of ten parts with 30 units together give a forecast of 150 units.
+        """
         self._planned_parts += 1
         self._planned_units += sum(chunk.units for chunk in chunks)
         self._planned_tokens += sum(chunk.tokens for chunk in chunks)
@@ -214,7 +221,12 @@ class _PartsUnderWay:
         self.work = Work()
 
     def tasks(self) -> Iterator[Task]:
-        """Yield the tasks of all parts; each part is planned when its first task is asked for."""
+        """Yield the tasks of all parts, a task per chunk; a part is planned when its first task is asked for.
+
+        Planning a part notes how many of its chunks are open (not computed), and publishes what is complete: a part
+        without chunks, such as one whose rows are all stored, needs no task. `end` is told of each task by its number,
+        counted from 0.
+        """
         output = self._output
         step = uuid4().hex
         for number, part in enumerate(self._parts):
@@ -232,7 +244,10 @@ class _PartsUnderWay:
                 yield Task(table=output.name, settings=output.code_version, payload=chunk.payload, step=step)
 
     def end(self, number: int, work: Work) -> None:
-        """Count what the task of this number has cost, and publish what is complete by it."""
+        """Note that the task of this number has ended, add what it cost, and publish the parts that are complete now.
+
+        The task's news, what its worker has written to the lake, are taken in first.
+        """
         part, chunk = self._part_chunks[number]
         self._output.plan.lake.take(work.news)
         self._open_chunks[part] -= 1
@@ -257,7 +272,10 @@ class _PartsUnderWay:
         return Planned([], Work())
 
     def _publish_complete(self) -> None:
-        """Publish the earliest parts, up to the first that has an open chunk."""
+        """Publish planned parts in their order, up to the first with a chunk that is not computed yet.
+
+        A part that a worker has published itself (ByShard) is only taken from the list.
+        """
         while self._open_chunks:
             part = next(iter(self._open_chunks))
             if self._open_chunks[part] > 0:
@@ -272,7 +290,10 @@ class _PartsUnderWay:
             release(self._claimed)
 
     def _rows(self, part: str) -> PartRows:
-        """Return the rows of a part that this process makes, or reads from stored rows."""
+        """Return the rows of a part: read from row stores, or made by this process.
+
+        A stage that is made ByParts makes several small parts at once; those that follow are kept for their turn.
+        """
         make = self._output.stage.make
         assert not isinstance(make, ByShard)
         if not isinstance(make, ByParts):
@@ -283,7 +304,10 @@ class _PartsUnderWay:
         return self._rows_made_together.pop(part)
 
     def _parts_together(self, part: str) -> list[str]:
-        """Return a part and those after it, as long as their inputs take AT_ONCE_BYTES together; at least the part."""
+        """Choose the parts that are made together with `part`: those after it, while all inputs are small.
+
+        The inputs of the chosen parts take at most AT_ONCE_BYTES together. `part` itself is always chosen.
+        """
         tables = [self._output.plan.lake.table(name) for name in self._output.depends_on]
         together = [part]
         total_bytes = 0
@@ -319,7 +343,10 @@ def _check_inputs(output: TableOutput, part: str) -> None:
 
 
 def _report(output: TableOutput, updated: _Updated, seconds: float) -> TableReport:
-    """Return the report of an update that has ended."""
+    """Return what a table holds after an update: rows, rejections and broken checks of all its parts, and the cost.
+
+    updated: why it was out of date, and what that cost. seconds: wall time of the update.
+    """
     with session():
         pointers = output.pointers()
         version = output.version()

@@ -71,10 +71,10 @@ class Worker:
         self.has_small_web = False
 
     def engine(self, role: Role) -> "Engine":
-        """Return the engine of the model in this role, which computes positions, samples and losses.
+        """Return the engine of a model: it computes positions, samples and losses.
 
-        The first call loads the weights. A process holds one model: asked for another, it lets go of the first. Raises
-        ModelError.
+        role: the "proposer" samples calls, the "judge" computes losses; both may be one model. The first call loads the
+        weights. A process holds one model, and lets go of it where another is asked for. Raises ModelError.
         """
         model = self.plan.model_of(role)
         if self._engine is None or model != self._loaded:
@@ -126,7 +126,10 @@ class Worker:
         return self._runners[lane.tool.key]
 
     def close_rows(self) -> tuple[str, ...]:
-        """End an update: forget what is kept for one. Return which files of its row stores were damaged, and why."""
+        """End an update: forget its open row stores and lost calls.
+
+        Returns a sentence for each file of these row stores that was found damaged.
+        """
         damaged: list[str] = []
         for store in self._stores.values():
             damaged += store.damaged
@@ -137,7 +140,10 @@ class Worker:
         return tuple(damaged)
 
     def spent(self) -> Spent:
-        """Return what this process has spent so far; other threads may ask."""
+        """Return how many tokens this process has run through models, and how many tool calls it has made, so far.
+
+        Models that were let go of count too. Other threads may ask.
+        """
         engine = self._engine  # once: another thread may release it meanwhile
         engine_tokens = token_count(engine.counts.as_dict()) if engine is not None else 0
         runners = list(self._runners.values())
@@ -153,10 +159,10 @@ class Worker:
 
 
 def _choose_gpus(model: ModelSettings) -> None:
-    """Let this process compute on GPUs of its own, where it has been able to take as many as the model needs.
+    """Choose the GPUs of this process: as many as the model needs that no other process of this user has taken.
 
-    torch computes on the first of them. Other engines take the first that are visible, so that only those are left
-    visible; in a worker process alone, since it changes the environment.
+    Nothing happens where fewer are free. torch is set to the first of them. Other engines take the first visible ones,
+    so CUDA_VISIBLE_DEVICES is set; in worker processes alone, since that changes the environment.
     """
     import torch
 

@@ -144,6 +144,16 @@ class _Outcome(NamedTuple):
     outcome: Work | UserError
 
 
+class TokensSpent(UserError):
+    """The limit of tokens of a run is reached, and chunks are left. What was committed is kept."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"{tokens:,} tokens went through the model, and execution.most_tokens is {most:,}: the run stops here; "
+            "what was computed is kept, so raise the limit and run again to go on"
+        )
+
+
 class Workers:
     """The workers of a run, each with a chunk at a time: started when there is work for them, kept until `close`.
 
@@ -183,7 +193,8 @@ class Workers:
         Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
         chunk of a worker that dies, or is lost with its machine, is given to another one; so is that of a worker that
         has not answered for `execution.chunk_hours`, and whichever ends first counts. Raises WorkerError where that
-        happened too often, and UserError as the task raised it.
+        happened too often, UserError as the task raised it, and TokensSpent where `execution.most_tokens` went through
+        the model and a chunk is left; those that were under way have ended then.
         """
         not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
         outcomes = deque[_Outcome]()
@@ -193,6 +204,8 @@ class Workers:
                 seconds = 0.0 if outcomes else 1.0
                 outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
                 yield _first_ended(outcomes)
+            if not self._may_spend() and self._has_next(not_taken):
+                raise TokensSpent(self.spent.tokens, self._here.plan.settings.execution.most_tokens or 0)
         finally:
             self._next.clear()
             self._kill_busy()
@@ -224,8 +237,13 @@ class Workers:
             busy.worker.kill()
 
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Begin a round: give chunks while there are some and workers for them; return whether any is not done."""
+        """Give waiting chunks to idle workers, starting new workers up to their number.
+
+        not_taken: the chunks that were not taken from the caller yet. Returns whether any chunk is not done.
+        """
         vars(self).pop("_most", None)
+        if not self._may_spend():
+            return bool(self._busy)
         while self._has_room() and self._has_next(not_taken):
             worker = self._idle.pop() if self._idle else self._executor.start()
             if worker.started.done():
@@ -233,6 +251,11 @@ class Workers:
             else:
                 self._starting.append(worker)
         return bool(self._busy) or self._has_next(not_taken)
+
+    def _may_spend(self) -> bool:
+        """Return whether fewer tokens than `execution.most_tokens` went through the model."""
+        most = self._here.plan.settings.execution.most_tokens
+        return most is None or self.spent.tokens < most
 
     def _has_room(self) -> bool:
         """Return whether a worker is idle or may be started; without asking a cluster before the first chunk."""
@@ -255,13 +278,16 @@ class Workers:
 
     def _plan_ahead(self, not_taken: Iterator[_Assignment]) -> None:
         """Take up to a chunk per worker while all compute: what is planned now need not be waited for."""
-        while len(self._next) < self._most:
+        while self._may_spend() and len(self._next) < self._most:
             is_an_answer_there = any(future.done() for future in self._busy)
             if is_an_answer_there or not self._take(not_taken):
                 return
 
     def _give(self, worker: ChunkWorker, assignment: _Assignment) -> None:
-        """Give a chunk to a worker; where that died while it was idle, the chunk waits again, before the others."""
+        """Send a chunk to an idle worker, which is then busy.
+
+        Where the worker died while it was idle, the chunk waits again, before the others.
+        """
         try:
             future = worker.submit(assignment.task)
         except self._executor.deaths:
@@ -271,7 +297,11 @@ class Workers:
         self._busy[future] = _Busy(worker, replace(assignment, since=time.monotonic()))
 
     def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
-        """Wait at most so long until a worker has answered or started; return the outcomes of those that answered."""
+        """Wait until a worker answers or has started; return the outcomes of those that answered.
+
+        seconds: the longest wait. Meanwhile up to a chunk per worker is taken from `not_taken`, so that it is planned
+        when a worker becomes free.
+        """
         self._plan_ahead(not_taken)
         awaited: list[Future[Any]] = [*self._busy, *(worker.started for worker in self._starting)]
         wait(awaited, seconds, FIRST_COMPLETED)
@@ -288,7 +318,10 @@ class Workers:
         return outcomes
 
     def _take_in_started(self) -> None:
-        """Make workers idle that have started. Raises WorkerError where one after the other dies before that."""
+        """Move workers that have started from `_starting` to `_idle`, and forget those that died before.
+
+        Raises WorkerError where STARTS workers in a row, for each that there may be, died before they started.
+        """
         for worker in list(self._starting):
             if not worker.started.done():
                 continue
@@ -321,7 +354,7 @@ class Workers:
         self._spent_elsewhere += answer.spent
         self._forget_other_assignments(assignment.number)
         failed = isinstance(answer.outcome, UserError)
-        if self._next and not failed:
+        if self._next and not failed and self._may_spend():
             self._give(self._idle.pop(), self._next.popleft())
         return _Outcome(assignment.number, answer.outcome)
 
@@ -334,7 +367,12 @@ class Workers:
         self._next = deque(assignment for assignment in self._next if assignment.number != number)
 
     def _replace_dead(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
-        """Forget a dead worker, and give its chunk to another. Raises WorkerError where that was done too often."""
+        """Forget a dead worker and let its chunk wait for another one, before all others.
+
+        Where its machine was lost, the idle workers there are forgotten too. death: the exception that told.
+
+        Raises WorkerError where too many workers died over this chunk.
+        """
         is_machine_lost = self._executor.lost(worker, death)
         worker.kill()
         if is_machine_lost:  # idle workers on the machine are lost too, and each would cost a chunk
@@ -348,7 +386,12 @@ class Workers:
             self._give_again(assignment, DIED, f"{worker} died: {' '.join(str(death).split())}")
 
     def _give_again(self, assignment: _Assignment, failure: _Failure, what_happened: str) -> None:
-        """Let a chunk wait again, before all others. Raises WorkerError where that was done too often."""
+        """Put a chunk at the head of those that wait, after a worker failed over it, with a warning in the log.
+
+        failure: the kind, which says how often it may happen to one chunk. what_happened: for the message.
+
+        Raises WorkerError where it happened that often.
+        """
         failures = (*assignment.failures, failure)
         if failures.count(failure) == failure.most:
             raise WorkerError(
@@ -386,11 +429,12 @@ def _first_ended(outcomes: deque[_Outcome]) -> EndedTask | None:
 
 
 def worker_count(settings: Settings) -> int:
-    """Return how many workers this machine gets.
+    """Return how many workers (processes that each load the model) this machine gets.
 
-    `execution.workers` where it is set. Else one per GPU, or per group of GPUs that the options of an engine name;
-    without a GPU one per core for a small model in torch, which computes on one thread; else one, as for a model at a
-    URL.
+    - `execution.workers`, where it is set
+    - with GPUs: one per GPU, or per group of `model.gpus`
+    - without: one per core for a small model in torch, which computes on one thread
+    - else one, as for a model at a URL
     """
     model = settings.model
     if settings.execution.workers is not None:

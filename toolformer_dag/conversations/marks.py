@@ -65,6 +65,8 @@ RESULT_TAGS = (
 )
 RESULT_BEGINNINGS = ("FUNCTION RESPONSE:", "OBSERVATION:", "Observation:", "TOOL RESPONSE:")
 """How a message begins that is a result from there to its end."""
+EMPTY_RESULTS = ("Your command ran successfully and did not produce any output.",)
+"""Messages that stand for an empty result: SWE-agent's."""
 NAMED_RESULT = "EXECUTION RESULT of ["
 """How such a message of OpenHands begins; the tool and "]:" follow."""
 END_OF_TEXT = "<|endoftext|>"
@@ -210,6 +212,8 @@ def whole_result(text: str) -> MarkedResult | None:
     """Return the result that a text is from its beginning to its end; None where it does not begin as one."""
     stripped = text.lstrip()
     whole = (0, len(text))
+    if stripped.rstrip() in EMPTY_RESULTS:
+        return MarkedResult(stripped.rstrip(), None, whole)
     for beginning in RESULT_BEGINNINGS:
         if stripped.startswith(beginning):
             body = stripped.removeprefix(beginning).removesuffix(END_OF_TEXT).strip()

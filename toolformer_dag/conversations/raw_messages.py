@@ -236,8 +236,9 @@ def _role_of(outer: Any, message: Mapping[str, Any]) -> str:
         named.append(outer["id"][-1])  # the class of a message that LangChain has dumped
     names = [name for name in named if isinstance(name, str)]
     for name in names:
-        if name in ROLES or name.lower() in ROLES:
-            return ROLES.get(name) or ROLES[name.lower()]
+        role = ROLES.get(name) or ROLES.get(name.lower())
+        if role is not None:
+            return role
     return names[0] if names else "None"
 
 

@@ -116,11 +116,17 @@ SHAPES = (
     ),
     Shape(("mcp_call",), "", ("name",), ("arguments",), ("output", "error"), ("id",)),
     Shape(
-        ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "function.result"),
-        result=("output", "result"),
+        (
+            "function_call_output",
+            "custom_tool_call_output",
+            "local_shell_call_output",
+            "tool_search_output",
+            "function.result",
+        ),
+        result=("output", "result", "tools"),
         ids=("call_id", "tool_call_id", "id"),
     ),
-    Shape(("local_shell_call",), "", ("type",), ("action",), ids=("call_id", "id")),
+    Shape(("local_shell_call", "tool_search_call"), "", ("type",), ("action", "arguments"), ids=("call_id", "id")),
     # Bedrock's Converse, https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ContentBlock.html
     Shape((), "toolUse", ("name",), ("input",), ids=("toolUseId",)),
     Shape((), "toolResult", result=("content",), ids=("toolUseId",)),

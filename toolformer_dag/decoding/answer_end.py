@@ -6,7 +6,7 @@ that "3.5" and "p.m. and" go on. Other scripts end at a line end or at the limit
 
 import re
 
-_ENDING = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\n")
+_ENDING = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”’）]*|\n")
 _ABBREVIATIONS = {
     "mr",
     "mrs",
@@ -25,6 +25,8 @@ _ABBREVIATIONS = {
     "e.g",
     "i.e",
 }
+_LONGEST_ABBREVIATION = max(map(len, _ABBREVIATIONS))
+_NEXT_SIGN = re.compile(r"\S")
 _CLOSED = re.compile(r"[.!?…。！？][\"'”’»)\]」』）]*$")
 
 
@@ -34,28 +36,41 @@ def may_have_ended(text: str) -> bool:
 
 
 def answer_end(text: str) -> int | None:
-    """Return the number of characters of the first sentence or line that has words; None where none has ended.
+    """Return the length in characters of the first sentence or line that has words; None where none has ended yet.
 
-    A sentence ends at `.`, `!`, `?` or `…` before white space and no lower-case letter, except after an abbreviation
-    or an initial, and at `。`, `！`, `？`. Its closing quotes and brackets belong to it; the line end does not.
+    A sentence ends at `.`, `!`, `?` or `…` before white space, except before a lower-case letter and after an
+    abbreviation or an initial; also at `。`, `！`, `？`. Closing quotes and brackets belong to it, a line end does not:
+
+        answer_end("It was 3.5 km. Then")  # 14, the length of "It was 3.5 km."
+        answer_end("Dr. Smith came\\n")  # 14, without the line end
+        answer_end("Dr. Smith")  # None
     """
+    first_word = re.search(r"\w", text)
+    if first_word is None:
+        return None
     for ending in _ENDING.finditer(text):
-        before = text[: ending.start()]
-        after = text[ending.end() :]
-        has_words = re.search(r"\w", before) is not None
-        if has_words and not _goes_on(ending[0], before, after):
+        has_words = first_word.start() < ending.start()
+        if has_words and not _goes_on(ending[0], text, ending.start(), ending.end()):
             is_line_end = ending[0] == "\n"
             return ending.start() if is_line_end else ending.end()
     return None
 
 
-def _goes_on(ending: str, before: str, after: str) -> bool:
-    """Return whether a sentence goes on after `ending`: a word in lower case follows, or a period belongs to a word."""
+def _goes_on(ending: str, text: str, start: int, end: int) -> bool:
+    """Return whether a sentence goes on after a sign that may end it, such as "." or "!".
+
+    It does where a lower-case word follows ("at 5 p.m. and"), or where the period belongs to an initial ("J. Smith") or
+    to an abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
+
+    start, end: where `ending` stands in `text`.
+    """
     if ending[0] in "\n。！？":
         return False
-    if after.lstrip()[:1].islower():
+    following = _NEXT_SIGN.search(text, end)
+    if following and following[0].islower():
         return True
-    last_word = re.split(r"[^\w.]", before)[-1]
+    word_start = max(0, start - _LONGEST_ABBREVIATION - 1)
+    last_word = re.split(r"[^\w.]", text[word_start:start])[-1]
     is_initial = len(last_word) == 1 and last_word.isalpha() and last_word.isupper() and last_word != "I"
     is_abbreviation = last_word.lower() in _ABBREVIATIONS
     return ending == "." and (is_initial or is_abbreviation)

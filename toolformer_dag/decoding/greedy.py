@@ -67,7 +67,10 @@ def generate(
 
 
 def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
-    """Return a text per prompt, of which nothing is written yet."""
+    """Return the state of each prompt's text before decoding: its tokens, after BOS where the model has one.
+
+    contexts: for each prompt, what its tools are told beside their input, such as the date.
+    """
     encoding = rules.language_model.encoding
     texts = []
     for index, encoded in enumerate(encoding.texts(prompts)):
@@ -77,18 +80,22 @@ def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
 
 
 def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
-    """Return batches of at most BATCH_TOKENS tokens, padding included, texts of similar length together.
+    """Split texts into batches for the model, texts of similar length together; the split changes no result.
 
-    What is written does not depend on which texts share a batch. A text that may reach the end of the context gets its
-    own batch: beside it, padding would exceed the context.
+    A batch has at most BATCH_TOKENS tokens, padding and the tokens still to be written included, and at most
+    `backend.greedy_rows` texts. A text that may reach the end of the model's context is alone in its batch: beside it,
+    the padding of shorter texts would exceed the context.
     """
     by_length = sorted(texts, key=lambda text: len(text.tokens_to_prefill()))
-    least_length = ceil(BATCH_TOKENS / backend.greedy_rows)  # counted so, no batch has more than `greedy_rows` texts
-    lengths = []
+    # A text counts as at least this long, so that the limit of tokens is one of `greedy_rows` texts too.
+    least_length = ceil(BATCH_TOKENS / backend.greedy_rows)
+    counted_lengths = []
     for text in by_length:
-        needs_own_batch = text.most_tokens > backend.context_length
-        lengths.append(BATCH_TOKENS if needs_own_batch else max(text.most_tokens, least_length))
+        if text.most_tokens > backend.context_length:
+            counted_lengths.append(BATCH_TOKENS)  # fills a batch
+        else:
+            counted_lengths.append(max(text.most_tokens, least_length))
     batches_of_texts = []
-    for indices in batches(range(len(lengths)), lengths, BATCH_TOKENS):
+    for indices in batches(range(len(by_length)), counted_lengths, BATCH_TOKENS):
         batches_of_texts.append([by_length[index] for index in indices])
     return batches_of_texts

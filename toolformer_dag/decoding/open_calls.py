@@ -15,13 +15,17 @@ _log = logging.getLogger(__name__)
 
 
 def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[DecodedCall]:
-    """Run the open call of each text; return the calls in the order of the texts, with a result or a reason."""
+    """Run the tool call that each text ends with; return the calls in the order of the texts.
+
+    Each has its result, or the reason why it has none. A call that cannot be parsed has its reason already, and does
+    not run. The calls to one tool run together, within the tool's limits of time and size.
+    """
     calls = [text.open_call() for text in texts]
     for name, tool in rules.tools.items():
-        indices = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
+        calls_to_tool = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
         runner = Runner(tool, rules.limits.get(name, ToolLimits()))
-        results = tool_results(runner, [texts[index].tool_call() for index in indices])
-        for index, result in zip(indices, results, strict=True):
+        results = tool_results(runner, [texts[index].tool_call() for index in calls_to_tool])
+        for index, result in zip(calls_to_tool, results, strict=True):
             calls[index] = replace(calls[index], result=result.result, reason=result.reason)
     return calls
 

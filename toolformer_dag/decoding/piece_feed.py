@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from toolformer_dag.decoding.generation import DecodedCall, TokenLikelihood, WrittenPiece
-from toolformer_dag.decoding.look_alikes import BEGUN
+from toolformer_dag.decoding.look_alikes import begun_start
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.stretch import Stretch
 from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
@@ -34,9 +34,12 @@ class PieceFeed:
         self._characters_of_call = 0
 
     def show_text(self, stretch: Stretch, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
-        """Show what is new in a stretch; unless it is over (`whole`), without an end that may become something else.
+        """Pass the characters that are new since the last call to the watcher; do nothing where nobody watches.
 
-        `earlier`: the tokens of the stretches before it, where the rules keep the likeliest.
+        - stretch: the part of the text since the last tool call.
+        - earlier: log p of the tokens before it, where the rules ask for log p.
+        - whole: whether the stretch is over. While it is not, an end that a later token may change is held back: half
+          a character, or the beginning of ` [` or of a stop word.
         """
         if self._rules.watch is None:
             return
@@ -52,12 +55,16 @@ class PieceFeed:
         self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
 
     def _new_likelihoods(self, stretch: Stretch, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
-        """Return the tokens that begin in the text shown by now, and that were not shown before."""
+        """Return log p of the tokens that begin in the characters shown so far, each token once.
+
+        Empty where the rules ask for no log p. `earlier` are the tokens before the stretch, so token t of the text is
+        in `earlier` or in the stretch. `self._tokens` counts those that were returned.
+        """
         if self._rules.likeliest is None:
             return ()
         tokens = []
-        written = len(earlier) + stretch.place
-        while self._tokens < written and self._next_token_begins < self._characters_of_text:
+        written_count = len(earlier) + stretch.place
+        while self._tokens < written_count and self._next_token_begins < self._characters_of_text:
             if self._tokens < len(earlier):
                 token = earlier[self._tokens]
             else:
@@ -68,7 +75,11 @@ class PieceFeed:
         return tuple(tokens)
 
     def show_call(self, call: WrittenCall, *, is_over: bool) -> None:
-        """Show what is new in an open call; nothing as long as it may be taken back for the name of its tool."""
+        """Pass the characters of an unfinished tool call that are new to the watcher, from ` [` up to `->`.
+
+        `is_over`: whether the call is complete. Nothing is passed before the tool's name is written where a tool has a
+        `min_probability`: the call may still be taken back.
+        """
         if self._rules.watch is None:
             return
         if self._rules.min_probability and not call.has_name:
@@ -87,20 +98,25 @@ class PieceFeed:
 
 
 def shown_text(text: str, stop: Sequence[str]) -> str:
-    """Return an unfinished text without an end that may become another character, ` [` or one of the `stop` words."""
-    longest_beginning = 0  # characters at the end of the text with which a stop word may begin
+    """Return the beginning of an unfinished text that no later token can change.
+
+    Held back is what may become another character, ` [`, a look-alike of a call such as `<QA(`, or one of the words
+    `stop`, before which the text ends: `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is".
+    """
+    longest_beginning = 0  # how many characters at the end of the text begin a stop word
     for word in stop:
         for length in range(1, len(word)):
             if text.endswith(word[:length]):
                 longest_beginning = max(longest_beginning, length)
     certain = text[: len(text) - longest_beginning]
-    return BEGUN.sub("", certain).rstrip(f" {INCOMPLETE}")
+    return certain[: begun_start(certain)].rstrip(f" {INCOMPLETE}")
 
 
 def shown_call(body: str, arrow: str) -> str:
-    """Return ` [` and an open call up to `->`, without an end that may become another character or `arrow`.
+    """Return the text of an unfinished call that no later token can change, from ` [` up to `->` without it.
 
-    `body`: the text written after ` [`. `arrow`: the model's marker for `->`.
+    - body: what is written after ` [`. `shown_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)".
+    - arrow: what the model writes for `->`. An end of `body` that may become it, or another character, is held back.
     """
     end = find_behind_input(RESULT_ARROW, body)
     if end >= 0:

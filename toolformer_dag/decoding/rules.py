@@ -72,7 +72,10 @@ class DecodingRules:
 
 
 def rules_for(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings) -> DecodingRules:
-    """Return the settings' rules for a model that may call the tools of `lanes`."""
+    """Return the rules under which a model decodes by the settings; it may call the tools of `lanes`.
+
+    A lane is a tool with the thresholds and limits that the settings give it.
+    """
     decoding = settings.decoding
     tools = {lane.tool.name: lane.tool for lane in lanes}
     return DecodingRules(

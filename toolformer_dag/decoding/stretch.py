@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from toolformer_dag.decoding.generation import UNLISTED, StartChance, TokenLikelihood
-from toolformer_dag.decoding.look_alikes import OPENING, closes_nothing, look_alike
+from toolformer_dag.decoding.look_alikes import OPENING, closes_nothing, look_alike_start
 from toolformer_dag.decoding.place_scores import PlaceScores
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.written_call import INCOMPLETE
@@ -14,16 +14,16 @@ from toolformer_dag.decoding.written_call import INCOMPLETE
 class CallSite:
     """Which calls may begin where a stretch begins, by those before it.
 
-    - `places`: at how many places calls were made so far.
-    - `results`: how many calls with results stand right before it.
-    - `failed`: the tools that were called here without a result; another one is called now.
+    - `places_with_calls`: at how many places calls were made so far.
+    - `results_before`: how many calls with results stand right before it.
+    - `failed_tools`: the tools that were called here without a result; another one is called now.
     - `no_start`: whether no call may begin here, since one was refused.
     - `no_bracket`: whether no opening bracket may come here, since it would begin a look-alike of a call.
     """
 
-    places: int = 0
-    results: int = 0
-    failed: frozenset[str] = frozenset()
+    places_with_calls: int = 0
+    results_before: int = 0
+    failed_tools: frozenset[str] = frozenset()
     no_start: bool = False
     no_bracket: bool = False
 
@@ -99,12 +99,12 @@ class Stretch:
     @property
     def may_chain(self) -> bool:
         """Return whether a call may begin at place 0, right after a call with a result: up to `depth` in a row."""
-        return 0 < self.site.results < self.rules.depth
+        return 0 < self.site.results_before < self.rules.depth
 
     @property
     def is_right_after_result(self) -> bool:
         """Return whether nothing is written yet after a call with a result."""
-        return self.site.results > 0 and self.place == 0
+        return self.site.results_before > 0 and self.place == 0
 
     @property
     def k(self) -> int:
@@ -113,17 +113,20 @@ class Stretch:
 
     def has_calls_left(self, place: int) -> bool:
         """Return whether the rules allow one more call, at `place` or after it."""
-        has_places_left = self.rules.k > 0 and self.site.places < self.rules.calls
+        has_places_left = self.rules.k > 0 and self.site.places_with_calls < self.rules.calls
         return has_places_left or (place == 0 and self.may_chain)
 
     def may_begin_call(self, place: int) -> bool:
-        """Return whether a call may begin at `place`, whatever the model's p of ` [` is among all tokens.
+        """Return whether the rules let a tool call begin after the first `place` tokens of the stretch.
 
-        One more call is allowed, some text or a chain stands between it and the one before, some tool may be called
-        here, and no character is half written.
+        That is so where the limit of calls is not reached, the call does not directly follow another one (except in a
+        chain), some tool may be called, and the last character is complete. How likely the model finds ` [` is not
+        looked at here.
         """
-        is_apart = place > 0 or not self.after_call or self.may_chain
-        if not (is_apart and self.has_calls_left(place)):
+        follows_call = place == 0 and self.after_call
+        if follows_call and not self.may_chain:
+            return False
+        if not self.has_calls_left(place):
             return False
         return bool(self.callable_tools(place)) and not self.is_inside_character(place)
 
@@ -136,7 +139,10 @@ class Stretch:
         return frozenset(name for name in self.offered_tools(place) if thresholds.get(name, 0.0) <= p_start)
 
     def offered_tools(self, place: int) -> frozenset[str]:
-        """Return the tools that the text up to `place` is for; each place is asked about once."""
+        """Return the names of the tools that `rules.offer` chooses for the text up to `place`; without it all tools.
+
+        The choice is cached per place, since it searches the text.
+        """
         if self.rules.offer is None:
             return self.rules.names
         if place not in self._offers:
@@ -147,26 +153,30 @@ class Stretch:
     # Which tokens may not come next
 
     def bars(self, token: int) -> bool:
-        """Return whether `token` may not come next.
+        """Return whether a rule forbids `token` as the next one. Only tokens with brackets or `->` can be forbidden.
 
-        - Where no call may begin, the last token of ` [` is barred.
-        - Where a look-alike of a call was taken back, every opening bracket is.
-        - After a call, `->` and closing brackets that nothing opened are: a model that misses a result invents one.
+        - Where no tool call may begin, the last token of ` [`, which begins one.
+        - Where something that only looks like a call, such as `<QA(`, was removed: every opening bracket.
+        - After a call: `->`, and closing brackets that nothing opened. With them a model would invent a result.
         """
         vocabulary = self.rules.vocabulary
         if token not in vocabulary.with_brackets:
             return False
         if token == vocabulary.start[-1] and self._completes_barred_start():
             return True
-        addition = self.addition(token)
-        if self.site.no_bracket and self.place == 0 and OPENING.search(addition) is not None:
+        added_characters = self.addition(token)
+        follows_removed_text = self.site.no_bracket and self.place == 0
+        if follows_removed_text and OPENING.search(added_characters) is not None:
             return True
-        return self.after_call and self._ends_call(addition)
+        return self.after_call and self._ends_call(added_characters)
 
     def _completes_barred_start(self) -> bool:
-        """Return whether all tokens of ` [` but the last are written, and no call may begin where they stand."""
+        """Return whether the last token of ` [` would complete a start of a call where no call may begin.
+
+        ` [` may be several tokens. All but the last have to be written already, at the end of the text.
+        """
         beginning = self.rules.vocabulary.start[:-1]
-        # The beginning may stand in the prefix, so as many of its last tokens are looked at too.
+        # The beginning may reach back into `prefix`, the tokens before the stretch, so its end is looked at too.
         last_tokens = self.prefix[-len(beginning) - 1 :] + self.written
         if last_tokens[len(last_tokens) - len(beginning) :] != beginning:
             return False
@@ -174,11 +184,14 @@ class Stretch:
         return not self.may_begin_call(place_of_start)
 
     def _ends_call(self, addition: str) -> bool:
-        """Return whether `addition` completes a sign that only calls have, such as `->`, or closes no open bracket."""
+        """Return whether the characters `addition` would end an invented call after the text so far.
+
+        They do where they complete a marker that only calls have, such as `->`, or close a bracket that is not open.
+        """
         text = self.rules.vocabulary.text(self.tokens(), [])
-        for sign in self.rules.vocabulary.signs:
-            first_that_reaches_addition = max(len(text) - len(sign) + 1, 0)
-            if (text + addition).find(sign, first_that_reaches_addition) >= 0:
+        for marker in self.rules.vocabulary.signs:
+            first_start = max(len(text) - len(marker) + 1, 0)  # a marker from here on has characters of `addition`
+            if (text + addition).find(marker, first_start) >= 0:
                 return True
         return closes_nothing(text, addition)
 
@@ -186,9 +199,7 @@ class Stretch:
         """Return the first character of the look-alike of a call that `token` completes; None where there is none."""
         if token not in self.rules.vocabulary.with_brackets:
             return None
-        names = frozenset(self.rules.tools)
-        match = look_alike(names).search(self.text() + self.addition(token))
-        return None if match is None else match.start()
+        return look_alike_start(self.text() + self.addition(token), self.rules.tools)
 
     # What is told about its tokens
 
@@ -199,28 +210,35 @@ class Stretch:
         return self._likelihoods[place]
 
     def _decoded_likelihood(self, place: int) -> TokenLikelihood:
+        """Return text and log p of the token written at `place`, and of the likeliest tokens there.
+
+        As many of these as the rules ask for. A token that was not among the recorded likeliest ones has log p
+        UNLISTED.
+        """
         token = self.written[place]
-        log_probabilities = self.scores.likeliest.get(place, {})  # nothing where ` [` was forced
-        likeliest = list(islice(log_probabilities, self.rules.likeliest))
+        log_p_by_token = self.scores.likeliest.get(place, {})  # likeliest first; empty where the token was forced
+        likeliest = list(islice(log_p_by_token, self.rules.likeliest))
         context = self.prefix + self.written[:place]
         token_text, *likeliest_texts = self.rules.vocabulary.additions([token, *likeliest], context)
-        others = []
-        for text, other in zip(likeliest_texts, likeliest, strict=True):
-            others.append((text, log_probabilities[other]))
-        return TokenLikelihood(token_text, log_probabilities.get(token, UNLISTED), tuple(others))
+        texts_with_log_p = []
+        for text, likely_token in zip(likeliest_texts, likeliest, strict=True):
+            texts_with_log_p.append((text, log_p_by_token[likely_token]))
+        return TokenLikelihood(token_text, log_p_by_token.get(token, UNLISTED), tuple(texts_with_log_p))
 
     def start_chances(self, last_text: str | None) -> list[StartChance]:
-        """Return how likely a call was at each place where the rules trace it.
+        """Return how likely a tool call was before each token where that was recorded, with the token's text.
 
-        `last_text`: what stands at the last place: ` [` of a call, or "" where the text ends. None where the next
-        stretch writes there.
+        `last_text`: what stands after the last token: ` [` where a call follows, "" where the text ends. With None
+        the chance there is left out, because nothing is written there yet.
         """
         chances = []
-        for place, start in self.scores.starts.items():
-            text = last_text
-            if place < self.place:
+        for place, start in self.scores.starts.items():  # a place is a number of tokens before it
+            if place > len(self.written):
+                continue  # the tokens there were removed again
+            written_text = last_text
+            if place < len(self.written):
                 context = self.prefix + self.written[:place]
-                text = self.rules.vocabulary.text([self.written[place]], context)
-            if place <= self.place and text is not None:
-                chances.append(StartChance(text, start.probability, start.rank))
+                written_text = self.rules.vocabulary.text([self.written[place]], context)
+            if written_text is not None:
+                chances.append(StartChance(written_text, start.probability, start.rank))
         return chances

@@ -14,27 +14,32 @@ LISTED = 64
 
 
 def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[WrittenText]:
-    """Write one token of each text, and run it through the model; return the texts that go on.
+    """Append the next token to each text, and run it through the model; return the texts that take another token.
 
-    `texts` are the rows of `batch`, in their order. Afterwards the batch holds the texts that are returned, in their
-    order: a text whose call is written, that has ended or that was taken back has left it.
+    `texts` are the rows of `batch`, in order. A text leaves both when it has ended, when its tool call is complete and
+    has to be run, or when its end was removed and it has to be prefilled again.
     """
+    # Each text notes what the model's scores say about it; some end or begin a tool call by this.
     _measure_starts(batch, texts)
     _measure_closings(batch, texts)
     _permit_calls(batch, texts)
-    tokens = _likeliest_tokens(batch, texts)
+
+    likeliest = _likeliest_tokens(batch, texts)
+    tokens = []
     for row, text in enumerate(texts):
-        tokens[row] = text.next_token(likeliest=tokens[row])
+        token = text.next_token(likeliest=likeliest[row])  # another one where the rules force it
+        tokens.append(token)
         if text.is_writing:
-            text.append(tokens[row])
+            text.append(token)
+
     remaining = [row for row, text in enumerate(texts) if text.is_writing]
     if not remaining:
         return []
     if len(remaining) < len(texts):
         batch.keep(remaining)
-    going_on = [texts[row] for row in remaining]
-    batch.step([tokens[row] for row in remaining], _forms_of_new_calls(going_on))
-    return going_on
+    remaining_texts = [texts[row] for row in remaining]
+    batch.step([tokens[row] for row in remaining], _forms_of_new_calls(remaining_texts))
+    return remaining_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +67,12 @@ class _CallStart:
 
 
 def _measure_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
-    """Note what is likely in each text; end those whose sentence ends; begin calls where ` [` is among the k likeliest.
+    """Compare ` [`, with which a tool call begins, with the other next tokens of each text, and act on it.
 
-    All texts of a batch are of one model, and share its vocabulary.
+    Each text notes p of ` [` where it is wanted, ends where its only sentence is complete, and begins a call where the
+    rules allow one and ` [` is among the k likeliest continuations. All texts are of one model.
     """
-    start_tokens = texts[0].rules.vocabulary.start
+    start_tokens = texts[0].rules.vocabulary.start  # the tokens of ` [`
     first_ranks = batch.ranks(start_tokens[0])
     likeliest = batch.best() if any(text.rules.one_sentence for text in texts) else []
     for row, text in enumerate(texts):
@@ -75,8 +81,9 @@ def _measure_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
             _note_scores(batch, row, text, start)
         if text.rules.one_sentence:
             text.stop_before_sentence(likeliest[row])
-        may_be_among_k = start.first_rank < text.stretch.k  # the cheapest test comes first
-        if may_be_among_k and text.may_begin_call and start.is_among(text.stretch.k):
+        k = text.stretch.k
+        may_be_among_k = start.first_rank < k  # the cheapest test comes first
+        if may_be_among_k and text.may_begin_call and start.is_among(k):
             text.begin_call()
 
 
@@ -90,7 +97,11 @@ def _note_scores(batch: GreedyRows, row: int, text: WrittenText, start: _CallSta
 
 
 def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
-    """Note where the input of a call may end: where `)` is allowed and among the k most likely next tokens."""
+    """Let each unfinished tool call note how likely its input ends here; a call that gets no end is cut there.
+
+    Only tokens that close the input, such as `)`, count, where the call's grammar allows them and they are among the k
+    likeliest next tokens.
+    """
     calls = [(row, text.call) for row, text in enumerate(texts) if text.call is not None and text.call.has_name]
     if not calls:
         return
@@ -109,21 +120,21 @@ def _permit_calls(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
 
 
 def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
-    """Return the likeliest token of each row that no rule bars.
+    """Return for each text the likeliest next token that no rule forbids.
 
-    A text whose likeliest token would complete a look-alike of a call is taken back here, and leaves the batch; such
-    texts, and those that have ended, get any token.
+    A text whose likeliest token would complete something that only looks like a tool call, such as `<QA(`, stops
+    writing here. The token of a text that does not write has no meaning.
     """
-    while True:
+    while True:  # forbidden tokens are masked, and the next ones tried, until none is forbidden
         likeliest = batch.best()
-        barred = []  # pairs of a row and a token
+        forbidden = []  # pairs of a row and a token
         for row, text in enumerate(texts):
             text.stop_before_look_alike(likeliest[row])
             if text.bars(likeliest[row]):
-                barred.append((row, likeliest[row]))
-        if not barred:
+                forbidden.append((row, likeliest[row]))
+        if not forbidden:
             return likeliest
-        batch.forbid(barred)
+        batch.forbid(forbidden)
 
 
 def _forms_of_new_calls(texts: Sequence[WrittenText]) -> dict[int, CallForm]:

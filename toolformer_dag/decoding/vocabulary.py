@@ -26,6 +26,7 @@ class Vocabulary:
     """
 
     def __init__(self, language_model: LanguageModel) -> None:
+        """Read the model's tokenizer, its end tokens, and the markers of tool calls that it writes."""
         self._tokenizer = language_model.tokenizer
         self.encoding = language_model.encoding
         self.start = self.encoding.start
@@ -33,8 +34,8 @@ class Vocabulary:
         self._hidden = self._special_tokens_without_text()
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
         self._matchers: dict[str, LLMatcher] = {}  # by grammar
-        arrow = self.encoding.markers.arrow.strip()
-        end = self.encoding.markers.end
+        arrow = self.encoding.markers.arrow.strip()  # of `->`
+        end = self.encoding.markers.end  # of `]`
         end_is_bracket = not end.strip("])}>")
         self.signs = (arrow,) if end_is_bracket else (arrow, end)
 
@@ -56,9 +57,15 @@ class Vocabulary:
         return [self._decode([*context, token])[context_length:] for token in tokens]
 
     def form(self, names: Collection[str], schemas: Mapping[str, Schema], most: int) -> CallForm:
-        """Return what may follow ` [` in a call to one of `names`, of at most `most` tokens."""
+        """Return the grammar of a tool call after ` [`, at its beginning: `Name(input) ->`.
+
+        - names: the tools that may be called. schemas: the named arguments of those that have them.
+        - most: the most tokens of the call.
+
+        Compiled grammars are cached; each call gets a matcher of its own.
+        """
         markers = self.encoding.markers
-        arrow = self._tokenizer.get_added_vocab().get(markers.arrow.strip())
+        arrow = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None unless `->` is an added token
         grammar = call_grammar(names, schemas, markers, arrow)
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
@@ -104,11 +111,14 @@ def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
 
 
 def _ends(language_model: LanguageModel) -> frozenset[int]:
-    """Return the end tokens that the model's configuration and its tokenizer name; a configuration may list several."""
-    whole_config: Any = language_model.config
+    """Return all end-of-sequence tokens: those of the model's configuration, of its text part, and of the tokenizer.
+
+    Each may have none, one or a list.
+    """
+    model_config: Any = language_model.config
     ends: set[int] = set()
-    for config in (whole_config, whole_config.get_text_config(), language_model.tokenizer):
-        ids = getattr(config, "eos_token_id", None)
+    for source in (model_config, model_config.get_text_config(), language_model.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
         if isinstance(ids, list):
             ends.update(ids)
         elif ids is not None:

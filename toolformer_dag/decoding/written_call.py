@@ -60,14 +60,18 @@ class WrittenCall:
             return body
         return self.likeliest_closing.body
 
-    def measure_closing(self, log_probability: float, text: str) -> None:
-        """Keep `text`, such as `)`, as the end of the input here, where it would end it and is the likeliest so far."""
+    def measure_closing(self, log_probability: float, closing: str) -> None:
+        """Remember that the call's input could end here with `closing`, such as `)`, if no end so far was likelier.
+
+        A call that reaches the limit of tokens without `->` is cut at the likeliest end. Ignored where `closing` would
+        not end the input, within a string or half a character.
+        """
         body = self.body()
-        closed_body = f"{body}{text} {RESULT_ARROW}"
+        closed_body = f"{body}{closing} {RESULT_ARROW}"
         best = self.likeliest_closing
         is_likeliest = best is None or log_probability > best.log_probability
-        ends_character = not body.endswith(INCOMPLETE)
-        if is_likeliest and ends_character and _has_arrow(closed_body):
+        is_inside_character = body.endswith(INCOMPLETE)
+        if is_likeliest and not is_inside_character and _has_arrow(closed_body):
             self.likeliest_closing = Closing(log_probability, closed_body)
 
 
@@ -77,19 +81,22 @@ def _has_arrow(body: str) -> bool:
 
 
 def read_call(body: str) -> DecodedCall:
-    """Return a call that is to be run, without a result yet, or with the reason why it cannot be run.
+    """Parse the text of a written tool call; return it without a result, or with the reason why it cannot be run.
 
-    `body`: the text after ` [`, up to `->` or the limit of tokens. No other text comes here than what the grammar of
-    calls allows (`call_grammar`).
+    `body`: the text after ` [`. Decoding kept it to the grammar of calls, but its limit of tokens may have cut it:
+
+        read_call("Calculator(2+3) ->")  # tool "Calculator", input "2+3", no reason
+        read_call("Calculator(2+")  # tool "Calculator", input "2+", reason NO_END
+        read_call("Calcul")  # tool "", input "Calcul", reason NO_END
     """
     arrow = find_behind_input(RESULT_ARROW, body)
     tool, bracket, input = body.partition("(")
     if arrow < 0 and not bracket:
-        return DecodedCall("", body, None, NO_END)
+        return DecodedCall("", body, result=None, reason=NO_END)
     if arrow < 0:
-        return DecodedCall(tool, input, None, NO_END)
+        return DecodedCall(tool, input, result=None, reason=NO_END)
     try:
         call = parse_call(body[:arrow].rstrip())
-    except MalformedCall as error:  # strings of named arguments hold what others may not
-        return DecodedCall(tool, input, None, error.reason)
-    return DecodedCall(call.tool, call.input, None, None)
+    except MalformedCall as error:  # a string of a named argument may hold what no call may
+        return DecodedCall(tool, input, result=None, reason=error.reason)
+    return DecodedCall(call.tool, call.input, result=None, reason=None)

@@ -37,7 +37,7 @@ class TextState(Enum):
 class WrittenText:
     """A text that is being written after a prompt, with its calls.
 
-    There is one object per text, from its prompt to its end. What a rule or a tool has to remember about a text has its
+    There is one object per text, from its prompt to its end. What a rule has to remember about a text has its
     place here: `rules` are shared by all texts, and a `Stretch` ends with each call. Not safe for threads.
 
     | from | to | by |
@@ -61,6 +61,10 @@ class WrittenText:
     def __init__(
         self, rules: DecodingRules, prompt_tokens: Sequence[int], *, prompt: int = 0, context: str = ""
     ) -> None:
+        """Begin READY after the tokens of a prompt; ENDED where the prompt is empty or fills the context.
+
+        prompt: its index among the prompts. context: what tools are told beside their input, such as the date.
+        """
         self.rules = rules
         self.prompt = prompt
         self.context = context
@@ -164,20 +168,24 @@ class WrittenText:
         self.stretch.scores.likeliest[self.stretch.place] = log_probabilities
 
     def stop_before_sentence(self, token: int) -> None:
-        """End the text where its sentence ends before `token`, the likeliest next one."""
+        """End the text where it is a complete sentence and `token`, the likeliest next one, begins another.
+
+        "It was 3." goes on before "5" and ends before " Then". Without effect inside a tool call.
+        """
         if not self.is_free:
             return
         text = self.plain + self.stretch.text()
         if not may_have_ended(text):
             return
-        is_end = token in self.rules.vocabulary.ends
-        if is_end or answer_end(text + self.stretch.addition(token)) == len(text):
+        is_end_token = token in self.rules.vocabulary.ends
+        if is_end_token or answer_end(text + self.stretch.addition(token)) == len(text):
             self._end()
 
     def stop_before_look_alike(self, token: int) -> None:
-        """WRITING_TEXT -> READY where `token`, the likeliest next one, would complete a look-alike, such as `<QA(`.
+        """WRITING_TEXT -> READY where `token`, the likeliest next one, would complete a look-alike of a call.
 
-        The text goes on before the bracket of the look-alike, without one there.
+        A look-alike is the name of a tool behind another bracket, such as `<QA(`. It is removed from its bracket on,
+        and the text is prefilled again; its next token may not be a bracket.
         """
         if not self.is_free:
             return
@@ -207,6 +215,11 @@ class WrittenText:
             self._append_to_text(token)
 
     def _append_to_text(self, token: int) -> None:
+        """Append a token outside calls, and do what follows from it.
+
+        A call opens where ` [` is complete. The text ends at an end token, a stop word, the end of its only sentence,
+        or a limit of tokens. Else whoever watches gets what is new.
+        """
         self._forced = self._forced[1:]
         if token in self.rules.vocabulary.ends:
             self._end()
@@ -232,7 +245,10 @@ class WrittenText:
         return stretch.written[-len(start) :] == start and stretch.has_calls_left(stretch.place - len(start))
 
     def _end_of_answer(self) -> int | None:
-        """Return the number of characters before a stop word, or of the sentence; None where the text goes on."""
+        """Return after how many characters of the text without calls it ends; None where it goes on.
+
+        It ends before the first of the `stop` words and, under `one_sentence`, after its first sentence or line.
+        """
         if not (self.rules.stop or self.rules.one_sentence):
             return None
         text = self.plain + self.stretch.text()
@@ -246,24 +262,29 @@ class WrittenText:
     # 3. Write a call
 
     def _open_call(self) -> None:
-        """WRITING_TEXT -> WRITING_CALL: take ` [` out of the text, and fix what the call may be."""
+        """WRITING_TEXT -> WRITING_CALL: open a tool call at the ` [` that was just written.
+
+        ` [` moves from the text to the call. The call's grammar is fixed here: the tools that it may name, without
+        those that failed at this place, and its most tokens.
+        """
         stretch = self.stretch
         vocabulary = self.rules.vocabulary
         del stretch.written[-len(vocabulary.start) :]
         self._feed.show_text(self.stretch, self._likelihoods, whole=True)
-        if stretch.site.failed:
-            tools = stretch.callable_tools(stretch.place) - stretch.site.failed
+        if stretch.site.failed_tools:
+            tools = stretch.callable_tools(stretch.place) - stretch.site.failed_tools
         else:
-            # Also tools that need a likelier start: a call to one of these is taken back once its name is written.
+            # Also tools that need a likelier ` [`: a call to one of these is removed once its name is written.
             tools = stretch.offered_tools(stretch.place)
-        room = stretch.room - stretch.place - len(vocabulary.start)
-        form = vocabulary.form(tools, self.rules.schemas, most=min(self.rules.max_call_tokens, room))
+        context_left = stretch.room - stretch.place - len(vocabulary.start)  # tokens
+        form = vocabulary.form(tools, self.rules.schemas, most=min(self.rules.max_call_tokens, context_left))
         self.call = WrittenCall(vocabulary, form)
         self.state = TextState.WRITING_CALL
         self._feed.begin_call()
         self._feed.show_call(self.call, is_over=False)
 
     def _append_to_call(self, call: WrittenCall, token: int) -> None:
+        """Append a token to the open call: it may then be taken back, wait for its tool, or go on."""
         call.append(token)
         if self._needs_likelier_start(call):
             self._take_back(no_start=True)
@@ -300,7 +321,10 @@ class WrittenText:
     # 5. Go on
 
     def accepted(self, call: DecodedCall) -> DecodedCall:
-        """Return an answered call as it counts: without its result where the same call stands in the text with one."""
+        """Return an answered call as it is; a repetition is returned without its result, with the reason REPEATED.
+
+        A repetition has tool and input of an earlier call of this text that has a result.
+        """
         if call.result is None:
             return call
         for earlier in self.calls:
@@ -310,47 +334,53 @@ class WrittenText:
         return call
 
     def go_on(self, call: DecodedCall) -> None:
-        """WAITING -> READY or ENDED: go on after the open call, whose answer is `call`, `accepted` before.
+        """WAITING -> READY or ENDED: go on after the open call, now that its tool has answered.
 
-        A call with a result becomes part of the text. Without one it is taken back: where it followed another call, or
-        stands in the text already, the text goes on without it; else another tool is called at the same place.
+        `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text, as
+        ` [Calculator(2+3) -> 5]`. Without one it is left out, and another tool is called at the same place; but where
+        it repeats a call or directly follows one, the text just goes on.
         """
         stretch = self.stretch
-        p_start = stretch.scores.p_starts.get(stretch.place, 0.0)
-        site = self._site_after(call)
+        p_start = stretch.scores.p_starts.get(stretch.place, 0.0)  # the model's p of ` [` where the call began
+        next_site = self._site_after(call)
         tokens = stretch.tokens()
-        inserted = call_text(call)
-        if inserted:
-            tokens += self.rules.vocabulary.encoding.calls([inserted])[0]
-        self.text += inserted
+        inserted_text = call_text(call)  # "" without a result
+        if inserted_text:
+            tokens += self.rules.vocabulary.encoding.calls([inserted_text])[0]
+        self.text += inserted_text
         self.calls.append(call)
         self.call = None
         self._feed.show_answer(call)
-        self._begin_stretch(tokens, site)
-        if site.failed:
+        self._begin_stretch(tokens, next_site)
+        if next_site.failed_tools:
             self._call_another_tool(call.tool, p_start)
 
     def _site_after(self, call: DecodedCall) -> CallSite:
-        """Return which calls may begin after the open call, whose answer is `call`."""
-        stretch = self.stretch
+        """Return the limits on calls at the place of a call that was just answered.
+
+        After a result another call may follow at once, in a chain. After a call without a result another tool is tried
+        there; but no call begins there where the failed one followed another call, or repeated one.
+        """
         site = self._site_here()
-        if not stretch.is_right_after_result:
-            site = replace(site, places=site.places + 1)
+        follows_another_call = self.stretch.is_right_after_result
+        if not follows_another_call:
+            site = replace(site, places_with_calls=site.places_with_calls + 1)
         if call.result is not None:
-            return replace(site, results=site.results + 1)
-        if stretch.is_right_after_result or call.reason == REPEATED:
+            return replace(site, results_before=site.results_before + 1)
+        if follows_another_call or call.reason == REPEATED:
             return replace(site, no_start=True)
-        return replace(site, failed=stretch.site.failed | {call.tool})
+        return replace(site, failed_tools=self.stretch.site.failed_tools | {call.tool})
 
     def _call_another_tool(self, failed_tool: str, p_start: float) -> None:
-        """Force a call to a tool that was not tried here; end the text where none is left.
+        """Begin a call to another tool at the place where a call failed; end the text where none is left.
 
-        `failed_tool`: "" where not even a name was written. `p_start`: the model's p of ` [` at this place.
+        - failed_tool: the tool of the failed call; "" where its name was never completed, which ends the text.
+        - p_start: the model's p of ` [` at this place, by which tools may be called.
         """
         stretch = self.stretch
         stretch.scores.p_starts[0] = p_start
-        none_is_left = stretch.callable_tools(0) <= stretch.site.failed
-        if not failed_tool or none_is_left or not stretch.has_calls_left(0):
+        all_have_failed = stretch.callable_tools(0) <= stretch.site.failed_tools
+        if not failed_tool or all_have_failed or not stretch.has_calls_left(0):
             self._end()
         else:
             self.begin_call()
@@ -362,7 +392,10 @@ class WrittenText:
         self.state = TextState.ENDED
 
     def _begin_stretch(self, tokens: list[int], site: CallSite) -> None:
-        """Go on after `tokens`, with what the last stretch left of the limit: READY, or ENDED where nothing is left."""
+        """Begin the next part of the text after `tokens`, all that it has so far: READY, or ENDED at the limit.
+
+        The new part may have as many tokens as the last one left of its limit. `site`: which calls may begin there.
+        """
         budget = self.stretch.budget - self.stretch.place
         self.stretch = Stretch(self.rules, tokens, budget, site, after_call=bool(self.calls))
         self.state = TextState.READY
@@ -372,24 +405,27 @@ class WrittenText:
             self._end()
 
     def _take_back(self, *, no_start: bool = False, no_bracket: bool = False) -> None:
-        """WRITING -> READY: go on after the stretch without what follows it, the open call or a look-alike.
+        """WRITING_CALL or WRITING_TEXT -> READY: drop the open call, if there is one, and go on where it began.
 
-        `no_start`, `no_bracket`: what may not begin there again, as in CallSite.
+        - no_start: no call may begin there again.
+        - no_bracket: no call was dropped but a look-alike of one, and no bracket may come there again.
         """
-        stretch = self.stretch
-        if stretch.place == 0 and stretch.site.no_start:
-            no_start = True
+        tokens_kept = self.stretch.tokens()
+        is_at_old_site = self.stretch.place == 0  # nothing was written since the last call or the last removal
+        if is_at_old_site and self.stretch.site.no_start:
+            no_start = True  # it was forbidden here before, and stays so
         site = replace(self._site_here(), no_start=no_start, no_bracket=no_bracket)
         if no_bracket:
             self._look_alikes += 1
         self._close_stretch(last_text=API_START if self.call is not None else None)
         self.call = None
-        self._begin_stretch(stretch.tokens(), site)
+        self._begin_stretch(tokens_kept, site)
 
     def _site_here(self) -> CallSite:
-        """Return the site at the end of the stretch, as if nothing had been tried there."""
+        """Return the limits on calls after the last token, as if no call had been tried there."""
         site = self.stretch.site
-        return CallSite(site.places, results=site.results if self.stretch.place == 0 else 0)
+        is_right_after_calls = self.stretch.place == 0
+        return CallSite(site.places_with_calls, results_before=site.results_before if is_right_after_calls else 0)
 
     def _end(self) -> None:
         """-> ENDED: nothing more is written."""
@@ -398,9 +434,10 @@ class WrittenText:
         self._close_stretch(last_text="")
 
     def _close_stretch(self, last_text: str | None) -> None:
-        """Add the stretch, and the tokens of the call that follows it, to what was written before.
+        """Add what the current stretch holds to the text: characters, counts of tokens, and the model's scores.
 
-        `last_text`: what stands after its last token: ` [`, or "" at the end. None: the next stretch writes there.
+        A stretch is the part since the prompt or the last call. The tokens of an open call after it are counted too.
+        `last_text`: what stands after its last token: ` [`, or "" at the end; None where the next stretch writes there.
         """
         stretch = self.stretch
         text = stretch.text()

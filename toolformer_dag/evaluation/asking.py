@@ -64,7 +64,11 @@ class ComparedModel(NamedTuple):
 
 
 def compared_models(settings: Settings) -> list[ComparedModel]:
-    """Return the models that are evaluated: the base model, the checkpoints, and those of [evaluation.models]."""
+    """Return the models that are evaluated, each with the conditions under which it answers.
+
+    They are the base model, the finetuned checkpoints, and those of `[evaluation.models]`. A condition is a name for
+    the tables and a k of decoding: 0 writes no calls.
+    """
     models = [ComparedModel(settings.model, folder=None, conditions=[BASE])]
     for name, checkpoint in CHECKPOINTS.items():
         folder = str(checkpoint_folder(settings, name))
@@ -108,7 +112,10 @@ class Asking:
     function_calls: int = 0
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines a generation besides prompt and context; tools are included for k > 0."""
+        """Return what determines the text after a prompt, beside the prompt and its context: the key of stored answers.
+
+        The tools count only where calls may be written (k > 0), or the question's own functions in their place.
+        """
         identity: dict[str, Any] = {
             "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
             **determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability")),
@@ -131,7 +138,7 @@ class Asking:
         }
 
     def _tool_identity(self) -> dict[str, Any]:
-        """Return what determines calls of the lanes' tools."""
+        """Return what determines the calls that are written and their results: thresholds, tools, withheld tools."""
         thresholds = start_thresholds(self.lanes)
         return {
             **({"min_probability": thresholds} if thresholds else {}),
@@ -167,7 +174,10 @@ class Asking:
         return texts
 
     def _calling(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
-        """Return the rules for a question that comes with functions of its own."""
+        """Return the rules of decoding for a question that comes with functions of its own, by their names.
+
+        They are called in place of the lanes' tools, as often as `function_calls` says.
+        """
         return replace(
             rules,
             tools=functions,
@@ -245,7 +255,11 @@ def generations(
 
 
 def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
-    """Generate a text per row of `chunk` (columns KEY); return the rows, and store those without a lost call."""
+    """Let the model answer each prompt of a chunk; return the answers (ROW), and append them to the row store.
+
+    chunk: the columns KEY (prompt, context). An answer with a lost call (time limit, broken connection) is returned and
+    not stored, so that the next run asks again.
+    """
     prompts = chunk["prompt"].to_list()
     contexts = chunk["context"].to_list()
     texts = asking.write(prompts, contexts)
@@ -260,7 +274,7 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
-    """Return the generation of a row."""
+    """Turn a stored row (ROW) back into the Generation that it was made of."""
     return Generation(
         text=row["text"],
         plain=row["plain"],

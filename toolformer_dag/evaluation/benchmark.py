@@ -54,8 +54,10 @@ SIGN = r"(?:(?<!\w)[-\u2212])?"
 """A minus, or nothing. The hyphen of `COVID-19` is no minus."""
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
 """A number, maybe with commas between thousands."""
-EQUALS = re.compile(r"(?:[\s\d%)]|\b[a-zA-Z]|\d[^\n=?&<.]*)=")
-"""The `=` of an equation, but not that of `width=300` or `?id=77`."""
+EQUALS = re.compile(r"(?<![^\n=?&<.])(?P<side>[^\n=?&<.]*+)=")
+"""A `=` with what stands before it, since the sign at which an equation or a parameter of an address begins."""
+SIDE = re.compile(r"\d|[\s%)]\Z|\b[a-zA-Z]\Z")
+"""Occurs in what stands before the `=` of an equation, but not in that of `width=300` or `?id=77`."""
 WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
 """A word: a number with its commas and decimals, or letters and digits, as in `C++`."""
 
@@ -91,12 +93,21 @@ def predicted_number(output: str) -> Decimal | None:
     Return None where there is no number.
     """
     match = None
-    equals = EQUALS.search(output)
-    if equals:
-        match = NUMBER.search(output, equals.end())
+    right_side = _right_side_start(output)
+    if right_side is not None:
+        match = NUMBER.search(output, right_side)
     if match is None:
         match = NUMBER.search(output)
     return _number(match[0]) if match else None
+
+
+def _right_side_start(output: str) -> int | None:
+    """Return the character after the first `=` of an equation; None without an equation."""
+    for equals in EQUALS.finditer(output):
+        begins_line = output[equals.start() - 1 : equals.end()] == "\n="
+        if begins_line or SIDE.search(equals["side"]):
+            return equals.end()
+    return None
 
 
 def numbers_in(text: str) -> list[Decimal]:

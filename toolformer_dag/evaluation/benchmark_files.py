@@ -26,9 +26,12 @@ class BenchmarkError(UserError):
 
 
 def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterator[Any]:
-    """Yield the records of a file: a JSON list (under `key` of an object), JSON lines, or a table (`.csv`, `.tsv`).
+    """Yield the records of a file, whichever of these it is:
 
-    lone: whether a file that is one JSON object, without `key`, holds a single record. `*.jsonl` always does.
+    - a table (`.csv`, `.tsv`): a record per row
+    - JSON lines: a record per line
+    - a JSON list, or an object that has the list under `key`: its items
+    - a JSON object without `key`: a single record, where `lone` is true or the file is a `.jsonl`; else an error
 
     Raises BenchmarkError.
     """
@@ -57,12 +60,12 @@ HEADINGS = {"question", "answer", "answers", "golden_answers", "aliases", "body"
 """Headings of tables; a first line without any of them is a row."""
 ANSWER_HEADINGS = {"answer", "answers", "golden_answers", "aliases"}
 """Headings of columns whose cells may hold a list."""
-QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+QUOTED = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
 """A string literal of Python."""
 LIST_CELL = re.compile(rf"\s*\[(?:[\s,]|{QUOTED})*\]\s*", re.DOTALL)
 """A cell with a list, as Python or numpy writes it."""
-LIST_ITEM = re.compile(QUOTED, re.DOTALL)
-"""An item of such a list."""
+LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
+"""An item of such a list, with what stands before it."""
 
 
 def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -96,10 +99,21 @@ def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cell_answers(cell: str) -> list[str]:
-    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`)."""
+    """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`).
+
+    A list with an item that Python cannot read, such as `'\\x'`, is a text.
+    """
     if not LIST_CELL.fullmatch(cell):
         return [cell]
-    return [str(ast.literal_eval(item)) for item in LIST_ITEM.findall(cell)]
+    answers = []
+    item = LIST_ITEM.match(cell)
+    while item:
+        try:
+            answers.append(str(ast.literal_eval(item["literal"])))
+        except (SyntaxError, ValueError):
+            return [cell]
+        item = LIST_ITEM.match(cell, item.end())
+    return answers
 
 
 def field_of(record: Any, *names: str) -> Any:
@@ -147,7 +161,10 @@ def files(folder: Path, *patterns: str) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """Hash a file, or all files of a folder with their names, to 32 hex characters. Raises BenchmarkError."""
+    """Hash the content of a file, or of all files below a folder with their names, to 32 hexadecimal characters.
+
+    Raises BenchmarkError where one of them cannot be read, or is no regular file.
+    """
     paths = [path]
     if path.is_dir():
         paths = sorted(file for file in path.rglob("*") if file.is_file())
@@ -251,7 +268,10 @@ def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """Parse JSON. Raises BenchmarkError that says `where` and what the text is instead."""
+    """Parse JSON, or raise BenchmarkError, which says what the text is instead, such as a page of HTML.
+
+    where: the file and line, for the message.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets

@@ -45,8 +45,9 @@ GOOGLE_RE = {
     "/people/deceased_person/place_of_death": "[X] died in [Y] .",
 }
 """Templates of LAMA's Google-RE by relation, as in LAMA's scripts/run_experiments.py."""
-MASK_LAST = re.compile(r"(.+?)\s*\[(?:MASK|Y)\][\s.!?)]*", re.DOTALL)
-"""A statement that ends with the mask; the group is what stands before it."""
+MASK = re.compile(r"\[(?:MASK|Y)\]")
+AFTER_MASK = re.compile(r"[\s.!?)]*")
+"""What may stand between the mask and the end of a statement."""
 
 
 def lama(folder: Path) -> list[Benchmark]:
@@ -101,10 +102,11 @@ def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionO
 
 def _lama_question(masked: str, answer: str) -> QuestionOrReason:
     """Return the question of a statement with a mask, which has to be its end, since the model continues it."""
-    match = MASK_LAST.fullmatch(masked)
-    if match is None:
+    *before, after = MASK.split(masked)
+    statement = masked[: masked.rfind("[")].rstrip()
+    if not (before and statement and AFTER_MASK.fullmatch(after)):
         return "mask_not_last"
-    return BenchmarkQuestion(completion(match[1]), (answer,), tool="question_answering")
+    return BenchmarkQuestion(completion(statement), (answer,), tool="question_answering")
 
 
 def templama(file: Path) -> list[Benchmark]:
@@ -117,7 +119,11 @@ def templama(file: Path) -> list[Benchmark]:
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    """Return the question of a record, whose blank has to be its end; its date is the first day of the year."""
+    """Turn a record of TEMPLAMA into a question, or return the reason why it is left out.
+
+    {"query": "Tom Brady plays for _X_.", "date": "2019", ...} becomes a text to complete, and the date of the calendar
+    is 2019-01-01. A blank that is not at the end cannot be completed: mask_not_last.
+    """
     statement, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"
@@ -169,7 +175,11 @@ def trivia_qa(file: Path) -> list[Benchmark]:
 def _open_benchmark(
     name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> list[Benchmark]:
-    """Return a benchmark of open questions, which withholds QA; see `benchmark` for the arguments."""
+    """Return a benchmark of questions without a text to read, in a list. The tool QA may not be called for them.
+
+    convert: a record of the file -> its question, or the reason why it is left out. shapes: which records are read, for
+    the error about another shape.
+    """
     return [
         benchmark(
             name=name,
@@ -203,7 +213,10 @@ def _web_question(record: Any) -> QuestionOrReason:
 
 
 def _trivia(record: Any) -> QuestionOrReason:
-    """Return the question of a record of TriviaQA in one of the shapes that `trivia_qa` describes."""
+    """Turn a record of TriviaQA into a question; aliases of the answer are right answers too.
+
+    Three published shapes are told apart by their fields: "Question", "answer", or neither (`trivia_qa`).
+    """
     if "Question" in record:
         return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
     if "answer" not in record:
@@ -266,7 +279,10 @@ def mlqa(folder: Path) -> list[Benchmark]:
 
 
 def _check_distinct(paths: list[Path]) -> None:
-    """Raise BenchmarkError for two files of a language: MLQA's `dev-...` and `test-...` would share a name."""
+    """Raise BenchmarkError where two of MLQA's files have the same language, such as its `dev-...` and `test-...`.
+
+    The benchmarks of both would have the same name.
+    """
     file_of: dict[str, Path] = {}
     for file in paths:
         language = _language(file)
@@ -313,7 +329,11 @@ def _mlqa(file: Path) -> Benchmark:
 
 
 def _in_english(file: Path, english_file: Path) -> Benchmark:
-    """Read the questions of `file` as they are in `english_file`; those that it lacks are left out as ABSENT."""
+    """Return the benchmark of a language's questions in their English translations (paper, section 4.2.4).
+
+    file: of the language, which says which questions. english_file: their translations, found by id. A question without
+    one is left out as ABSENT.
+    """
     content = _read_mlqa(file)
     english_questions = {question.id: question for question in _read_mlqa(english_file).questions}
     translations: list[ParagraphQuestion | None] = []
@@ -333,7 +353,10 @@ ABSENT = "not_in_english"
 
 
 def _read_mlqa(file: Path) -> _MlqaFile:
-    """Read the questions of a file in MLQA's or XQuAD's format. Raises BenchmarkError for another shape."""
+    """Read a file in the format of MLQA or XQuAD: every question with its id and the paragraph that it is about.
+
+    Raises BenchmarkError for another shape.
+    """
     content = json_file(file)
     articles = list_in(content, file, "data")
     is_xquad = str(content.get("version", "")).startswith("xquad")

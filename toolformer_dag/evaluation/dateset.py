@@ -62,7 +62,10 @@ def whole_units(early: date, late: date, unit: str) -> int:
 
 
 def back(day: date, count: int, unit: str) -> date:
-    """Return the date `count` units before `day`; a day that its month lacks becomes the month's last."""
+    """Return the date `count` units before `day`; unit: days, weeks, months or years.
+
+    A day that its month lacks becomes the month's last: a month before 2023-03-31 is 2023-02-28.
+    """
     if unit == "days":
         return day - timedelta(days=count)
     if unit == "weeks":
@@ -130,7 +133,11 @@ def _dates(random: Random, current: date) -> Dates:
 
 
 def _drawn(random: Random, dates: list[Dates], template: Template, size: int) -> Iterator[BenchmarkQuestion]:
-    """Yield `size` questions of a template; every current date has the same number, up to a difference of 1."""
+    """Draw `size` questions of a template, such as "How many days ago was ...?", over random current dates.
+
+    template: dates -> the variants of its question for them. Each of `dates` (with its current date, which the calendar
+    tells) gives equally many questions, up to a difference of 1.
+    """
     per_date, remainder = divmod(size, len(dates))
     for number, chosen in enumerate(random.sample(dates, len(dates))):
         variants = list(template(chosen))

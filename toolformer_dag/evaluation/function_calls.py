@@ -44,7 +44,10 @@ def function_calling(folder: Path) -> list[Benchmark]:
 
 
 def _benchmark_of_set(file: Path) -> Benchmark:
-    """Read a set. The most right calls that a question has are the most calls of an answer."""
+    """Read a file of the Berkeley Function-Calling Leaderboard as a benchmark, with its right calls.
+
+    An answer may hold as many calls as the question with the most right calls has.
+    """
     right_calls = _right_calls(file.parent / "possible_answer" / file.name)
     of_file = benchmark(
         name=file.stem,
@@ -57,7 +60,10 @@ def _benchmark_of_set(file: Path) -> Benchmark:
 
 
 def _right_calls(file: Path) -> dict[str, Any]:
-    """Read the right calls of each record by its id. Raises BenchmarkError for calls of another shape."""
+    """Read the file of right calls: id of the record -> [{"name": {"argument": [its right values]}}].
+
+    Raises BenchmarkError for calls of another shape.
+    """
     right_calls: dict[str, Any] = {}
     for number, record in enumerate(json_lines(file), 1):
         with expect_shape(f"{file}, record {number}"):
@@ -71,7 +77,12 @@ def _right_calls(file: Path) -> dict[str, Any]:
 
 
 def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
-    """Return the question of a record with its functions as `context` and its right calls as the answer, both JSON."""
+    """Turn a record into a question, or return the reason why it is left out.
+
+    right_calls: of all records, by id. `context` of the question holds its functions (name, description, schema of the
+    arguments), `answers` its right calls, both as JSON. Left out: nobody_asks, no_ground_truth, and where a function
+    has a name or a schema that decoding cannot write, function_cannot_be_written.
+    """
     prompt = last_asked(record)
     declared = record["function"]
     if prompt is None:
@@ -198,7 +209,11 @@ def _listed(values: Any) -> list[Any]:
 
 
 def _same(value: Any, right: Any) -> bool:
-    """Return whether a value of a call is `right`; an object is if each of its values is one of the right ones."""
+    """Return whether an argument's value in a call is the right one.
+
+    Texts are compared without case and punctuation, lists item by item. Of an object each value has to be among those
+    that `right` lists for its key. True is not 1.
+    """
     if isinstance(right, dict):
         return isinstance(value, dict) and _fit(value, right)
     if isinstance(right, list):

@@ -116,9 +116,10 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
 
 
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
-    """Ask for log p of every token of a window but the first, and of the last token of ` [` at the same place.
+    """Return the query for the log probabilities that perplexity needs: of every token of a window but the first.
 
-    call_start: the tokens of ` [`; without any, only the tokens of the window are asked for.
+    ids: the tokens of the window. call_start: the tokens of ` [`, which begins a call. Where there are some, the last
+    of them is asked for at every place too, so that its probability can be set to 0 there (calls are disabled).
     """
     positions = range(1, len(ids))
     return TokenQuery(

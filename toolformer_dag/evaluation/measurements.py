@@ -101,7 +101,10 @@ class Measurement:
 
 
 def accuracy_settings(plan: Plan) -> dict[str, Any]:
-    """Return what determines the answers besides the checkpoints. Raises BenchmarkError."""
+    """Return everything that the stored accuracies depend on, but for the checkpoints; a change measures them anew.
+
+    Questions, models, decoding, tools. Raises BenchmarkError where the files of a benchmark cannot be read.
+    """
     evaluation = plan.settings.evaluation
     thresholds = start_thresholds(plan.lanes)
     return {
@@ -121,7 +124,10 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
 
 
 def perplexity_settings(plan: Plan) -> dict[str, Any]:
-    """Return what determines the perplexities besides the checkpoints and the texts of C. Raises BenchmarkError."""
+    """Return everything that the stored perplexities depend on, but for the checkpoints and the held-out texts.
+
+    Raises BenchmarkError where the file of WikiText cannot be read.
+    """
     file = plan.settings.evaluation.wikitext
     return {
         "columns": list(PERPLEXITY_COLUMNS),
@@ -159,7 +165,10 @@ def checkpoint_versions(plan: Plan) -> dict[str, str]:
 
 
 def measurement_reasons(plan: Plan, name: str) -> list[str]:
-    """Return why ACCURACY or PERPLEXITY is missing or out of date, a sentence per reason; empty if it is up to date."""
+    """Return why a measurement is missing or out of date, a sentence per reason; empty if it is up to date.
+
+    name: ACCURACY or PERPLEXITY. Its record is compared with the settings, checkpoints and texts of now.
+    """
     for table_name in TABLES[name]:
         table = plan.lake.table(table_name)
         if not table.has(WHOLE):
@@ -272,10 +281,12 @@ def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
-    """Ask all questions under all conditions; publish outcomes, scores and overlap with C* (paper, section 4.2).
+    """Let all models answer all benchmarks, under each condition (with and without calls), and publish the results.
 
-    Arithmetic questions are answered by the baselines without a model too. Raises ToolDown where a tool was down, and
-    BenchmarkError.
+    Three tables are published: the outcome of every question, the accuracies, and which questions occur in the texts
+    of C* that were trained on (paper, section 4.2). Beside the models stand baselines that answer without one.
+
+    Returns the accuracies and what they cost. Raises ToolDown where a tool was down, and BenchmarkError.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
@@ -337,7 +348,10 @@ class _Questioning:
         self._total = 0  # questions under all conditions
 
     def ask_all_models(self) -> None:
-        """Ask all models. Raises ToolDown where a tool was down or gave too few results."""
+        """Let every model answer every benchmark under each of its conditions; the answers are added to `answers`.
+
+        Raises ToolDown where a tool was down, or too many of its calls were lost.
+        """
         from toolformer_dag.evaluation.asking import compared, compared_models
 
         settings = self._plan.settings
@@ -349,7 +363,10 @@ class _Questioning:
             self._advance(0)
 
     def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
-        """Yield the answers of a model under each condition to each benchmark."""
+        """Let a loaded model answer: yield the outcomes of each benchmark under each condition (a name and a k).
+
+        The model's size is noted in `weights`.
+        """
         from toolformer_dag.evaluation.asking import benchmark_outcomes
 
         settings = self._plan.settings
@@ -402,7 +419,10 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
 def _perplexities(
     sources: Mapping[str, list[str]], model: "LanguageModel", conditions: list[Condition]
 ) -> Iterator[dict[str, object]]:
-    """Yield a row of PERPLEXITY_COLUMNS per source of texts, under the first condition, which is without calls."""
+    """Measure the perplexity of a model on each source of texts; yield a row (PERPLEXITY_COLUMNS) for each.
+
+    sources: name -> texts. conditions: those of the model, of which the first is without calls and counts here.
+    """
     from toolformer_dag.evaluation.language_modeling import perplexity
 
     without_calls = conditions[0]
@@ -423,7 +443,10 @@ def _perplexities(
 
 
 def stored_measurement(lake: Lake, name: str) -> Measurement:
-    """Return what ACCURACY or PERPLEXITY holds, with no tokens and no calls. Raises MissingPart, DamagedPart."""
+    """Return a measurement as the lake holds it, ACCURACY or PERPLEXITY; nothing is measured, so its cost is 0.
+
+    Raises MissingPart, DamagedPart.
+    """
     table = lake.table(name)
     rows = table.read(WHOLE)
     return Measurement(

@@ -162,7 +162,11 @@ def _rounded(probability: float | None) -> float | None:
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raise ToolDown where a tool was down, or where more than MAX_LOST of the questions have a lost call."""
+    """Raise ToolDown where the answers cannot be trusted because of a tool.
+
+    That is where a tool was down, or where more than the share MAX_LOST of the questions have a lost call (time limit,
+    broken connection).
+    """
     lost_calls: list[DecodedCall] = []
     affected = 0  # questions
     for outcome in outcomes:

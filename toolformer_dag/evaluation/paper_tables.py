@@ -75,7 +75,11 @@ class PaperFigure(NamedTuple):
 
 
 def paper_figures() -> Iterator[PaperFigure]:
-    """Yield every figure that the paper prints, in the order of paper_figures.toml."""
+    """Yield every figure that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
+
+    A grid in that file is a table of the paper: its axes are two of measure, model, item and `at`; the other two hold
+    for the whole grid. A dash of the paper is NaN and left out.
+    """
     for grid in FIGURES["grid"]:
         for place, (row, figures) in enumerate(grid["rows"].items()):
             for column, figure in zip(grid["columns"], figures, strict=True):
@@ -96,7 +100,10 @@ def paper_figures() -> Iterator[PaperFigure]:
 
 
 def _views() -> str:
-    """Return the statements that make paper_figures and paper_examples, then those of paper_tables.sql."""
+    """Return the SQL that creates the views with what the paper prints, and the views that set ours beside it.
+
+    The rows of paper_figures and paper_examples are written into the statements; paper_tables.sql has the others.
+    """
     figures = ", ".join(_sql_row(figure) for figure in paper_figures())
     example_columns = COLUMN_COMMENTS["paper_examples"]
     example_rows = []
@@ -120,7 +127,7 @@ COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their t
 
 
 def _sql_row(values: Iterable[object]) -> str:
-    """Return values as a row of VALUES in SQL."""
+    """Write values as a row of VALUES in SQL: `(NULL, 'it''s', 1.5)`."""
     literals = []
     for value in values:
         if value is None:
@@ -210,7 +217,11 @@ _perplexities = partial(_beside, item="source", cell=_interval("perplexity"))
 
 
 def _examples(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 2 as it is read: examples with calls by tool and tau_f, and how many would be kept by chance."""
+    """Lay out Table 2 for readers, from its rows in the warehouse: texts with calls, by tool and tau_f.
+
+    Beside them stands how many would be kept by chance: "12 (8-17)", "?" where too few swaps tell, a dash where it was
+    not measured.
+    """
     chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
     chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))
     kept_by_chance = pl.when("too_few_swaps").then(pl.lit("?")).otherwise(chance_text)
@@ -225,7 +236,10 @@ def _examples(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 9 as it is read: accuracy over k of all questions, of those with a call and of those without."""
+    """Lay out Table 9 for readers: accuracy by k of decoding, with its 95 % interval and the number of questions.
+
+    All: all questions; AC: those for which a call was written; NC: the others.
+    """
     return rows.select(
         "benchmark",
         _model_name(),
@@ -247,7 +261,11 @@ SHOWN_CALL = 58
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Table 10 as it is read: each call in its text, with whether it was kept and found useful."""
+    """Lay out Table 10 for readers: calls in their texts, with L- - L+, and whether each was kept and found useful.
+
+    rows: before, call, after (of the text), delta, tau_f, kept (null for the paper's own), tool, useful. Long calls and
+    what stands around them are cut.
+    """
     before = _without_breaks("before")
     call = _without_breaks("call")
     after = _without_breaks("after")
@@ -274,7 +292,7 @@ def _without_breaks(column: str) -> pl.Expr:
 
 
 def _averages(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return Figure 4 as it is read: the average accuracy of benchmarks by model and its parameters."""
+    """Lay out Figure 4 for readers: the average accuracy of groups of benchmarks, by model and its parameters."""
     whose_questions = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
     table = rows.select(
         "benchmarks",
@@ -338,7 +356,11 @@ PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J f
 
 
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
-    """Return sentences for below a table: whose figures are of which model, what was left out, what is missing."""
+    """Return the sentences below a table of the paper: of which model our figures are, and what is not comparable.
+
+    Of a table over benchmarks also which of them were not measured, with what fills the lines, and which questions were
+    left out.
+    """
     lines = []
     if table.number not in ("2", "10"):  # these two are of the corpus, not of models' answers
         for [line] in rows(warehouse, MODELS_SQL).iter_rows():

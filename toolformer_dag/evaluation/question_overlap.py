@@ -49,7 +49,10 @@ class Frame(NamedTuple):
 
 
 def _frames() -> tuple[Frame, ...]:
-    """Return the frames of appendix C; MLQA's has no end, since its question stands after a paragraph."""
+    """Return what stands before and after the question in each kind of prompt (paper, appendix C).
+
+    MLQA's prompt has nothing to compare after the question. A prompt without its frame is the question.
+    """
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
     frames = []
     for prompt in (completion(MARK), question_answering(MARK)):
@@ -105,7 +108,10 @@ def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFr
 
 
 def _first_places(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, Place]:
-    """Return the first place in C*, by index of the question, of the questions that occur in a training text."""
+    """Find the questions that occur in a training text of C*: index of the question -> its first place in C*.
+
+    passages: the questions, indexed by their runs of words. corpus: the rows of C* (text, split, ...).
+    """
     first_places: dict[int, Place] = {}
     for rows in corpus:
         texts = rows.filter(pl.col("split") == TRAIN)

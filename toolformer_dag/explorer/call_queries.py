@@ -247,7 +247,13 @@ class _Filter(NamedTuple):
 
 
 def _filter(query: Mapping[str, str]) -> _Filter:
-    """Return the condition of the filters of `calls`. Raises ValueError for a tau that is no number."""
+    """Turn the query of a request into a condition for SQL, with the values of its parameters.
+
+    query: tool and tau (a threshold), and where they filter domain, text (part of input or result), verdict and reason.
+    {"tool": "calculator", "tau": "0.5", "verdict": "kept"} selects the calls that stay at 0.5.
+
+    Raises ValueError where tau is no number.
+    """
     tau = float(query.get("tau", "nan"))
     if math.isnan(tau):
         raise ValueError("tau must be a number")

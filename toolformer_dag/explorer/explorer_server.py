@@ -160,10 +160,13 @@ class _PageAnswers:
 
 
 def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str, Any]:
-    """Return what every view needs: the `overview`, and under `traces` whether there is a file of `judge`.
+    """Return what every view of the page needs, as JSON data: the `overview` of the warehouse, `traces` and `judge`.
 
-    With that file, `judge` is the model that judged. With that file alone, without a warehouse, there are no tools.
-    Raises WarehouseError where there is neither.
+    reader: of the warehouse of a run. traces: of the file that the command `judge` writes for recorded conversations.
+    `traces` says whether that file is there, and `judge` then names the model that judged. Without a warehouse the
+    overview has no tools.
+
+    Raises WarehouseError where there is neither file.
     """
     if not traces.database.is_file():
         return {**overview(reader), "traces": False}

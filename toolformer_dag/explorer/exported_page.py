@@ -68,7 +68,11 @@ def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str,
 
 
 def _html(content: dict[str, Any]) -> str:
-    """Return the page with `content` in it; its policy allows only its own script and style, by their hashes."""
+    """Return the explorer as one HTML file: script, style and `content` (as JSON) are written into it.
+
+    Its content security policy allows only its own script and style, by their hashes: a text of the corpus cannot run
+    anything.
+    """
     # SCRIPTS has each after those that it imports, and no two share a name: without imports they are a single script.
     modules = "".join(page_file(name) for name in SCRIPTS)
     script = MODULE_SYNTAX.sub("", modules)

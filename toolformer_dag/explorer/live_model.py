@@ -169,7 +169,11 @@ def _tried(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any
 
 
 def _warehouse_of(plan: Plan, text: str) -> Path:
-    """Build the warehouse of a plan whose lake has the stages of a typed text; return its file, within the lake."""
+    """Build a small warehouse (DuckDB file) for a text that a person typed, and return its path.
+
+    plan: its lake is a temporary one, in which the stages have run over this text alone. The text is published as the
+    only document, which the warehouse's tables refer to.
+    """
     outputs = table_outputs(plan)
     documents = outputs[0]
     no_rows = documents.stage.schema.to_frame()

@@ -58,7 +58,11 @@ COSTS_SHOWN = "* REPLACE (ended AT TIME ZONE 'UTC' AS ended)"
 
 
 def outcome_tables(reader: WarehouseReader) -> dict[str, Any]:
-    """Return the conditions, which two to compare first, and the rows of the small tables. Raises WarehouseError."""
+    """Return what the page shows of evaluation, as JSON data: accuracy, perplexity, training curves and costs.
+
+    `conditions` are the models with and without calls that were asked; `compared` names the two that the page compares
+    first. Raises WarehouseError.
+    """
     conditions = _conditions(reader)
     return {
         "made_by": "toolformer-dag run",

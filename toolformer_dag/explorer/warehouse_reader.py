@@ -40,7 +40,10 @@ class WarehouseReader:
         return f"{stamp.inode}-{stamp.modified}" if stamp else ""
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
-        """Return the answer to a query. parameters: values of `$NAME` in it. Raises WarehouseError."""
+        """Run a query and return its rows as dicts of plain values, which JSON can hold.
+
+        parameters: values for `$NAME` in the query. Raises WarehouseError.
+        """
         try:
             cursor = self._current().execute(sql, parameters)
             names = [column[0] for column in cursor.description]
@@ -52,7 +55,7 @@ class WarehouseReader:
             raise WarehouseError(str(error)) from error
 
     def _current(self) -> duckdb.DuckDBPyConnection:
-        """Return a cursor, for the caller's thread alone, to the file as it is now."""
+        """Return a new cursor, for the caller's thread alone; where the file was replaced, open it again first."""
         with self._lock:
             stamp = self._stamp_of_file()
             if stamp is None or stamp != self._stamp:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.exports.dataset_folder import (
     CARD,
     CITATION,
@@ -41,6 +40,7 @@ from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
+from toolformer_dag.method.corpus_texts import SQL, TEXTS, corpus_texts
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.settings.setting_types import determining
 
@@ -129,7 +129,10 @@ class _ExportedRows:
         self.longest = 0
 
     def stream(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows in the order of C*. Raises WarehouseError."""
+        """Yield the rows of the data set in the order of C*, and count them by tool, kind and length.
+
+        The counts (`calls`, `texts`, `kinds`, `longest`) are complete after the last row. Raises WarehouseError.
+        """
         form = self._form
         markers = self._plan.settings.model.markers
         with opened(self._plan.settings.warehouse) as connection:
@@ -195,7 +198,11 @@ def corpus_record(plan: Plan, form: Form) -> dict[str, Any]:
 
 
 def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
-    """Return why an exported folder is missing, damaged or out of date; empty where it is up to date."""
+    """Return why an exported data set is missing, damaged or out of date; empty where it is up to date.
+
+    form: the form of its rows (texts, chats, pairs, ...). Files are compared with their hashes, the record with what
+    would be exported now.
+    """
     exported = read_exported(folder)
     if exported is None:
         return [f"{folder} is damaged: it has no record"] if folder.exists() else ["never made"]
@@ -238,7 +245,10 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
 
 
 def _card_settings(plan: Plan) -> dict[str, Any]:
-    """Return the settings that the card shows, by their names; a model folder by its name alone."""
+    """Return the settings that the data set's card shows: dotted name -> value; `tools` -> thresholds of each tool.
+
+    A model in a folder is shown by the folder's name, without its path.
+    """
     settings = plan.settings
     tools = {}
     for lane in plan.all_lanes:
@@ -259,7 +269,10 @@ def _card_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], exported: _ExportedRows) -> str:
-    """Return the card of a data set whose files in `folder` are written. splits: rows by split."""
+    """Return the README of an exported data set: YAML header and text, as the Hugging Face hub shows them.
+
+    folder: its files are written already. splits: name -> number of rows. exported: what was counted while writing.
+    """
     license = plan.settings.export.license
     codes = query(plan.settings.warehouse, LANGUAGES)["language"]
     shown_settings = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
@@ -303,7 +316,10 @@ def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
 
 
 def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
-    """Return a line per lane: thresholds, its calls in C* and their texts, calls kept by the filter and by chance."""
+    """Return a Markdown table with a line per tool: thresholds, its calls in the data set and how many texts have some.
+
+    The last two columns say how many calls the filter kept, and how many of these are kept by chance.
+    """
     figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
     lines = []
     for lane in plan.all_lanes:

@@ -95,7 +95,10 @@ class ParquetFiles:
         self._open_file.close()
 
     def _write_group(self) -> None:
-        """Write a group of the rows that wait, to a new file where the last one is full."""
+        """Write GROUP_ROWS of the waiting rows as a row group of the open Parquet file.
+
+        After FILE_ROWS rows it begins the next file: NAME-00000.parquet, NAME-00001.parquet.
+        """
         if self._writer is None or self.rows % FILE_ROWS == 0:
             self._open_file.close()
             path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
@@ -177,7 +180,10 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def read_exported(folder: Path) -> Exported | None:
-    """Return what an export wrote into `folder`; None where there is no record, or a damaged one."""
+    """Read the record of an exported folder: its files with their hashes, its rows, and what it was made from.
+
+    None where there is no record, or a damaged one, or one of another layout.
+    """
     try:
         content = unsealed((folder / RECORD).read_bytes())
         if content["layout"] != LAYOUT:
@@ -189,7 +195,10 @@ def read_exported(folder: Path) -> Exported | None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ExportError unless `folder` is absent, empty, or holds exactly what an export wrote."""
+    """Raise ExportError where an export into `folder` would overwrite something that no export wrote.
+
+    It may be absent, empty, or hold exactly the files of an earlier export with an unedited card.
+    """
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if not folder.exists() or is_empty:
         return

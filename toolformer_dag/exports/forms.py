@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from toolformer_dag.exports import FormName
-from toolformer_dag.exports.corpus_texts import CorpusText, preference_pairs
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.method.corpus_texts import CorpusText, preference_pairs
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 
 if TYPE_CHECKING:
@@ -153,7 +153,11 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
 
 
 def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield the windows of a text's tokens, with the labels of results masked."""
+    """Yield a text with calls as training windows of at most `sequence_length` tokens, ready for a trainer.
+
+    `labels` are the tokens, but IGNORED (-100) where a token lies in the result of a call: results come from tools and
+    are not to be learnt.
+    """
     from toolformer_dag.training.sequences import IGNORED, windows
 
     [tokens] = encoding.with_calls([text.text])

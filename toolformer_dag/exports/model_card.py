@@ -154,7 +154,10 @@ def _limit_of_decoding(rules: DecodingSettings) -> str:
 
 
 def texts_of_calls(plan: Plan) -> TextsOfCalls:
-    """Count the training texts of C* with several calls. Raises MissingPart, DamagedPart."""
+    """Count the training texts of C* with several calls, and those with a chain (several calls at one place).
+
+    Raises MissingPart, DamagedPart.
+    """
     corpus = corpus_rows(plan.lake, ["text_with_calls", "calls", "split"])
     texts = corpus.filter(pl.col("split") == TRAIN, pl.col("calls") > 1).collect()["text_with_calls"]
     tools = plan.lane_names.values()
@@ -182,7 +185,10 @@ def _header(plan: Plan, license: str) -> str:
 
 
 def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
-    """Return what the checkpoint was trained on as a table. record: training.json beside its weights."""
+    """Return a Markdown table of what a checkpoint was trained on: texts, tokens, fingerprints of the data.
+
+    record: the content of training.json beside its weights. report: what the finetuning measured.
+    """
     corpus_parts = plan.lake.table(CORPUS).pointers()
     corpus_inputs = {part: pointer.record["inputs"] for part, pointer in corpus_parts.items()}
     train_rows = corpus_rows(plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
@@ -204,7 +210,7 @@ def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
 
 
 def _tools(plan: Plan) -> list[tuple[object, ...]]:
-    """Return a line per lane (a tool with its settings): thresholds, and in how many training texts it is called."""
+    """Return a row of cells per lane (a tool with its settings): thresholds, and how many training texts call it."""
     train_rows = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN)
     called = train_rows.select(pl.col("tools").list.unique().explode())  # a row per text and tool
     texts_of = dict(called.group_by("tools").len().collect().iter_rows())
@@ -225,7 +231,10 @@ def _threshold(plan: Plan, lane: Lane) -> object:
 
 
 def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[str, object]]:
-    """Return the lines of the card's table of figures. record: training.json beside the weights."""
+    """Return the (name, value) lines of the card's table of figures: held-out measures, steps, time, fingerprints.
+
+    record: the content of training.json beside the weights. report: what the finetuning measured.
+    """
     of_base = [point.value for point in report.heldout if point.step == 0]
     return [
         (f"held-out {report.best.measure}", f"{report.best.value:.3f}"),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.exports.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.exports.forms import CALLS, ORIGIN, Form, column, shared_columns
+from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.texts.arguments import Schema, read_arguments
 from toolformer_dag.tools.tool import schemas_of
 
@@ -112,7 +112,10 @@ def functions_form(lanes: Sequence[Lane]) -> Form:
 
 
 def _function_rows(tools_json: str, schemas: Mapping[str, Schema], text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield a row per kept call of a text. schemas: of the arguments, by the tool's name in the text."""
+    """Yield a row for function calling per call of a text: the text before it as `query`, the call as `answers`.
+
+    tools_json: the declared functions, as JSON. schemas: of the arguments, by the tool's name in the text.
+    """
     for call in text.calls:
         answer = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
         yield {

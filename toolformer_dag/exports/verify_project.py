@@ -85,7 +85,10 @@ def verified(plan: Plan) -> Verification:
 
 
 def verified_folder(folder: Path) -> Verification:
-    """Read an export, a checkpoint or an index, wherever it lies. Raises UserError for any other folder."""
+    """Check every file of an exported data set, a checkpoint or an index against the record in its folder.
+
+    The folder may lie anywhere. Raises UserError where it holds no such record.
+    """
     records = [folder / name for name in FOLDER_RECORDS if os.path.lexists(folder / name)]
     if not records:
         raise UserError(
@@ -116,7 +119,10 @@ def set_aside(plan: Plan) -> Sequence[CheckedFile]:
 
 
 def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
-    """Read the files that people take away: the cards of checkpoints, LAKE_FOLDERS, and the pins of hub data sets."""
+    """Check files beside the tables: the cards of checkpoints, the folders LAKE_FOLDERS, the pins of hub data sets.
+
+    A pin notes at which commit a data set of the hub was read first. Yields each file with what is wrong.
+    """
     for name in CHECKPOINTS:
         checkpoint_files(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from toolformer_dag.lake.inventory import Item, inventory
+from toolformer_dag.lake.inventory import LakeFile, inventory
 from toolformer_dag.lake.local_outputs import contents_in_use
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.row_store import IDENTITY
@@ -56,12 +56,17 @@ def clean(lake: Lake, grace: timedelta, dry_run: bool) -> list[RemovedFile]:
 class _Unneeded(NamedTuple):
     """A file that nothing needs, and why."""
 
-    item: Item
+    item: LakeFile
     reason: str
 
 
 def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> list[_Unneeded]:
-    """Remove files; return those that were removed: all but computed rows that a run has opened meanwhile."""
+    """Remove files that nothing needs; return those that were removed.
+
+    Computed rows stay where a run has opened their row store since the lake was listed.
+
+    kept_since: seconds since 1970; what was opened or written after it is in use.
+    """
     stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
     removed = [file for file in unneeded if file.item.owner not in stores]
     lake.storage.remove(*(file.item.path for file in removed))
@@ -100,10 +105,13 @@ class _Use:
     stores: set[str] = field(default_factory=set)
     any_store: bool = False
 
-    def add_table(self, lake: Lake, name: str, items: Sequence[Item], kept_since: float) -> None:
-        """Note what a table uses; of a part that was published within the grace period, all files of its folder.
+    def add_table(self, lake: Lake, name: str, items: Sequence[LakeFile], kept_since: float) -> None:
+        """Note the files and row stores that a table uses, by its manifest.
 
-        A file that such a part replaced may still be read.
+        Of a part that was published within the grace period all files of its folder are in use: one that was replaced
+        may still be read. Where the manifest is damaged, all files of the table and all row stores are.
+
+        items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
         """
         table = lake.table(name)
         if table.damage():  # the lines that were lost may have named any file and any row store
@@ -124,14 +132,18 @@ class _Use:
         else:
             self.files.update(folder / name for name in contents)
 
-    def reason(self, item: Item) -> str | None:
-        """Return why a file that is older than the grace period can go; None where it stays."""
+    def reason(self, item: LakeFile) -> str | None:
+        """Return why a file of the lake can be removed; None where it is in use, so that it stays.
+
+        The file is older than the grace period. `files`, `folders` and `stores` are complete: they hold what all tables
+        and outputs use. Manifests stay always, files that were left unfinished or set aside as damaged never.
+        """
         if item.kind in ("unfinished", "damaged"):
             return item.kind
-        if item.kind in ("part", "content"):
+        if item.kind in ("part", "content"):  # a file of a table, or of an output such as a checkpoint
             is_used = item.path in self.files or item.path.parent in self.folders
             return None if is_used else "replaced"
-        if item.kind == "rows":
+        if item.kind == "rows":  # a file of computed rows; its owner is their row store
             is_used = self.any_store or item.owner in self.stores
             return None if is_used else "rows of an identity that nothing uses"
         return None
@@ -152,8 +164,11 @@ def _unneeded(lake: Lake, kept_since: float) -> list[_Unneeded]:
     return unneeded
 
 
-def _use_of(lake: Lake, items: Sequence[Item], kept_since: float) -> _Use:
-    """Return what is in use of a lake with the files `items`."""
+def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
+    """Collect what is in use of a lake, from the manifests of its tables and of its local outputs (checkpoints).
+
+    items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
+    """
     # To open a row store touches a file of it, to append writes one.
     opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}

@@ -7,10 +7,8 @@ import polars as pl
 
 from toolformer_dag.lake.queries import rows
 
-DESCRIBE = re.compile(
-    r'\s*desc(?:ribe)?(?:\s+(?:table\s+|view\s+)?(?:"(?P<quoted>[^"]+)"|(?P<plain>\w+)))?\s*;?\s*', re.I
-)
-"""`describe`, `desc funnel`, `DESCRIBE TABLE "funnel";`: the whole text, with a name or without."""
+DESCRIBE = re.compile(r'desc(?:ribe)?(?:\s+(?:(?:table|view)\s+)?(?:"(?P<quoted>[^"]+)"|(?P<plain>\w+)))?', re.I)
+"""`describe`, `desc funnel`, `DESCRIBE TABLE "funnel"`: the whole text, with a name or without."""
 ALL = """
 SELECT table_name AS name, 'table' AS kind, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary
 UNION ALL
@@ -31,12 +29,14 @@ MACRO = f"FROM ({ALL}) WHERE kind LIKE '%macro' AND lower(name[:position('(' in 
 
 
 def described(connection: duckdb.DuckDBPyConnection, sql: str) -> pl.DataFrame | None:
-    """Return what `describe NAME` says of the warehouse with comments; None where `sql` is no such statement.
+    """Answer the statements `describe` and `describe NAME` with comments, which DuckDB's own answer leaves out.
 
-    Of a table or view the columns (COLUMNS), of a macro its parameters and comment (MACRO), without a name every table,
-    view and macro (ALL). None too where nothing has that name, so that DuckDB's own error names it.
+    A row per column of a table or view (COLUMNS); for a macro its parameters and comment (MACRO); without a name a row
+    per table, view and macro (ALL).
+
+    None where `sql` is another statement, and where nothing has that name, so that DuckDB's own error names it.
     """
-    match = DESCRIBE.fullmatch(sql)
+    match = DESCRIBE.fullmatch(sql.strip().removesuffix(";").rstrip())
     if match is None:
         return None
     name = match["quoted"] or match["plain"]

@@ -33,7 +33,7 @@ FORMS: dict[Kind, re.Pattern[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LakeFile:
     """A file of the lake.
 
     - `owner`: the table, row store or local output that it belongs to; empty for an unfinished file
@@ -49,19 +49,23 @@ class Item:
     changed: float
 
 
-def inventory(storage: Storage, all_parts: bool = True) -> Iterator[Item]:
+def inventory(storage: Storage, all_parts: bool = True) -> Iterator[LakeFile]:
     """Yield every file that the lake wrote; what others put into its folder is left out.
 
     all_parts: whether every part of a table is listed, or in a folder only the files of one (see `Storage.files`).
     """
     for file in storage.files(all_parts):
-        item = item_of(storage, file.path, size=file.bytes, changed=file.changed)
+        item = lake_file_of(storage, file.path, size=file.bytes, changed=file.changed)
         if item is not None:
             yield item
 
 
-def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> Item | None:
-    """Return what a file is, by its name alone; None for one that the lake did not write."""
+def lake_file_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -> LakeFile | None:
+    """Tell from its name below the lake what a file is; None for one that the lake did not write.
+
+    "calculator/loss_deltas/files/shard-0/<32 hex digits>.parquet" is a file of the part shard-0 of the table
+    calculator/loss_deltas. Nothing is read: size and changed are taken over into the result.
+    """
     name = path.relative_to(storage.root).as_posix()
     was_set_aside = name.endswith(ASIDE)
     for kind, form in FORMS.items():
@@ -69,7 +73,7 @@ def item_of(storage: Storage, path: Path, size: int = 0, changed: float = 0.0) -
         if match is None:
             continue
         fields = match.groupdict(default="")
-        return Item(
+        return LakeFile(
             path=path,
             kind="damaged" if was_set_aside else kind,
             owner=fields.get("owner", ""),

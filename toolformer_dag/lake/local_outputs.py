@@ -47,7 +47,7 @@ class LocalOutput:
     names: tuple[str, ...] = ()
 
     def receive(self) -> None:
-        """Bring the files up to what another machine has sent; files that were made here and not sent yet stay.
+        """Download what another machine has sent of this output; files that were made here and not sent yet stay.
 
         Nothing happens where nothing was sent, and in a folder lake. Where an object is gone or damaged, some files may
         have been replaced, and the next run makes the output again. Raises ObjectStoreError, WriteError.
@@ -107,9 +107,11 @@ class LocalOutput:
         return {path.relative_to(self.folder).as_posix(): file_hash(path) for path in paths if path.is_file()}
 
     def _replace_files(self, storage: ObjectStorage, local_hashes: dict[str, str], sent_hashes: dict[str, str]) -> bool:
-        """Download the files that differ, delete those that were not sent; return whether every object was whole.
+        """Make the files of this machine equal to those that were sent: download what differs, delete the others.
 
-        It stops at an object that is gone or damaged, and removes that, so that it is sent again.
+        local_hashes, sent_hashes: name of a file -> hash of its content, here and as sent.
+
+        Returns False where an object is gone or damaged: it is removed, so that it is sent again, and the rest is left.
         """
         try:
             for name, content in sent_hashes.items():
@@ -123,7 +125,10 @@ class LocalOutput:
         return True
 
     def _replace_file(self, storage: ObjectStorage, name: str, content: str) -> bool:
-        """Download the object with the hash `content` as the file `name`; return whether it was whole."""
+        """Download an object and put it in place of the file `name`, once its hash is checked; return whether it fits.
+
+        content: the hash of the object, which is also its name. One that does not fit is removed, with a warning.
+        """
         path = self.folder / name
         fresh = beside(path)
         stored = self._object(content)
@@ -143,10 +148,12 @@ class LocalOutput:
 
 
 def contents_in_use(storage: Storage, folder: Path, kept_since: float) -> set[str] | None:
-    """Return the names of the objects that the manifest of a local output names; its objects lie in `folder`.
+    """Return the names of the objects of a local output (a checkpoint, say) that must not be cleaned away.
 
-    None where the manifest is damaged or gone, or was put since `kept_since` (seconds since 1970), when what it
-    replaced may still be read: all objects are in use then. Raises ObjectStoreError.
+    folder: where its objects lie, with a manifest that names them. kept_since: in seconds since 1970.
+
+    None where all are in use: the manifest is damaged or gone, or was put after `kept_since`, so that what it replaced
+    may still be read. Raises ObjectStoreError.
     """
     try:
         content, _ = storage.read(folder / MANIFEST)

@@ -79,7 +79,10 @@ class Pointer:
         return sum(file.rows for file in self.files)
 
     def encode(self, table: str, part: str) -> bytes:
-        """Return the line of the part, sealed by its hash. Raises NotPlain, which names `table`."""
+        """Return the part's line of the manifest: JSON that begins with `seal`, a hash of everything after it.
+
+        Raises NotPlain, which names `table`, where the record holds something that JSON has no place for.
+        """
         value = {
             "part": part,
             "files": [asdict(file) for file in self.files],
@@ -93,7 +96,10 @@ class Pointer:
 
 @lru_cache(maxsize=2**18)
 def decode(line: bytes) -> Pointer:
-    """Read a line that `Pointer.encode` wrote. Raises ValueError, whose message is the reason, for anything else."""
+    """Read a part's line of the manifest, as `Pointer.encode` writes it; equal lines give the same object (cached).
+
+    Raises ValueError, whose message is the reason, where the line is not what its seal (a hash) says.
+    """
     match = LINE.match(line)
     if match is None:
         raise ValueError(DAMAGED)
@@ -127,18 +133,19 @@ _last_values: dict[str, Any] = {}
 
 
 def _with_shared_values(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record, with the settings and versions of the last one of its stage in place of equal ones.
+    """Save memory: put the objects of the last equal record in place of the record's `settings` and `versions`.
 
-    Parts of a table differ in little else, so that a process holds these once per table, not once per part.
+    All parts of a table have equal ones, so that a process holds them once per table, not once per part. Changes the
+    record, remembers its values for the next one in `_last_values`, and returns it.
     """
     for name in ("settings", "versions"):
         if name not in record:
             continue
-        place = f"{record.get('stage')} {record.get('tool')} {name}"
-        if _last_values.get(place) == record[name]:
-            record[name] = _last_values[place]
+        value_key = f"{record.get('stage')} {record.get('tool')} {name}"
+        if _last_values.get(value_key) == record[name]:
+            record[name] = _last_values[value_key]
         else:
-            _last_values[place] = record[name]
+            _last_values[value_key] = record[name]
     return record
 
 
@@ -217,9 +224,10 @@ class Manifest:
         return sorted(part for part in names if self.line(part) is not None)
 
     def read(self, anew: bool = True) -> "Manifest":
-        """Read the file and return self; changes that are not written yet stay.
+        """Read the file into `lines`, `version` and `fault`, and return self; changes that are not written yet stay.
 
-        anew: read what is there now. Else, in a session over an object store, what was there when it began.
+        anew: read what is there now. Else, in a session (see session.py) over an object store, what was there when the
+            session began.
 
         Raises ReadError, and StorageError where a later release wrote the file.
         """
@@ -245,10 +253,11 @@ class Manifest:
         return self
 
     def change(self, part: str, line_before: bytes | None, line: bytes | None) -> None:
-        """Let the part have `line`, or none, in the next file.
+        """Note that the part is to have another line in the next file; `write` puts it there.
 
-        line_before: the line that the writer saw when it began. Where a part changes twice before the file is written,
-            the first one counts.
+        line_before: the part's line when the writer began; None where it had none. It tells `write` whether another
+            writer was faster. Where a part changes twice before the file is written, the first one counts.
+        line: the new line; None withdraws the part.
         """
         self.answers = {}
         self.checked.pop(part, None)
@@ -265,21 +274,21 @@ class Manifest:
         return bool(self.pending) and time.monotonic() > self.due
 
     def write(self) -> dict[str, bytes | None]:
-        """Replace the file by one with the changes; of a damaged file a copy stays, with ASIDE after its name.
+        """Write the pending changes: replace the file by one that has them, and every other line as it was read.
 
-        Return the lines that are not in the new file, by part: another writer was faster, over a storage where the
-        first one wins (`Storage.first_wins`). Raises StorageError where others replace the file all the time, and what
-        the storage raises.
+        Where another process replaced the file since it was read, it is read again and the changes are put into that,
+        after a random pause. Over a storage where the first writer of a part wins (`Storage.first_wins`), a change of a
+        part that another process has changed meanwhile is dropped.
+
+        Returns the dropped changes, part -> line (None: a withdrawal); mostly empty. Afterwards nothing is pending.
+
+        Raises StorageError where others replaced the file at every try, and what the storage raises.
         """
         for pause in PAUSES:
             merged = self._merged()
             try:
-                if self.fault:
-                    self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
-                if merged.lines != self.lines or self.fault:
-                    content = _encoded(merged.lines)
-                    self.version = self.storage.replace_manifest(self.path, content, self.version)
-            except Overtaken:
+                self._replace_file(merged.lines)
+            except Overtaken:  # another process has replaced the file
                 time.sleep(pause * random.random())
                 self.read()
                 continue
@@ -293,6 +302,17 @@ class Manifest:
             "conditional puts (If-Match); run again, or take another store"
         )
 
+    def _replace_file(self, lines: dict[str, bytes]) -> None:
+        """Replace the file by one with these lines, where it differs from what was read or is damaged.
+
+        What could be read of a damaged file is kept beside it, with ASIDE after the name. Raises Overtaken where the
+        file has another version than the one that was read.
+        """
+        if self.fault:
+            self.storage.mark(self.path.with_name(f"{self.path.name}{ASIDE}"), _encoded(self.lines))
+        if lines != self.lines or self.fault:
+            self.version = self.storage.replace_manifest(self.path, _encoded(lines), self.version)
+
     def mend(self) -> None:
         """Write a damaged file anew with the lines that are whole. Raises as `write`."""
         self.fault = self.damage()
@@ -302,7 +322,10 @@ class Manifest:
         self.write()
 
     def damage(self) -> str | None:
-        """Return what is wrong with the file, which may have lost parts; None for a whole one. Decodes every line."""
+        """Return what is wrong with the file, in words; None for a whole one. Decodes every line.
+
+        A damaged file may have lost parts.
+        """
         if self.version == ABSENT:
             return GONE
         if self.fault:
@@ -312,10 +335,10 @@ class Manifest:
         return DAMAGED
 
     def _merged(self) -> _Merged:
-        """Put the changes into the lines that were read.
+        """Apply the pending changes to the lines that were read; return the lines of the next file, part -> line.
 
-        Where the first writer wins, a change is lost if the part has neither the line that the change replaces nor the
-        one that it puts.
+        Where the first writer wins, a change is dropped (`lost`) if another process was faster: the part then has
+        neither the line that the change replaces nor the one that it puts.
         """
         lines = dict(self.lines)
         lost: dict[str, bytes | None] = {}
@@ -346,7 +369,10 @@ def _encoded(lines: Mapping[str, bytes]) -> bytes:
 
 
 def _decoded(content: bytes, digest: str) -> _Content:
-    """Read the content of a manifest; a line may be damaged in all but the part's name.
+    """Split the content of a manifest into the lines of its parts, which are not decoded yet.
+
+    digest: the hash of the content, kept beside it. A line without a readable part's name is left out, and the file's
+    `fault` is DAMAGED where the hash in its first line does not fit.
 
     Raises StorageError where a later release wrote it.
     """

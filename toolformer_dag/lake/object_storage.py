@@ -107,7 +107,7 @@ def _claim_of_this_process() -> bytes:
     return f"{this_process()}\n{uuid4().hex}".encode()
 
 
-def _leave(renewing: threading.Thread, local_claim: ExitStack) -> None:
+def _release(renewing: threading.Thread, local_claim: ExitStack) -> None:
     """Wait until a claim is released in the store, then release it among the processes of this machine."""
     renewing.join()
     local_claim.close()
@@ -139,16 +139,20 @@ def _opened(url: str, root: Path, variables: tuple[tuple[str, str], ...]) -> "Ob
         ) from error
     options = _options(url, dict(variables))
     try:
-        first = from_url(url, client_options=options, retry_config=FIRST)
+        impatient = from_url(url, client_options=options, retry_config=FIRST)
         patient = from_url(url, client_options=options, retry_config=PATIENT)
     except BaseError as error:  # such as a missing file of credentials, or text in a variable for a number
         reason = str(error).partition("\n")[0]
         raise ObjectStoreError(f"cannot use {url}: {reason}; correct the variables of the store") from error
-    return ObjectStorage(url, root, first, patient)
+    return ObjectStorage(url, root, impatient, patient)
 
 
 def _options(url: str, variables: Mapping[str, str]) -> "ClientConfig":
-    """Return the options of the HTTP client. Raises ObjectStoreError for an address without the form ADDRESS."""
+    """Return the options of the HTTP client for the store at `url`: time limits, and whether plain HTTP is allowed.
+
+    variables: those of the environment. Plain HTTP is allowed to this machine, and where AWS_ALLOW_HTTP says so. Raises
+    ObjectStoreError where AWS_ENDPOINT_URL is no address.
+    """
     addresses = [variables[name] for name in ENDPOINTS if variables.get(name)]
     address = addresses[0] if addresses else ""
     if address and url.startswith("s3:") and not ADDRESS.fullmatch(address):
@@ -171,24 +175,35 @@ class ObjectStorage(Storage):
 
     The object is what counts; a copy is made when a file is opened, and when this machine writes it.
 
-    `require_access` begins with a client that tries a request few times (`first`), and goes on with one that tries it
-    for minutes (`patient`). Claims change `_left` and `_leaving`; the background write is `_written`.
+    Its state:
+    - `_store`: the client of all requests; the impatient one until `require_access` has found the store, then the
+      patient one
+    - `_released`, `_releasing`: claims (locks that runs hold in the store) that this process has released, and those
+      whose release goes on in the background
+    - `_background_write`: the write of `write_beside` that goes on, if any
     """
 
     first_wins = True
     lists_at_once = True
 
-    def __init__(self, url: str, root: Path, first: "ObjectStore", patient: "ObjectStore") -> None:
+    def __init__(self, url: str, root: Path, impatient: "ObjectStore", patient: "ObjectStore") -> None:
+        """Take a store at `url` with copies below `root`; nothing is requested yet.
+
+        impatient, patient: two clients of the store. The first tries a request few times, so that a wrong address is
+        reported at once; the second goes on trying for minutes.
+
+        A claim is a lock among machines: an object in the store that says which process holds it.
+        """
         super().__init__(root)
         self.url = url
-        self._store = first
+        self._store = impatient
         self._patient = patient
-        self._left: dict[Path, Version] = {}  # claims that this process has released: the object's version then
-        self._leaving: dict[Path, Future[None]] = {}  # claims that this process is releasing
+        self._released: dict[Path, Version] = {}  # path of a claim -> version of its object after the release
+        self._releasing: dict[Path, Future[None]] = {}  # path of a claim -> its release, which goes on
         # Python waits for the threads of both pools at its end.
-        self._leavers = ThreadPoolExecutor()
-        self._writer = ThreadPoolExecutor(1)
-        self._written: Future[None] | None = None
+        self._release_pool = ThreadPoolExecutor()
+        self._write_pool = ThreadPoolExecutor(1)
+        self._background_write: Future[None] | None = None
 
     def shown(self, path: Path) -> str:
         return self.url if path == self.root else f"{self.url}/{self._key(path)}"
@@ -205,9 +220,10 @@ class ObjectStorage(Storage):
             self._require_conditions(self.root / NOBODYS / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
-        """Create the object `path`, replace it, and raise ObjectStoreError where it can be replaced once more.
+        """Try with the object `path`, which is new, whether the store does conditional puts.
 
-        The second replacement asks for the version that the first one has replaced.
+        A put with the version that is there has to succeed, one with an older version has to fail; else
+        ObjectStoreError is raised. A success is noted on this machine. Nothing happens where this user may only read.
         """
         try:
             created = self.replace(path, b"1", ABSENT)
@@ -240,10 +256,10 @@ class ObjectStorage(Storage):
             return bytes(response.bytes()), Version(response.meta["e_tag"], response.meta["version"])
 
     def manifest(self, path: Path, anew: bool = False) -> tuple[bytes, Version]:
-        """Return a manifest and its version.
+        """Return the content of a manifest (the list of a table's parts) and the version of its object.
 
-        In a session, but for `anew`, one listing of all manifests tells which have changed since this machine has a
-        copy of them; the copies of the others are read.
+        In a session (see session.py) all manifests are listed once; one that has not changed since this machine copied
+        it is read from the copy. anew: ask the store for the manifest itself.
         """
         open_session = None if anew else current_session()
         if open_session:
@@ -328,7 +344,9 @@ class ObjectStorage(Storage):
         self._copy(local, self._blocks(path, response))
 
     def fetch(self, path: Path, size: int, digest: str, owner: str | None = None) -> Path:
-        """Return the copy of an object, which is downloaded where there is none or a damaged one.
+        """Return the path of a whole copy of a Parquet file on this machine; download it where there is none.
+
+        size, digest: bytes and hash of the content. owner: the row store that the file has to be written for.
 
         Raises UnreadableFile where the object is gone, or its content does not have the hash `digest`.
         """
@@ -353,9 +371,10 @@ class ObjectStorage(Storage):
         self._check_object(Path(path), size)
 
     def _check_object(self, path: Path, size: int) -> None:
-        """Raise UnreadableFile where an object of a table is gone or has another size.
+        """Raise UnreadableFile where the object of a Parquet file is gone or does not have `size` bytes.
 
-        In a session one listing tells the sizes of all files of the table; others are asked for one by one.
+        In a session (see session.py) the files of the table are listed once, which tells the sizes of all; a file that
+        is not in the listing is asked for by itself.
         """
         open_session = current_session()
         listed: dict[Path, ObjectMeta] = {}
@@ -390,9 +409,9 @@ class ObjectStorage(Storage):
         Two may then work at once: rows are stored twice, and of two writers of a part the first wins.
         """
         path = self.root / CLAIMS / file_name(name)
-        leaving = self._leaving.pop(path, None)
-        if leaving is not None:
-            leaving.result()
+        releasing = self._releasing.pop(path, None)
+        if releasing is not None:
+            releasing.result()
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
@@ -404,25 +423,28 @@ class ObjectStorage(Storage):
                 yield
             finally:
                 is_over.set()
-                self._leaving[path] = self._leavers.submit(_leave, renewing, local_claim.pop_all())
+                self._releasing[path] = self._release_pool.submit(_release, renewing, local_claim.pop_all())
 
     def _claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
         """Put this process into the object of a claim once nobody else holds it; return the object's version."""
-        left_version = self._left.pop(path, None)
-        if left_version is not None:  # this process has held it, and mostly nobody has since: one request tells
+        released_version = self._released.pop(path, None)
+        if released_version is not None:  # this process has held it, and mostly nobody has since: one request tells
             with suppress(Overtaken):
-                return self.replace(path, _claim_of_this_process(), left_version)
+                return self.replace(path, _claim_of_this_process(), released_version)
         return self._wait_for_claim(path, on_wait)
 
     def _wait_for_claim(self, path: Path, on_wait: Callable[[str], None]) -> Version:
-        """Read the object of a claim every few seconds until nobody holds it, then put this process into it.
+        """Wait until nobody holds a claim, then take it; return the version of its object, which names the holder.
 
-        Nobody holds it where it is empty or missing, and where it did not change for LEASE_SECONDS. Where two processes
-        put it at once, the store decides: both ask for the version that they have read, and the second goes on waiting.
+        The object is read every few seconds. Nobody holds the claim where it is empty or missing, or did not change for
+        LEASE_SECONDS. Of two processes that take it at once the store lets one: both replace the version that they have
+        read, and the second goes on waiting.
+
+        on_wait: called once with who holds the claim, where there is somebody.
         """
         last_version = ABSENT
         last_change = time.monotonic()
-        has_told = False
+        has_named_holder = False
         while True:
             holder = b""
             version = ABSENT
@@ -436,33 +458,34 @@ class ObjectStorage(Storage):
                 with suppress(Overtaken):
                     return self.replace(path, _claim_of_this_process(), version)
                 continue
-            if not has_told:
-                has_told = True
+            if not has_named_holder:
+                has_named_holder = True
                 on_wait(holder.decode(errors="replace").partition("\n")[0])
             time.sleep(LEASE_SECONDS / 10)
 
     def _renew(self, path: Path, version: Version, is_over: threading.Event) -> None:
-        """Replace the object of a claim until the claim is over, then make it empty. Runs in a thread of its own.
+        """Keep a claim alive: replace its object every few seconds until `is_over` is set, then make it empty.
 
-        It ends early where another process has taken the claim.
+        Runs in a thread of its own. version: of the object that this process has put. It ends early where another
+        process has taken the claim. The version of the empty object is kept in `_released`.
         """
         with suppress(Overtaken):
             while not is_over.wait(LEASE_SECONDS / 3):
                 with suppress(ObjectStoreError):  # the store is away for a while
                     version = self.replace(path, _claim_of_this_process(), version)
             with suppress(ObjectStoreError):  # the claim expires
-                self._left[path] = self.replace(path, b"", version)
+                self._released[path] = self.replace(path, b"", version)
 
     def write_beside(self, write: Callable[[], None]) -> None:
         self.wait_for_writes()  # one at a time, so that a kill loses only that
-        self._written = self._writer.submit(write)
+        self._background_write = self._write_pool.submit(write)
 
     def wait_for_writes(self) -> None:
         """Wait for the write of `write_beside`. Raises what it raised, once."""
-        written = self._written
-        self._written = None
-        if written is not None:
-            written.result()
+        write = self._background_write
+        self._background_write = None
+        if write is not None:
+            write.result()
 
     def exists(self, path: Path) -> bool:
         """Return whether an object is there, whatever this machine has a copy of."""
@@ -496,7 +519,7 @@ class ObjectStorage(Storage):
         self.remove(path)
 
     def _objects(self, folder: Path) -> dict[Path, "ObjectMeta"]:
-        """Return size, time of change and tag of all objects below a folder, by path."""
+        """List the objects below a folder: path of the copy -> size, time of change and tag (ObjectMeta)."""
         prefix = None if folder == self.root else self._key(folder)
         objects: dict[Path, ObjectMeta] = {}
         with self._errors("list", folder):

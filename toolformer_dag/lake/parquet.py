@@ -79,9 +79,9 @@ def check(path: Path | str, size: int) -> None:
 
 
 def _require_size(path: Path | str, size: int) -> os.stat_result:
-    """Return the state of a file that has `size` bytes.
+    """Return the `stat` of a file, after its size was compared.
 
-    Raises UnreadableFile where it is missing or has another size, ReadError where the system cannot tell.
+    Raises UnreadableFile where it is missing or does not have `size` bytes, ReadError where the system cannot tell.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - asked of every file, each step
@@ -229,7 +229,11 @@ class ContentHash:
         return fingerprint([self._schema, hashes])
 
     def _add_values(self, name: str, values: pa.Array) -> None:
-        """Add the values of a column, or of a field or the items within it; `name` says which."""
+        """Add an Arrow array to the hash: a column, or the items of its lists or the fields of its structs.
+
+        name: of the column, with "items" or the name of the field; it names the streams. Nested values are added by
+        calling this again.
+        """
         kind = values.type
         self._add(f"{name} nulls", np.asarray(values.is_null()))
         if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
@@ -247,7 +251,7 @@ class ContentHash:
             raise TypeError(f"{name}: no table holds {kind}")
 
     def _add_text(self, stream: str, values: pa.Array) -> None:
-        """Add the bytes of all texts of a column, one after the other."""
+        """Add the bytes of all texts of an Arrow array of large strings, one after the other, without copying them."""
         _, offsets_buffer, text_buffer = values.buffers()
         if text_buffer is None:  # there is no text
             return

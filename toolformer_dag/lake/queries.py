@@ -58,9 +58,9 @@ def run_sql(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Mapping
 
 
 def rows(connection: duckdb.DuckDBPyConnection, query: str) -> pl.DataFrame:
-    """Return the answer to a query.
+    """Run an SQL query and return its answer as a Polars frame.
 
-    Raises duckdb.Error, also for a text without a query, and for columns or values that polars cannot hold.
+    Raises duckdb.Error, also for a text without a query, and for columns or values that Polars cannot hold.
     """
     relation = connection.sql(query)
     if relation is None:

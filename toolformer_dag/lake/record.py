@@ -147,9 +147,9 @@ def installed_version(package: str) -> str:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """Return the hash of the checked-out commit, once per process.
+    """Return the hash of the git commit that this package runs from; asked once per process.
 
-    None where this package is in no checkout, and where git is not installed.
+    None where it was installed and is no checkout, and where git is not installed.
     """
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / ".git").exists():

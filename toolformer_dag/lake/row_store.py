@@ -137,9 +137,12 @@ class RowStore:
                 yield CheckedFile(path, file.bytes, reason)
 
     def _rows(self, keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Return these columns of the rows under `keys`, of each key those of the oldest file.
+        """Look up rows by key, in all files; where several files have a key, the oldest counts.
 
-        Raises StorageError where others merge all the time.
+        keys: the key columns. columns: those to return.
+
+        Another process may merge files away while they are read; then the folder is listed again. Raises StorageError
+        where that happens at every try.
         """
         for _ in range(LOOKS):
             paths = self._readable_paths(self._held_files())
@@ -150,9 +153,9 @@ class RowStore:
         raise StorageError(f"{self.storage.shown(self.folder)}: others merge its files all the time; run again")
 
     def _rows_in(self, paths: Sequence[Path], keys: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-        """Return these columns of the rows under `keys` in files, of each key those of the first file.
+        """Scan Parquet files for the rows under `keys`; where several files have a key, the first counts.
 
-        Raises FileNotFoundError.
+        Returns `columns`. Raises FileNotFoundError where a file is gone.
         """
         # Most files hold none of the keys: their first key column, compared while a file is scanned, tells.
         first_key = self.key[0]
@@ -165,7 +168,10 @@ class RowStore:
         return rows.unique(self.key, keep="first", maintain_order=True)
 
     def _merge(self) -> None:
-        """Replace the oldest small files by one with all their rows; one process at a time, the others go on."""
+        """Replace the oldest small files by one with all their rows, so that a lookup opens few files.
+
+        One process at a time does so, under a lock; another that comes meanwhile returns at once.
+        """
         with self.storage.alone(self.folder / LOCK, wait=False) as is_alone:
             if not is_alone:
                 return
@@ -186,7 +192,11 @@ class RowStore:
             self.storage.remove(*(self.folder / name for name in replaced_names))
 
     def _write(self, rows: pl.DataFrame, written: int) -> str:
-        """Write a file, note it in the session and, in a worker, for the leading process; return its name."""
+        """Write rows as a file and return its name, which holds `written` (nanoseconds since 1970), hash and size.
+
+        In a batch of an open session (see session.py) the upload goes on in the background. The session notes the new
+        file; in a worker process the leading process is told of it too.
+        """
         content = parquet.encode(rows, self.name)
         name = f"{written:016x}-{content_hash(content)}-{len(content)}.parquet"
         open_session = current_session()
@@ -206,7 +216,11 @@ class RowStore:
         return paths if len(paths) == len(files) else None
 
     def _readable_path(self, file: RowFile) -> Path:
-        """Return the path of a verified file. Raises UnreadableFile, after setting it aside where it is damaged."""
+        """Return where a file can be opened, after its hash was compared.
+
+        Raises UnreadableFile where it is gone or damaged. A damaged one is renamed, so that its rows count as missing,
+        and noted in `damaged`.
+        """
         path = self.folder / file.name
         try:
             path = self.storage.fetch(path, file.bytes, file.hash, self.name)
@@ -243,10 +257,10 @@ class RowStore:
         return [file for file in self._held_files() if file.bytes < FULL_BYTES]
 
     def _listed_files(self) -> set[RowFile]:
-        """List the files, those of this session that are still being uploaded too.
+        """List the files in the folder, after those that this session still uploads are there.
 
-        A merge may end while a folder is read, and its rows would be in no listed file. So files are listed until two
-        listings agree, but where the storage tells what was there at one moment.
+        While a folder is listed another process may replace files by a merged one, so that some rows are in no listed
+        file. So it is listed until two listings agree, unless the storage lists what was there at one moment.
         """
         self._finish_writes()
         files = self.files()
@@ -267,7 +281,7 @@ class RowStore:
 
     @property
     def _place(self) -> str:
-        """The place in `Session.held` where the files are held: a set of RowFile."""
+        """The place in `LakeSession.held` where the files are held: a set of RowFile."""
         return f"{self.storage.shown(self.folder)} files"
 
 

@@ -73,7 +73,7 @@ class BackgroundWrites:
 
 
 @dataclass
-class Session:
+class LakeSession:
     """What a step holds of the lake.
 
     - `held`: manifests, listings and names of files, by the place they were read from
@@ -104,7 +104,9 @@ class Session:
         writes.add(write)
 
     def settle(self, in_order: bool = False) -> None:
-        """Wait for all files in the background, or only for those in order. Raises what a write raised, at each call.
+        """Wait until the files that `later` got are written. Raises what a write raised, at each call again.
+
+        in_order: wait only for those that were to be written in order.
 
         Whoever writes a manifest calls this before: a manifest must not name a file that is not there.
         """
@@ -121,22 +123,23 @@ class Session:
         return news
 
 
-_current: ContextVar[Session | None] = ContextVar("session", default=None)
+_current: ContextVar[LakeSession | None] = ContextVar("session", default=None)
 
 
-def current_session() -> Session | None:
+def current_session() -> LakeSession | None:
     """Return the session of the block around the caller, if there is one."""
     return _current.get()
 
 
 @contextmanager
-def session(kept: Session | None = None) -> Iterator[Session]:
-    """Hold inside the block what is read of the lake.
+def session(kept: LakeSession | None = None) -> Iterator[LakeSession]:
+    """Open a session for the `with` block: what is read of the lake is remembered until the block ends.
 
-    A block within another one shares the outer session. `kept`: a session to go on with, in place of the outer or a new
-    one: workers keep theirs from chunk to chunk of a step.
+    A block within another one shares the outer session.
+
+    kept: a session to go on with, in place of the outer or a new one: a worker keeps its own from task to task.
     """
-    entered = kept or current_session() or Session()
+    entered = kept or current_session() or LakeSession()
     token = _current.set(entered)
     try:
         yield entered

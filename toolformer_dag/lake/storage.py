@@ -30,7 +30,7 @@ CLAIMS = "lake-claims"
 """The folder of the claims that runs hold (`Storage.claimed`); the hyphen keeps it apart from the lanes."""
 
 Later = Callable[[Callable[[], None]], None]
-"""Takes a write and does it in the background, as `Session.later` does."""
+"""Takes a write and does it in the background, as `LakeSession.later` does."""
 
 
 class Overtaken(StorageError):
@@ -246,11 +246,11 @@ class Storage:
 
 
 def _below(folder: str, real_path: str, walked: set[str], all_parts: bool) -> Iterator[StoredFile]:
-    """Yield the files in a folder and below.
+    """Yield the regular files in a folder and below, in no particular order; follow links, but walk no folder twice.
 
     real_path: the folder's path without links.
     walked: the real paths of all folders so far; this one is added.
-    all_parts: see `Storage.files`.
+    all_parts: whether to list every part of a table. Else only the first folder with files below a folder PARTS.
     """
     if real_path in walked:
         return
@@ -301,9 +301,10 @@ def this_process() -> str:
 
 
 def _holder(claim: Path) -> str:
-    """Say which process holds a claim; of a process of this machine also whether it has ended.
+    """Say in words which process holds a claim (a lock file that names its holder).
 
-    Where it has ended and the lock is still held, a child that it left running holds it.
+    Where that was a process of this machine and it has ended, a child that it left running holds the lock: the sentence
+    says so.
     """
     process = claim.read_text("utf-8", "replace")  # as `this_process` says it
     process_here = re.match(rf"process (\d+) on {re.escape(gethostname())},", process)

@@ -28,7 +28,7 @@ from toolformer_dag.lake.object_storage import opened
 from toolformer_dag.lake.parquet import ContentHash, UnreadableFile
 from toolformer_dag.lake.record import FieldChange, changes
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
-from toolformer_dag.lake.session import NewPart, NewRowFile, News, Session, current_session, session
+from toolformer_dag.lake.session import LakeSession, NewPart, NewRowFile, News, current_session, session
 from toolformer_dag.lake.storage import PARTS, CheckedFile, FileToFetch, Storage
 from toolformer_dag.settings.rounds import named
 from toolformer_dag.settings.sections import PathSettings
@@ -107,7 +107,7 @@ class Table:
         record: Callable[[], Mapping[str, Any]],
         volatile: Collection[str] = (),
     ) -> Pointer:
-        """Make `frames` the content of a part; readers see it at once. Return what is published.
+        """Replace the rows of a part (mostly those of a shard) by `frames`; return the pointer that was published.
 
         frames: at least one, all of one schema. They may be lazy: memory holds about 64 MB of rows.
         record: called after the last frame; returns what the rows were made from.
@@ -142,10 +142,13 @@ class Table:
         revised: Callable[[pl.DataFrame | None], pl.DataFrame],
         record: Callable[[], Mapping[str, Any]],
     ) -> Pointer:
-        """Publish what `revised` makes of the rows of a part; it gets None where there are none, or damaged ones.
+        """Read the rows of a part, change them by a function, and publish the result.
 
-        Writers of one part take turns, so that the rows of each are kept; `revised` is called again where another
-        writer was faster. Raises as `publish`, and StorageError where others replace the part all the time.
+        revised: gets the rows (None where there are none, or damaged ones) and returns the new ones. It is called again
+            where another writer was faster, so that the rows of both are kept.
+        record: returns what the rows were made from.
+
+        Raises as `publish`, and StorageError where others replace the part all the time.
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
@@ -167,9 +170,12 @@ class Table:
             yield pl.read_parquet(file, glob=False)
 
     def files(self, part: str, retries: int = RETRIES) -> list[str]:
-        """Return the verified paths of a part's files, for DuckDB's read_parquet. Raises MissingPart, DamagedPart.
+        """Return where the Parquet files of a part can be opened, after their hashes were compared.
 
-        A part with a damaged file is withdrawn, so that the next update makes it again.
+        retries: how often the manifest is read again where a file is gone because the part was replaced meanwhile.
+
+        Raises MissingPart, and DamagedPart where a file is damaged: the part is then withdrawn, so that the next update
+        makes it again.
         """
         pointer = self.pointer(part)
         try:
@@ -187,7 +193,7 @@ class Table:
         return pl.scan_parquet(self.all_files(parts), glob=False)  # a folder may have brackets in its name
 
     def all_files(self, parts: Collection[str] | None = None) -> list[str]:
-        """Return the verified paths of the files of these parts, or of all. Raises as `files`."""
+        """Return the paths of the files of these parts, or of all; hashes are compared. Raises as `files`."""
         paths: list[str] = []
         with session():
             chosen = self.parts() if parts is None else parts
@@ -216,9 +222,11 @@ class Table:
         return self._manifest().line(part) is not None
 
     def pointer(self, part: str, manifest: Manifest | None = None) -> Pointer:
-        """Return what is published now; `manifest`: where to read it, else the table's.
+        """Return the pointer of a part: its files, the version of its rows, and the record of what made them.
 
-        Raises MissingPart, DamagedPart, ReadError.
+        manifest: where to read it; default: the manifest of the open session, or the file as it is now.
+
+        Raises MissingPart, DamagedPart, ReadError. The files themselves are not looked at, see `checked`.
         """
         line = (manifest or self._manifest()).line(part)
         if line is None:
@@ -229,9 +237,9 @@ class Table:
             raise DamagedPart(self.name, part, self.path.name, str(error)) from error
 
     def checked(self, part: str) -> Pointer:
-        """Return the pointer after a look at the sizes and footers of its files; a session looks once.
+        """Return the pointer of a part, after a look at the size and the last bytes of each of its files.
 
-        Raises MissingPart, DamagedPart.
+        In a session (see session.py) a part is looked at once until it changes. Raises MissingPart, DamagedPart.
         """
         manifest = self._manifest()
         if part not in manifest.checked:
@@ -327,10 +335,10 @@ class Table:
             self.commit(part, line, None)
 
     def _reusable_files(self, part: str) -> dict[str, PartFile]:
-        """Return the files of the part as it is published, by hash: rows that stay the same need no new file.
+        """Return the files of the part as it is published, hash -> file: rows that stay the same need no new file.
 
-        Nothing where the first writer wins: `_winner` removes the files of the one that lost, and these would be among
-        them.
+        Empty where nothing is published, and where the first of two writers wins: the loser's files are removed, and
+        shared ones would be among them.
         """
         if self.storage.first_wins or not self.has(part):
             return {}
@@ -340,7 +348,11 @@ class Table:
         return {file.hash: file for file in pointer.files}
 
     def _write_file(self, part: str, rows: pl.DataFrame, reusable_files: Mapping[str, PartFile]) -> PartFile:
-        """Write rows as a file of the part, or return the file that has them already; in a batch in the background."""
+        """Write rows as a Parquet file of the part; in a batch of an open session in the background.
+
+        reusable_files: hash -> a file that is published already. Where one has the same content, and is whole, it is
+        returned and nothing is written.
+        """
         content = parquet.encode(rows)
         digest = content_hash(content)
         reusable = reusable_files.get(digest)
@@ -366,7 +378,10 @@ class Table:
         self.storage.remove(*(self.file_path(part, file) for file in files))
 
     def _manifest(self, anew: bool = False) -> Manifest:
-        """Return the manifest: in a session the one that it holds, else as it is now; `anew`: read it again."""
+        """Return the manifest of the table: the list of its parts, with the files of each.
+
+        Without a session it is read at every call, in one at the first call. anew: read it again in any case.
+        """
         open_session = current_session()
         manifest: Manifest | None = open_session.held.get(self._place) if open_session else None
         if manifest is None:
@@ -380,13 +395,15 @@ class Table:
     def commit(
         self, part: str, line_before: bytes | None, line: bytes | None, write_now: bool = False
     ) -> Pointer | None:
-        """Let the part have the line `line` of the manifest, in place of `line_before`; None: no line.
+        """Publish or withdraw a part: give it another line in the manifest (the list of the table's parts).
 
-        In a worker the line is told to the leading process, and in a batch it waits for others; with `write_now`
-        neither.
+        line_before: the part's line when the caller began; None where it had none.
+        line: the new line; None withdraws the part.
+        write_now: write the manifest at once. Else, in a worker the leading process is told and writes it, and in a
+            batch the line waits to be written with others.
 
-        Return what another run published meanwhile, where it is equal and stays; else None. Raises LostRace where it is
-        not equal.
+        Returns what another run published meanwhile where that is equal and stays, else None. Raises LostRace where
+        another run published something else.
         """
         manifest = self._manifest()
         manifest.change(part, line_before, line)
@@ -400,9 +417,12 @@ class Table:
         return self.flush(manifest).get(part)
 
     def flush(self, manifest: Manifest | None = None) -> dict[str, Pointer]:
-        """Write the changes of the manifest; return what another run has published that is equal, by part.
+        """Write the waiting changes of the manifest, after the files that the session writes in the background.
 
-        The session's files in the background are finished first. Raises LostRace.
+        manifest: default: that of the table.
+
+        Returns for the parts that another run has published meanwhile, equal to this one's, what it published. Raises
+        LostRace where it published something else.
         """
         open_session = current_session()
         if open_session:
@@ -411,9 +431,12 @@ class Table:
         return {part: self._winner(part, line) for part, line in lost.items()}
 
     def _winner(self, part: str, line: bytes | None) -> Pointer:
-        """Return what another run published in place of `line`, where it is equal; else raise LostRace.
+        """Compare what this run could not publish with what another run published first, and return the latter.
 
-        The files of `line` are removed, which nothing names. Equal: the same rows, from the same settings and inputs.
+        line: this run's line of the manifest, which lost; None where it withdrew the part. Its files are removed, since
+        nothing names them.
+
+        Raises LostRace unless both have the same rows, made from the same settings and inputs.
         """
         winner = None
         with suppress(MissingPart):
@@ -441,10 +464,10 @@ class Table:
             yield path
 
     def _set_aside(self, part: str, pointer: Pointer, file: PartFile, error: UnreadableFile) -> StorageError:
-        """Withdraw a part with a damaged file, so that the next update makes it again; return what is to be raised.
+        """Withdraw a part with a damaged file, so that the next update makes it again; return the error to raise.
 
-        A part that was published meanwhile stays. MissingPart is to be raised where the part was withdrawn meanwhile,
-        and `clean` has removed its files.
+        pointer: the part as it was read. One that was published anew since then stays. The error is DamagedPart, or
+        MissingPart where the part was withdrawn meanwhile, and `clean` has removed its files.
         """
         line = self._manifest(anew=True).line(part)
         if line is None:
@@ -508,10 +531,11 @@ class Lake:
         return self._tables[name]
 
     @contextmanager
-    def batch(self) -> Iterator[Session]:
-        """Write manifests in batches inside the block, and what is left at its end, also after an error.
+    def batch(self) -> Iterator[LakeSession]:
+        """Collect publications inside the block: manifests are written every few seconds, files in the background.
 
-        Files are written in the background. Raises LostRace, and what a write in the background raised.
+        At the end of the block, also after an error, what is left is written. Yields the session of the block. Raises
+        LostRace, and what a write in the background raised.
         """
         with session() as open_session:
             batching_before = open_session.batching
@@ -524,7 +548,10 @@ class Lake:
                 open_session.settle()
 
     def flush(self, due: bool = False) -> None:
-        """Write what this session has published and not written yet; with `due` only what has waited long enough."""
+        """Write the manifests with changes that this session has not written yet.
+
+        due: only those whose changes have waited for some seconds, or are many.
+        """
         open_session = current_session()
         if open_session is None:
             return

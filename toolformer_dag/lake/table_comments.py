@@ -15,13 +15,13 @@ READ_BY_VIEW = re.compile(r'\b(?:FROM|JOIN)\s+\(*"?(\w+)"?', re.IGNORECASE)
 def write_comments(
     connection: duckdb.DuckDBPyConnection, tables: Sequence[WarehouseTable], derived: Mapping[str, Sequence[str]]
 ) -> None:
-    """Write the declared comments of tables and columns, and hand them on to what is made from these.
+    """Write comments (COMMENT ON) to the tables, views and columns of a DuckDB file.
 
-    `derived`: for each table that no declaration describes, the tables whose comments its columns take. A column of it,
-    or of a view, that has no comment takes that of the same column in the first table or view that it reads and that
-    has one: in another table a column of this name may hold something else.
+    tables: those with declared comments; one of them may be a view in the file.
+    derived: name of a table without a declaration -> the tables that it is made from.
 
-    A declared table may be a view in the file.
+    A column of a derived table or of a view has no comment of its own: it takes that of the column of the same name in
+    the first table that it reads and that has one.
     """
     views = _tables_read_by_views(connection)
     for table in tables:
@@ -42,6 +42,7 @@ def _tables_read_by_views(connection: duckdb.DuckDBPyConnection) -> dict[str, li
 
 
 def _inherit_comments(connection: duckdb.DuckDBPyConnection, name: str, read: Sequence[str]) -> None:
+    """Give the columns of a table or view without a comment that of the same column in the first of `read` with one."""
     query = "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND comment IS NULL"
     lacking = {column for (column,) in connection.execute(query, [name]).fetchall()}
     for source in read:

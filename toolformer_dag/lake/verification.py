@@ -10,7 +10,7 @@ import polars as pl
 
 from toolformer_dag.files import write_whole
 from toolformer_dag.identity import fingerprint
-from toolformer_dag.lake.inventory import inventory, item_of
+from toolformer_dag.lake.inventory import inventory, lake_file_of
 from toolformer_dag.lake.manifest import GONE
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.row_store import IDENTITY, RowStore
@@ -86,7 +86,7 @@ def set_aside_file(lake: Lake, path: Path) -> None:
     - A part with a damaged file is withdrawn.
     - A file of computed rows gets another name; its rows count as missing.
     """
-    item = item_of(lake.storage, path)
+    item = lake_file_of(lake.storage, path)
     if item is None:
         return
     if item.kind == "manifest":
@@ -99,7 +99,10 @@ def set_aside_file(lake: Lake, path: Path) -> None:
 
 
 def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
-    """Return the manifest of a table and the files of its parts."""
+    """Check the manifest of a table (the list of its parts) and their files; return each with what is wrong.
+
+    since: files that did not change since then (nanoseconds since 1970) are compared with their size alone.
+    """
     table = lake.table(name)
     part_files: list[CheckedFile] = []
     with session():
@@ -121,7 +124,10 @@ def _checked_store(lake: Lake, name: str, since: int) -> Iterator[CheckedFile]:
 
 
 def _checked_identity(lake: Lake, path: Path) -> CheckedFile:
-    """Compare an identity.json with the name of its folder, its fingerprint. Raises FileNotFoundError."""
+    """Check the identity.json of a row store, which says what its rows were computed with.
+
+    Its fingerprint has to be the name of its folder. Raises FileNotFoundError.
+    """
     identity = ""  # no fingerprint is empty
     content = b""
     try:

@@ -68,11 +68,18 @@ class WarehouseError(StorageError):
 
 
 def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[Path] = ()) -> pl.DataFrame:
-    """Return the answer to one read-only query, which reaches no file but those in `folders`. Raises WarehouseError.
+    """Run one read-only query over the warehouse (a DuckDB file) and return its answer.
 
-    DESCRIBE shows the comments. `gib`: the most memory that it may take, and beside it the most room on the disk.
-    Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process.
+    gib: the most memory that it may take, in GiB, and as much again on the disk; None: no limit.
+    folders: whose files the query may read too; without them it reaches no other file.
+
+    DESCRIBE shows the comments. Ctrl-C ends the query; where DuckDB does not stop in time, it ends this process. Raises
+    WarehouseError.
     """
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise WarehouseError(f"the query holds half of a character at {error.start}; remove it") from error
     config: dict[str, Any] = {}
     if not folders:  # DuckDB takes allowed folders of an open connection alone, which is closed after that
         config |= CLOSED
@@ -99,7 +106,10 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
 
 
 def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path]) -> None:
-    """Leave a connection the files in these folders and below them, and no others. Raises WarehouseError."""
+    """Let a connection read the files in these folders and below them, and no others, for good.
+
+    Raises WarehouseError for a folder that is not there.
+    """
     allowed: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
@@ -141,7 +151,7 @@ def opened(database: Path, config: Mapping[str, Any] = MappingProxyType({})) -> 
 
 
 def _message_with_remedy(database: Path, error: duckdb.Error) -> str:
-    """Return what DuckDB said while the file was read, and what to do about it where that is known."""
+    """Return the message of an error of DuckDB over this file, with what to do about it where that is known."""
     message = str(error)
     if isinstance(error, duckdb.CatalogException) and not _names(database):
         return f"{database} holds no tables yet; run `toolformer-dag run`"
@@ -193,6 +203,7 @@ def _names(database: Path) -> list[str]:
 
 
 def _begins_as_duckdb(file: Path) -> bool:
+    """Return whether the first bytes of a file are those of a DuckDB file. Raises ReadError."""
     if not file.is_file():
         return False
     try:

@@ -18,6 +18,7 @@ import polars as pl
 
 from toolformer_dag.files import StorageError, WriteError, limit_met, replace_whole, sealed, write_whole
 from toolformer_dag.identity import fingerprint, stream_hash
+from toolformer_dag.lake.database_files import NO_SPACE, reason_of
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.session import session
 from toolformer_dag.lake.table import Lake, Table
@@ -35,12 +36,8 @@ SETTINGS = "settings"
 """The key among the versions of sources that stands for SQL, columns and comments."""
 MOST_CHANGED = 0.5
 """Where more than this share of the shards changed, a file from nothing costs no more than a copy."""
-NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException)
-"""What DuckDB raises where a disk is full, or memory could not be spilled to it."""
 FULL = ("CHECKPOINT", "No space left", "quota exceeded")
 """What other errors say then."""
-ORIGINAL = "Original error: "
-"""What DuckDB writes before the reason of a checkpoint that failed."""
 
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """The records of the parts of each lake table."""
@@ -78,12 +75,15 @@ class DeclaredWarehouse(Protocol):
 
 
 def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[str, int]:
-    """Replace `database` by what the lake has of the warehouse's tables; return table -> rows.
+    """Bring the warehouse, a DuckDB file for queries, up to what the tables of the lake hold; return table -> rows.
+
+    database: the file, which is replaced as a whole when the new one is complete.
 
     Where few shards changed since the file was built, their rows are replaced in a copy of it; else, and where the file
-    is damaged, all is copied from the lake. A source that was never published gives no rows. Raises DamagedPart, and
-    WarehouseError where the file cannot be written, DuckDB refuses the rows, or `database` is none of DuckDB's; then
-    the old one stays.
+    is damaged, all is copied from the lake. A lake table that was never published gives no rows.
+
+    Raises DamagedPart, and WarehouseError where the file cannot be written, DuckDB refuses the rows, or `database` is
+    no file of DuckDB; then the old one stays.
     """
     refuse_other_file(database)
     try:
@@ -96,7 +96,11 @@ def build(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> Mapping[s
 
 
 def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Path) -> Mapping[str, int]:
-    """Build in `folder`, then rename. Needs the lock. Raises DamagedPart, OSError and what DuckDB and Polars raise."""
+    """Build the file in a scratch folder, then put it and its seal (hash and origin) in place; return table -> rows.
+
+    folder: empty, on the same disk as `database`. The caller holds the lock. Raises DamagedPart, OSError and what
+    DuckDB and Polars raise.
+    """
     content = _content(lake, warehouse)
     last = _last_content(database)
     shards = last.changed_shards(content) if last else None
@@ -124,7 +128,10 @@ def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Pat
 
 @contextmanager
 def _folder_beside(database: Path) -> Iterator[Path]:
-    """Make an empty folder for what is not finished; what a killed build left there is removed. Needs the lock."""
+    """Make an empty scratch folder beside the file, which is gone after the block. The caller holds the lock.
+
+    What a killed build left in a folder of the same name is removed.
+    """
     folder = database.with_name(f".{database.name}.spilled")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -135,7 +142,7 @@ def _folder_beside(database: Path) -> Iterator[Path]:
 
 
 def _reason_and_remedy(error: Exception) -> str:
-    """Return what DuckDB or Polars says, and what to do about it."""
+    """Return the first line of an error of DuckDB or Polars, and what to do: "... ; free space and run again"."""
     if limit := limit_met(error):
         remedy = f"{limit} and run again"
     elif isinstance(error, NO_SPACE) or any(words in str(error) for words in FULL):
@@ -145,8 +152,7 @@ def _reason_and_remedy(error: Exception) -> str:
             "a file of the lake is damaged, or this is a bug: run `toolformer-dag verify`, and report the bug if "
             "nothing is found"
         )
-    reason = str(error).rpartition(ORIGINAL)[2].splitlines()[0].strip()
-    return f"{reason}; {remedy}"
+    return f"{reason_of(error)}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +169,10 @@ class Content:
     shards: Mapping[str, str]
 
     def changed_shards(self, now: "Content") -> list[str] | None:
-        """Return the shards whose rows differ; None where a file from nothing is needed, or costs no more.
+        """Return the shards whose rows differ between the file (self) and the lake (`now`).
 
-        Rows that keep their places may neither go nor change.
+        None where the file has to be built from nothing: the columns or views changed, more than MOST_CHANGED of the
+        shards did, or rows that other tables point to by their row numbers would go or change.
         """
         same_settings = self.sources[SETTINGS] == now.sources[SETTINGS]
         places_stay = self.kept_places.items() <= now.kept_places.items()
@@ -177,6 +184,7 @@ class Content:
 
 
 def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
+    """Return the versions of everything that the warehouse would be built from now: per lake table, and per shard."""
     by_shard: dict[str, list[object]] = {}
     kept_places: dict[str, str] = {}
     for source in _source_parts(lake, [table for table in warehouse.tables if table.by_shard]):
@@ -201,7 +209,10 @@ def _last_content(database: Path) -> Content | None:
 
 
 def out_of_date(lake: Lake, warehouse: DeclaredWarehouse, database: Path) -> list[str]:
-    """Return why `database` is missing, damaged or differs from the lake; empty where it is up to date."""
+    """Return why the warehouse file is out of date, a line per reason; empty where it is up to date.
+
+    It is where it is missing or damaged, or where a lake table that was copied, or a view, has another version now.
+    """
     if not database.is_file():
         return [f"{database} is gone"]
     if reason := damage(database):
@@ -220,7 +231,10 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 
 
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Return the version of every source, and under SETTINGS that of columns, comments and SQL."""
+    """Return the version of every lake table that is copied, by name, and under SETTINGS that of columns and views.
+
+    Of tables whose columns are no part of their version (what calls cost), the hashes of the files count too.
+    """
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for table in warehouse.tables:
         for name in table.sources:
@@ -247,6 +261,11 @@ def _source_parts(lake: Lake, tables: Sequence[WarehouseTable]) -> Iterator[Sour
 
 
 def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
+    """Return a hash of what is copied of a lake table: settings, and of each part rows, rejections and threshold.
+
+    The hash is remembered until the table changes.
+    """
+
     def ask() -> str:
         pointers = _pointers(table)
         first = next((pointer.record["settings"] for pointer in pointers.values() if pointer), None)
@@ -294,7 +313,11 @@ def _all_files(lake: Lake, tables: Sequence[WarehouseTable]) -> dict[str, list[s
 def _files_of_shards(
     lake: Lake, tables: Sequence[WarehouseTable], shards: Collection[str], kept_places: Collection[str]
 ) -> dict[str, list[str]]:
-    """Return the Parquet files that a copy lacks, by table; `kept_places`: shards whose places the copy has."""
+    """Return the Parquet files that a copy of the warehouse has to read, by table of the warehouse.
+
+    shards: whose rows are replaced. Tables that are not cut by shard are read as a whole.
+    kept_places: shards that the copy has already in tables whose rows keep their row numbers; these are not read.
+    """
     files: dict[str, list[str]] = {table.name: [] for table in tables}
     for table in tables:
         wanted = set(shards)

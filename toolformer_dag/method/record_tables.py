@@ -103,9 +103,12 @@ class RejectionKey(NamedTuple):
 def record_rows(
     records: Records, versions: Mapping[str, str], lanes: Mapping[str, str], named: Mapping[str, str]
 ) -> dict[str, pl.DataFrame]:
-    """Return the rows of the warehouse's tables sources, rejections, lanes, filter_rules and settings, by table.
+    """Return the rows of those tables of the warehouse that follow from records: name of the table -> frame.
 
-    records: those of every part that the warehouse reads.
+    They are sources, rejections, lanes, filter_rules and settings. A record says what a part of a lake table (the rows
+    of a shard) was made from.
+
+    records: name of the lake table -> records of its parts.
     versions: the data version of every source, by its name.
     lanes: the key of each lane (a tool with its settings) -> the tool's name in the text.
     named: settings that determine no rows, but are shown, as name -> value.
@@ -127,10 +130,10 @@ def record_rows(
 
 
 def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return a row per lane: tool, name, round, and what its calls were filtered with (`filter_rule`).
+    """Return a row per lane (a tool with its thresholds): tool, name, round, and its threshold (`filter_rule`).
 
-    That is what the lane's records say, whatever the settings say by now. A lane whose calls were not filtered yet has
-    no threshold.
+    It is the threshold that the published calls were filtered with, whatever the settings say by now; none where they
+    were not filtered yet. lanes: key of the lane -> the tool's name in the text.
     """
     rows = []
     for lane, tool_name in lanes.items():
@@ -143,7 +146,7 @@ def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, 
 
 
 def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Return the rejections of all parts, with the columns REJECTIONS.
+    """Add up what was left out, over the records of all parts: a row per stage, tool, shard and reason (REJECTIONS).
 
     Stages for single calls and for chains write the same `stage` into their records, and are counted together.
     """
@@ -159,7 +162,10 @@ def _rejections(records: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
-    """Return a row per setting of a record; values that are no text as JSON. The fingerprint of columns is left out."""
+    """Return a row per setting in a record, nested ones by dotted path: sampling.temperature -> "0.8".
+
+    Values that are no text are written as JSON. The fingerprint of columns is left out.
+    """
     rows = []
     for setting, value in flat(record["settings"]):
         if setting == "columns":

@@ -44,7 +44,10 @@ class ScoreError(UserError):
 
 
 def refuse(score: str) -> None:
-    """Raise ScoreError for what is no expression over NUMBERS of one call, such as a sum over calls."""
+    """Raise ScoreError unless `score` is an SQL expression over the columns NUMBERS of a single call.
+
+    "delta - 0.1 * cost" is one; a sum over calls, or an unknown column, is none. DuckDB tries it on an empty call.
+    """
     typed = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
     try:
         with in_memory() as connection:  # a condition of WHERE is of one row
@@ -72,11 +75,12 @@ def kept_as(scores: Mapping[str, str]) -> str:
 def calls_query(
     files: Sequence[str], scores: Mapping[str, str] = {}, cost_tables: str = "", swaps: bool = False
 ) -> str:
-    """Return the query for the calls in part files of loss_deltas, or of swapped_results (`swaps`), numbered by `row`.
+    """Return an SQL query for scored calls in Parquet files: their columns, and `row`, which numbers them.
 
-    scores: key of the lane -> expression, of lanes with another score than the paper's; their `delta` is the score.
-    cost_tables: where a score reads `cost`, the tables that call_costs reads beside the calls, as parts of a WITH
-    clause: texts, lanes and tool_costs. A swap costs what its call costs with its own result.
+    files: of the table loss_deltas, or of its control swapped_results (`swaps`).
+    scores: key of the lane -> SQL expression, of lanes with another score than the paper's; their `delta` is the score.
+    cost_tables: where a score reads `cost`, common table expressions (parts of a WITH clause) that say what calls cost:
+        texts, lanes and tool_costs. A swap costs what its call costs with its own result.
 
         calls_query(["one.parquet"], {"calculator": "least(delta, delta - echo)"})
     """
@@ -90,7 +94,10 @@ def calls_query(
 
 
 def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
-    """Return the query for (key of a call, cost) of the calls in `called` whose score reads it."""
+    """Return an SQL query for (CALL_KEY, cost) of those calls in `called` whose score reads what they cost.
+
+    Without such a lane it gives no row. cost_tables, swaps: see `calls_query`.
+    """
     lanes = reads_cost(scores)
     if not lanes:
         return f"SELECT {CALL_KEY}, 0.0::DOUBLE AS cost FROM called WHERE false"
@@ -101,7 +108,12 @@ def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> st
 
 
 def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
-    """Return the query for the rows of the query `called` with their score as delta; `costs`: (key of a call, cost)."""
+    """Return the query `called`, which selects scored calls, with each lane's score in place of `delta`.
+
+    costs: a query for (CALL_KEY, cost). scores: key of the lane -> SQL expression over the columns of a call.
+
+    The words CALLED, COSTS, TOOLS and SCORE in scored.sql are replaced.
+    """
     cases = " ".join(f"WHEN {quoted(lane)} THEN {_value(score)}" for lane, score in scores.items())
     texts = {
         "CALLED": called,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import duckdb
 
+from toolformer_dag.lake.database_files import write_out
 from toolformer_dag.lake.queries import in_memory, quoted, rows, run_sql, sql_text
 from toolformer_dag.lake.table_comments import write_comments
 from toolformer_dag.lake.warehouse_building import PartFiles
@@ -34,9 +35,14 @@ MEMORY = "3GB"
 def fill(
     file: Path, spilled: Path, tables: Sequence[WarehouseTable], files: PartFiles, shards: Collection[str] | None
 ) -> dict[str, int]:
-    """Write tables, comments and views into a new file, or in a copy replace the rows of `shards`; table -> rows.
+    """Fill the warehouse, a DuckDB file: tables, comments and views; return table -> number of rows.
 
-    `tables`, `files`: see `DeclaredWarehouse.fill`. Any DuckDB from 1.0 on can open the file.
+    file: a new file, or a copy of the last one in which the rows of `shards` are replaced.
+    spilled: a folder for what does not fit into memory.
+    tables: every table of the warehouse. files: table -> its Parquet files (see `DeclaredWarehouse.fill`).
+    shards: None for a new file.
+
+    Any DuckDB from 1.0 on can open the file.
     """
     with _attached(file, spilled) as connection:
         replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
@@ -63,6 +69,7 @@ def fill(
 
 @contextmanager
 def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the file inside the block, as the default database of the connection; `spilled`: a folder to spill to."""
     with in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
@@ -70,12 +77,17 @@ def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.execute(f"ATTACH {quoted(file)} AS warehouse (STORAGE_VERSION 'v1.0.0')")
         connection.execute("USE warehouse")
         yield connection
+        write_out(connection, "warehouse")
         connection.execute("USE memory")
         connection.execute("DETACH warehouse")
 
 
 def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
-    """Return the query for the rows of a table, from its part files; scored calls are numbered by `row`."""
+    """Return an SQL query for the rows of a table of the warehouse, over Parquet files of the lake.
+
+    files: those of the table. tables: all tables, of which those with results say what calls cost. Rows of the table of
+    scored calls get a number, `row`.
+    """
     if table.name != SCORED and not table.scores:
         names = ", ".join(map(quoted, files))
         read = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
@@ -97,7 +109,10 @@ def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, 
 
 
 def _decide(connection: duckdb.DuckDBPyConnection, anew: bool) -> None:
-    """Fill `decisions` from `scored`, and count `swapped_places` and `curves`. `anew`: there is no such table yet."""
+    """Fill `decisions`, every scored call with its verdict, and the tables that are counted over them.
+
+    anew: create `decisions`. Else it is there, and only the rows of the shards in the table `replaced` change.
+    """
     run_sql(connection, JUDGED + VERDICTS)
     run_sql(connection, DECISIONS if anew else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
     for tool in rows(connection, "SELECT DISTINCT tool FROM scored ORDER BY tool")["tool"]:

@@ -41,7 +41,10 @@ def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
 
 
 def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
-    """The text of a view over all samples, those of calls after others among them, which the model alone samples."""
+    """Return the SQL of the view `sampled` (tool, input, source) over all tables of samples.
+
+    Calls after others have no column `source`: the model alone samples them.
+    """
     selects = []
     for table in tables:
         if table.name.startswith(SAMPLES):

@@ -56,16 +56,20 @@ class AttentionLayer:
         return self.softcap is None and self.sinks is None
 
     def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Return the weights of the keys: the softmax of the scores under soft cap, bias and sinks.
+        """Return the attention weights of the keys: the softmax of the scores, in their shape.
 
-        scores: [B, G, R, S], where G * R = H heads; or [B, H, T, S]. bias: broadcasts to that shape.
+        - scores: products of queries and S keys, [B, H, T, S]; or [B, G, R, S] with the H heads as G groups of R.
+        - bias: is added to the scores, minus infinity where a key is hidden; broadcasts to their shape.
+
+        Before the softmax a soft cap bounds the scores. An attention sink is a score beside those of the keys, whose
+        weight is dropped, so that the weights of the keys add up to less than 1.
         """
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = scores + bias
         if self.sinks is None:
             return scores.softmax(-1, torch.float32).to(scores.dtype)
-        # A score per head as if there were another key, which takes weight from the others.
+        # A score per head as if there were another key: [B, G, R, 1] or [B, H, T, 1].
         sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
         with_sinks = torch.cat([scores, sinks], -1).softmax(-1, torch.float32)
         return with_sinks[..., :-1].to(scores.dtype)
@@ -102,6 +106,7 @@ class Visibility:
         return self._biases[locality]
 
     def _bias(self, locality: Locality | None) -> Tensor:
+        """Compute the bias under a sliding window or chunks; None: under neither."""
         queries = self.queries[..., :, None]
         keys = self.keys[..., None, :]
         seen = queries >= keys if self.seen is None else self.seen
@@ -120,23 +125,28 @@ class Visibility:
 def attention(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Compute attention of queries [B, H, T, D] over keys and values [B, H_kv, S, D]; return [B, H, T, D].
 
-    bias: broadcasts to [B, 1, T, S]. Grouped keys are repeated: with a bias, fused GPU kernels support no groups.
+    bias: zero where a query sees a key, else minus infinity; broadcasts to [B, 1, T, S]. Where several query heads
+    share a head of keys (H_kv < H), the keys are repeated: with a bias, fused GPU kernels support no such groups.
     """
-    groups = queries.shape[1] // keys.shape[1]
-    if groups > 1:
-        keys = keys.repeat_interleave(groups, 1)
-        values = values.repeat_interleave(groups, 1)
+    heads_per_key_head = queries.shape[1] // keys.shape[1]
+    if heads_per_key_head > 1:
+        keys = keys.repeat_interleave(heads_per_key_head, 1)
+        values = values.repeat_interleave(heads_per_key_head, 1)
     if layer.is_plain:
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=layer.scale)
     return layer.weights(queries @ keys.mT * layer.scale, bias) @ values
 
 
 def causal(layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute causal attention within each sequence; padding on the right is never attended to."""
+    """Compute causal attention of whole sequences: queries [B, H, T, D] over keys and values [B, H_kv, T, D].
+
+    Returns [B, H, T, D]. Torch's fused kernel runs unless the layer has a window that is shorter than the sequences, a
+    soft cap or sinks. Padding on the right needs no mask: no earlier token sees it.
+    """
     length = keys.shape[2]
     is_local = layer.locality is not None and length > layer.locality.size
     if layer.is_plain and not is_local:
-        is_grouped = queries.shape[1] > keys.shape[1]
+        is_grouped = queries.shape[1] > keys.shape[1]  # several query heads share a head of keys
         return F.scaled_dot_product_attention(
             queries, keys, values, is_causal=True, scale=layer.scale, enable_gqa=is_grouped
         )
@@ -176,33 +186,39 @@ _replacement: ContextVar[_Replacement] = ContextVar("replacement")
 
 @contextmanager
 def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None) -> Iterator[None]:
-    """Replace every attention of `model` with `attend` within the block.
+    """Let every layer of a transformers model compute its attention with `attend` within the block.
 
-    positions: those of the tokens that run, [B, T]; None where each sequence runs whole.
+    Most models look their attention up by name in transformers' registry; those in `_METHODS` have none there, so
+    their method is replaced on each module. positions: of the tokens that run, [B, T]; None where each sequence runs
+    whole.
     """
-    implementation = model.config._attn_implementation
-    token = _replacement.set(_Replacement(attend, positions, ignores_extras=implementation == "sdpa"))
+    own_implementation = model.config._attn_implementation
+    reset_token = _replacement.set(_Replacement(attend, positions, ignores_extras=own_implementation == "sdpa"))
     model.config._attn_implementation = NAME
-    patched = [module for module in model.modules() if type(module) in _METHODS]
-    for module in patched:
+    patched_modules = [module for module in model.modules() if type(module) in _METHODS]
+    for module in patched_modules:
         for name, method in _METHODS[type(module)].items():
-            vars(module)[name] = partial(method, module)  # hides the method of the class
+            vars(module)[name] = partial(method, module)  # an attribute of the module hides the method of its class
     try:
         yield
     finally:
-        for module in patched:
+        for module in patched_modules:
             for name in _METHODS[type(module)]:
                 delattr(module, name)
-        model.config._attn_implementation = implementation
-        _replacement.reset(token)
+        model.config._attn_implementation = own_implementation
+        _replacement.reset(reset_token)
 
 
 def _interface(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attend as transformers asks: see `AttentionInterface` there. Raises NotImplementedError for a position bias.
+    """Compute a layer's attention for transformers, which calls this by its `AttentionInterface`.
 
-    attention_mask: what `_mask` returned for the layer.
+    - query [B, H, T, D]; key, value [B, H_kv, T, D].
+    - attention_mask: the layer's sliding window or chunks, which `_mask` put in the place of a mask.
+    - options: the layer's scale, soft cap and sinks, by transformers' names.
+
+    Returns [B, T, H, D], and None in place of the weights. Raises NotImplementedError for a position bias.
     """
     if options.get("position_bias") is not None:
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
@@ -214,27 +230,30 @@ def _interface(
         sinks=None if replacement.ignores_extras else options.get("s_aux"),
         locality=attention_mask,
     )
-    answer = replacement.attend(layer, _tuned(module, query, replacement.positions), key, value)
+    answer = replacement.attend(layer, _with_true_scale(module, query, replacement.positions), key, value)
     return answer.transpose(1, 2).contiguous(), None
 
 
-def _tuned(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
-    """Scale Llama 4's queries by their true positions; return those of other models as they are.
+def _with_true_scale(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
+    """Correct the scale of Llama 4's queries [B, H, T, D]; return those of other models as they are.
 
-    The model has scaled them already, as if they were the first tokens of a sequence.
+    In its layers without rotary embeddings, Llama 4 multiplies a query by a number that grows with its position. It
+    takes positions 0..T-1, so here they are divided by that scale and multiplied by that of their true `positions`,
+    [B, T]. None: the sequences run whole, and the scale is right.
     """
     if positions is None or not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
         return query
-
-    def scales(places: Tensor) -> Tensor:
-        steps: Tensor = torch.floor((places.float() + 1) / module.floor_scale)
-        grown: Tensor = torch.log1p(steps) * module.attn_scale
-        return grown + 1
-
-    assumed_positions = torch.arange(query.shape[2], device=query.device)
-    correction = scales(positions) / scales(assumed_positions)  # [B, T]
+    assumed_positions = torch.arange(query.shape[2], device=query.device)  # [T]
+    correction = _llama4_scale(module, positions) / _llama4_scale(module, assumed_positions)  # [B, T]
     scaled: Tensor = query * correction[:, None, :, None]
     return scaled.to(query.dtype)
+
+
+def _llama4_scale(module: Any, positions: Tensor) -> Tensor:
+    """Return what Llama 4 multiplies the queries at these positions by, in their shape: 1 for short sequences."""
+    steps: Tensor = torch.floor((positions.float() + 1) / module.floor_scale)
+    growth: Tensor = torch.log1p(steps) * module.attn_scale
+    return growth + 1
 
 
 def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
@@ -251,23 +270,24 @@ def _codegen_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, m
 
 
 def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
-    """Attend in place of GPT-J's `forward`: hidden states [B, T, F] in and out, with projections and rotations.
+    """Compute a GPT-J attention layer in place of its `forward`: hidden states [B, T, F] in and out.
 
-    All rotations of a layer are one complex product: GPT-J turns neighbouring numbers as a pair. transformers copies
-    the table of sines (500 kB) for every row in every layer, and every head's numbers five times.
+    Rotary embeddings turn each pair of neighbouring numbers of a query or key by an angle that grows with its position:
+    here one product of complex numbers for the whole layer. transformers is slower: it copies its table of sines
+    (500 kB) for every row in every layer, and every head's numbers five times.
     """
     replacement = _replacement.get()
     dtype = hidden_states.dtype
-    rotations = replacement.gptj_rotations(module, position_ids, dtype)
-    heads = (*hidden_states.shape[:2], module.num_attention_heads, -1)
+    rotations = replacement.gptj_rotations(module, position_ids, dtype)  # [B, T, 1, rotary_dim / 2], complex
+    heads_shape = (*hidden_states.shape[:2], module.num_attention_heads, -1)  # [B, T, H, D]
 
-    # Queries and keys turn together, [2, B, T, H, D]; `pairs` is a view of their first numbers, turned in place.
-    turned = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)]).float().view(2, *heads)
-    pairs = turned[..., : module.rotary_dim].view(2, *heads, 2)  # [2, B, T, H, rotary_dim / 2, 2]
+    # Queries and keys are rotated together, [2, B, T, H, D], in place: `pairs` is a view of their first numbers.
+    rotated = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)]).float().view(2, *heads_shape)
+    pairs = rotated[..., : module.rotary_dim].view(2, *heads_shape, 2)  # [2, B, T, H, rotary_dim / 2, 2]
     torch.view_as_complex(pairs).mul_(rotations)
 
-    queries, keys = turned.to(dtype).transpose(2, 3)  # [B, H, T, D] each
-    values = module.v_proj(hidden_states).view(heads).transpose(1, 2)
+    queries, keys = rotated.to(dtype).transpose(2, 3)  # [B, H, T, D] each
+    values = module.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
     layer = AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
     answer = replacement.attend(layer, queries, keys, values)
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None

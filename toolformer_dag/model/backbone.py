@@ -47,10 +47,10 @@ class Backbone:
         self.whole = True
 
     def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal) -> Tensor:
-        """Compute features [B, T, F] of token ids [B, T].
+        """Run the model's layers on token ids [B, T]; return features, its last hidden states, [B, T, F].
 
-        positions: those of the tokens, [B, T]; None where each row is a whole sequence.
-        attend: replaces the model's attention; without effect where `uses_custom_attention` is false.
+        - positions: of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
+        - attend: computes the attention in place of the model's own; unused where `uses_custom_attention` is false.
         """
         if not self.uses_custom_attention:
             return self._last_hidden(self.body(input_ids=ids, use_cache=False))
@@ -60,9 +60,10 @@ class Backbone:
             return self._last_hidden(self.body(input_ids=ids, attention_mask=any_mask, use_cache=False, **options))
 
     def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
-        """Compute features [B, T, F] of tokens [B, T] after those in the model's own cache; return the new cache too.
+        """Run the model's layers on tokens [B, T] that follow cached ones; return features [B, T, F] and the new cache.
 
-        name: the argument of the body's `forward` that takes the cache. options: other arguments of it.
+        - cache: as the model itself keeps keys, values or states. name: the argument of `forward` that takes it.
+        - options: further arguments of `forward`.
         """
         output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
         return self._last_hidden(output), getattr(output, name)
@@ -78,7 +79,13 @@ class Backbone:
         return logits[0].float()
 
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Compute log p of tokens in float32 nats: of `targets` [N] or [N, C] after features [N, F], in their shape."""
+        """Compute log p of the next token, in float32 nats, in the shape of `targets`.
+
+        - features [N, F]: the last hidden state of each of N sequences.
+        - targets: the next token after each, [N], or C alternatives, [N, C].
+
+        ROWS of them have their logits at once, because these are as wide as the vocabulary.
+        """
         columns = targets if targets.ndim > 1 else targets[:, None]  # [N, C]
         parts = []
         for part, part_targets in zip(torch.split(features, ROWS), torch.split(columns, ROWS), strict=True):

@@ -205,10 +205,12 @@ class Backend(Protocol):
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute p of the tokens `start` at the places of each text, and sample at the points that it chooses.
+        """Compute the probability of ` [` at the places of each text, and sample calls at the points that it chooses.
 
-        Returns for each text the tokens of its samples, without `start`, in the order of its points. A sample ends
-        with the first token with which it `has_ended`, or after `sampling.max_call_tokens` tokens. Raises ModelError
+        - head: the tokens of the prompt before each text. start: the tokens of ` [`, which begins a call.
+        - ends: says which tokens end a sample; it also ends after `sampling.max_call_tokens` tokens.
+
+        Returns for each text the tokens of its samples, without `start`, in the order of its points. Raises ModelError
         where a single text does not fit into memory.
         """
 

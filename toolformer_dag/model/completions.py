@@ -30,10 +30,11 @@ OF_A_TOKEN = 3
 def written_again(
     model: ModelSettings, sampling: SamplingSettings, prompt: str, samples: Sequence[tuple[str, int]]
 ) -> list[str]:
-    """Return what the server writes for each text, as the prompt's examples show it.
+    """Let a server write each text again with calls in it; return what it writes, in order.
 
-    model: the server's model; requests go to its URLs in turn. samples: pairs of a text and the number of its sample,
-    which seeds the request together with `sampling.seed`.
+    - model: the server's model; requests go to its URLs in turn, IN_FLIGHT at once.
+    - prompt: examples of texts with and without calls, before each text.
+    - samples: pairs of a text and a sample number. A text may be there several times; the number seeds its request.
 
     Raises ModelError where a server refuses, or does not answer after TRIES requests.
     """

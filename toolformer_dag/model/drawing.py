@@ -9,13 +9,13 @@ BLOCK = 128
 
 
 def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Draw a token for each of S samples; return [S].
+    """Draw the next token of each of S samples by inverting the cumulative distribution; return tokens [S].
 
-    - logits: [B, V], float32.
+    - logits: of the next token, [B, V], float32. Several samples may draw from one row.
     - rows: the row of each sample in `logits`, [S].
-    - uniforms: numbers in [0, 1), [S]. A sample gets the first token whose cumulative probability exceeds its number.
+    - uniforms: a number in [0, 1) per sample, [S]: it gets the first token whose cumulative probability exceeds it.
 
-    The search runs over sums of BLOCK tokens, then within a block, so no sample sums over the whole vocabulary.
+    The search runs over sums of BLOCK tokens and then within a block, so no sample sums over the whole vocabulary.
     """
     if temperature != 1:
         logits = logits / temperature
@@ -27,15 +27,15 @@ def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top
     sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks], the weight up to the end of each block
     goal = uniforms * sums[rows, -1]  # [S], the cumulative weight to be exceeded
 
-    # The first block at whose end the goal is exceeded, and the weight before it, [S] each.
+    # The first block at whose end the goal is exceeded, and the weight before that block, [S] each.
     block = (sums[rows] <= goal[:, None]).sum(-1).clamp(max=sums.shape[1] - 1)
-    before = torch.where(block > 0, sums[rows, (block - 1).clamp(min=0)], 0.0)
+    weight_before = torch.where(block > 0, sums[rows, (block - 1).clamp(min=0)], 0.0)
 
-    # The first token within it that exceeds what is left; rounding may leave none, then the last one with a weight.
-    values = blocks[rows, block].double()  # [S, BLOCK]
-    reached = (values.cumsum(-1) <= (goal - before)[:, None]).sum(-1)
-    last = BLOCK - 1 - (values > 0).flip(-1).int().argmax(-1)
-    return block * BLOCK + torch.minimum(reached, last)
+    # The first token of the block that exceeds what is left; where rounding leaves none, the last one with a weight.
+    block_weights = blocks[rows, block].double()  # [S, BLOCK]
+    first_beyond = (block_weights.cumsum(-1) <= (goal - weight_before)[:, None]).sum(-1)
+    last_with_weight = BLOCK - 1 - (block_weights > 0).flip(-1).int().argmax(-1)
+    return block * BLOCK + torch.minimum(first_beyond, last_with_weight)
 
 
 def nucleus(weights: Tensor, top_p: float) -> Tensor:

@@ -43,26 +43,27 @@ class TextTokens:
     inside: NDArray[np.bool_]
 
     def position_at(self, offset: int) -> int:
-        """Return the index of the token that begins at character `offset`.
+        """Return the index of the token that begins at character `offset` of the text.
 
-        Raises OffsetError with the nearest boundary where no token begins there.
+        Raises OffsetError, with the nearest character at which a token begins, where none begins there. Tokens that are
+        the later bytes of a character do not count.
         """
-        boundaries = np.flatnonzero(~self.inside)  # indices of the tokens that begin with a character
-        boundary_offsets = self.offsets[boundaries]
-        matches = boundaries[boundary_offsets == offset]
+        begins_here = (self.offsets == offset) & ~self.inside  # [n]
+        matches = np.flatnonzero(begins_here)
         if not len(matches):
             raise OffsetError(offset, self.nearest_boundary(offset))
         return int(matches[0])
 
     def place_at(self, text: str, offset: int) -> CallPlace | None:
-        """Return the place of a call that somebody puts before character `offset` of `text`, which has these tokens.
+        """Return where among these tokens a call stands that is put before character `offset` of their `text`.
 
-        None where no token begins there, nor in or after the white space around it.
+        The place may lie beside the white space around that character, where a token begins. None where none does.
         """
-        boundaries = np.flatnonzero(~self.inside)  # tokens that begin inside a character have no place
+        boundaries = np.flatnonzero(~self.inside)  # indices of the tokens that begin with a character
         place = place_at(text, self.offsets[boundaries], offset)
         if place is None:
             return None
+        # `place` counts these tokens alone; count all of them instead.
         return CallPlace(place.offset, int(boundaries[place.token]), int(boundaries[place.position]))
 
     def nearest_boundary(self, offset: int) -> int:
@@ -100,6 +101,10 @@ class Encoding:
     """
 
     def __init__(self, tokenizer: Any, markers: CallMarkers | None = None) -> None:
+        """Find out how a tokenizer writes the markers of calls, such as ` [`, apart from the text around them.
+
+        tokenizer: a fast one of transformers. markers: by default those in its files, else the paper's.
+        """
         self.tokenizer = tokenizer
         self.markers = markers or CallMarkers(**tokenizer.init_kwargs.get(MARKERS, {}))
         self._call_opening = call_opening(None, self.markers.begin)
@@ -127,10 +132,9 @@ class Encoding:
         return self.bos + self.with_calls([written])[0].ids
 
     def texts(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize texts unchanged and return their tokens with offsets.
+        """Tokenize texts as they are, without special tokens; return tokens with the character at which each begins.
 
-        Text that the tokenizer drops belongs to the next token. Marks that it merged into a letter (NFC) belong to
-        that letter.
+        Text that the tokenizer drops belongs to the next token; accents that it merges into a letter belong to that.
         """
         if not texts:
             return []
@@ -145,9 +149,9 @@ class Encoding:
         return [len(text.ids) for text in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each e(c) or e(c, r), as the model writes it; they begin with `start`.
+        """Return the tokens of each call, in the model's markers; they begin with those of ` [`.
 
-        calls: in the paper's form, with the leading space.
+        calls: with or without a result, in the paper's form, such as " [Calculator(2+3) -> 5]" with its leading space.
         """
         if not calls:
             return []
@@ -159,14 +163,16 @@ class Encoding:
         return tokens_of_calls
 
     def with_calls(self, texts: Sequence[str]) -> list[TextTokens]:
-        """Tokenize texts that may hold calls, in the model's markers: texts of C*, held-out texts.
+        """Tokenize texts that may hold calls in the model's markers, as training texts do.
 
-        Without a call the tokens are those of `texts`.
+        A call gets the tokens that it has in sampling and decoding: no token spans a marker such as ` [` and the text
+        beside it. A text without a call is tokenized as usual.
         """
         tokens_of_texts = []
         for text, tokens in zip(texts, self.texts(texts), strict=True):
-            split = None if self._calls_are_split(text, tokens) else self._split(text, tokens.ids)
-            tokens_of_texts.append(split or tokens)
+            if not self._calls_are_split(text, tokens):
+                tokens = self._split(text, tokens.ids) or tokens
+            tokens_of_texts.append(tokens)
         return tokens_of_texts
 
     def keeps_text_tokens(self) -> bool:
@@ -180,19 +186,22 @@ class Encoding:
         return self._appends_start(self._anchor_ids, start)
 
     def body(self, sampled: Sequence[int]) -> str | None:
-        """Return the text between " [" and the "]" that closes the call, in the paper's form; None without "]".
+        """Return the call in a sample, without its brackets and in the paper's form; None where it does not end.
 
-        sampled: the tokens after " [". A sample may also end with another marker: see `before_results`.
+        sampled: the tokens that the model wrote after " [". "Calculator(2+3)] and" gives "Calculator(2+3)". A "]" in
+        the call's input ends nothing. With `before_results`, "->" ends a call too.
         """
         text = self._text([*self.start, *sampled])
         begin = self.markers.begin.strip()
         after_begin = text[text.index(begin) + len(begin) :]
-        ends = []
+        ends = []  # where an end marker stands behind the input
         for marker in self._end_markers:
             end = find_behind_input(marker.strip(), after_begin)
             if end >= 0:
                 ends.append(end)
-        return in_paper_form(after_begin[: min(ends)], self.markers) if ends else None
+        if not ends:
+            return None
+        return in_paper_form(after_begin[: min(ends)], self.markers)
 
     @cached_property
     def before_results(self) -> "Encoding":
@@ -215,19 +224,23 @@ class Encoding:
 
     @cached_property
     def _ending_tokens(self) -> list[int]:
-        """The tokens whose text holds "]" (`)]` may be one token) or the end of a longer marker, and EOS."""
+        """The tokens that may complete a marker that ends a sample, such as "]", and EOS.
+
+        These are the tokens whose text holds the marker, such as ")]", or begins with an end of it: "->" may be two
+        tokens, of which the second is ">". A marker that is an added token has this token alone.
+        """
         token_texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
-        ending = list(self.eos)
-        for marker in self._end_markers:
-            if self.added.get(marker):
-                ending += self.added[marker]
+        ending_tokens = list(self.eos)
+        for end_marker in self._end_markers:
+            if self.added.get(end_marker):
+                ending_tokens += self.added[end_marker]
                 continue
-            sign = marker.strip()
-            tails = tuple(sign[cut:] for cut in range(1, len(sign)))
+            marker = end_marker.strip()
+            tails = tuple(marker[cut:] for cut in range(1, len(marker)))
             for token, text in enumerate(token_texts):
-                if sign in text or text.startswith(tails):
-                    ending.append(token)
-        return ending
+                if marker in text or text.startswith(tails):
+                    ending_tokens.append(token)
+        return ending_tokens
 
     def _ids_inside(self, pieces: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each piece as it stands inside a sequence, not at its beginning."""
@@ -241,18 +254,26 @@ class Encoding:
         return bool(self.added) or ids[: len(self.start)] != self.start
 
     def _calls_are_split(self, text: str, tokens: TextTokens) -> bool:
-        """Return whether tokens begin at both ends of ` [` wherever a call begins, and no marker is an added token."""
-        ends_of_starts = {end for match in self._call_opening.finditer(text) for end in match.span()}
-        if not ends_of_starts:
+        """Return whether the tokens of a text keep its calls apart already, so that nothing has to be tokenized anew.
+
+        That is so without calls; else where tokens begin before and after each ` [` that opens a call, and no marker
+        is an added token.
+        """
+        ends_of_openings: set[int] = set()  # characters: where each ` [` begins, and where it ends
+        for match in self._call_opening.finditer(text):
+            ends_of_openings.update(match.span())
+        if not ends_of_openings:
             return True
-        boundaries = set(tokens.offsets[~tokens.inside].tolist())
-        return not self.added and ends_of_starts <= boundaries
+        token_starts = set(tokens.offsets[~tokens.inside].tolist())
+        return not self.added and ends_of_openings <= token_starts
 
     def _split(self, text: str, whole: list[int]) -> TextTokens | None:
-        """Tokenize the markers of calls and the text between them apart.
+        """Tokenize a text with calls in pieces: each marker, such as ` [`, and each text between two markers.
+
+        So no token spans a marker and the text beside it. All tokens of a marker get its first character as offset.
 
         whole: the tokens of the text in one piece. Returns None where the tokens of the pieces decode to another text
-        than these, which cannot be where markers are `added` tokens. All tokens of a marker begin where it begins.
+        than these do: then the tokenizer needs them together.
         """
         parts: list[TextTokens] = []
         piece_start = 0
@@ -277,7 +298,11 @@ class Encoding:
         return TextTokens(ids, offsets, inside)
 
     def _marks(self, text: str) -> Iterator[Mark]:
-        """Yield the markers of calls that are tokenized apart, in order, and last an empty one: the end of the text."""
+        """Yield the markers of calls in a text that are tokenized apart from it, with their first characters, in order.
+
+        These are ` [` at each call or, where the tokenizer has markers as added tokens, all of them. Last comes an
+        empty marker at the end of the text.
+        """
         if self.added:
             for marker, start in marker_places(text, self.markers):
                 if marker in self._marker_ids:
@@ -288,15 +313,22 @@ class Encoding:
         yield Mark("", len(text))
 
     def _after_marker(self, text: str) -> TextTokens:
-        """Tokenize a text that follows a marker; where an anchor is needed, after the first that does not merge."""
+        """Tokenize a text that follows a marker such as ` [`, so that its first token is not one of a text's beginning.
+
+        Some tokenizers (Llama 2) add a space before the first word. For these the text is tokenized after an anchor,
+        another short text whose tokens are cut off again: the first anchor that does not merge with the text.
+        """
         if self.anchor:
             for anchor in NAME_ANCHORS:
                 anchor_ids = self._ids(anchor)
-                cut = len(anchor_ids)
                 [anchored] = self.texts([anchor + text])
-                if anchored.ids[:cut] == anchor_ids:
-                    offsets = anchored.offsets[cut:] - len(anchor)
-                    return TextTokens(anchored.ids[cut:], offsets, anchored.inside[cut:])
+                text_start = len(anchor_ids)
+                if anchored.ids[:text_start] == anchor_ids:
+                    return TextTokens(
+                        anchored.ids[text_start:],
+                        offsets=anchored.offsets[text_start:] - len(anchor),
+                        inside=anchored.inside[text_start:],
+                    )
         return self.texts([text])[0]
 
     def _appends_start(self, before: list[int], start: list[int]) -> bool:
@@ -327,20 +359,20 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
 
 
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
-    """Return the tokens of a text with offsets that leave no character out.
+    """Return the tokens of a text with the character at which each begins, so that no character is left out.
 
-    spans: the first character of each token, and the one after its last, as the tokenizer says. Between spans may be
-    gaps, which it dropped or merged.
+    spans: the characters of each token as the tokenizer says: first, and last plus one. They may leave gaps. In a gap,
+    accents at its beginning (merged by NFC) belong to the token before it, the rest (dropped) to the token after it.
+    Spans overlap where a character is several tokens: the later ones begin `inside` it.
     """
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
-    # Up to which character the tokens before each token reach, [n]. It lies after `starts` inside a character.
-    reached = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    # The character up to which the tokens before each token reach, [n]; beyond its own start inside a character.
+    covered = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
     if not text.isascii():
-        for token in np.flatnonzero(reached < starts):
-            # Marks at the beginning of a gap were merged into the letter before it; the rest was dropped.
-            while reached[token] < starts[token] and _combines(text[reached[token]]):
-                reached[token] += 1
-    return TextTokens(list(ids), offsets=np.minimum(starts, reached), inside=starts < reached)
+        for token in np.flatnonzero(covered < starts):
+            while covered[token] < starts[token] and _combines(text[covered[token]]):
+                covered[token] += 1
+    return TextTokens(list(ids), offsets=np.minimum(starts, covered), inside=starts < covered)
 
 
 def _combines(character: str) -> bool:

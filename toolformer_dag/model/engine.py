@@ -41,7 +41,7 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the position i of a call that stands before character `offset` of a text.
+        """Return the position of a call that stands before character `offset` of a text: the index i of a token x_i.
 
         x_i is the token that begins there or, after white space, the first one that is not only white space. Raises
         OffsetError where no token begins there.
@@ -63,14 +63,16 @@ class Engine:
         sampling: SamplingSettings,
         finetuned: bool = False,
     ) -> list[Proposal]:
-        """Compute p_i before every token of each text and sample calls at the selected positions (paper, section 2).
+        """Find positions in texts at which the model would begin a call, and sample calls there (paper, section 2).
 
-        tau_s, k, m: the k most probable positions with p_i > tau_s get m samples each.
-        finetuned: whether the model learned calls with their results, so that samples end before these.
+        p_i is the probability of ` [`, which begins a call, before token i of a text, after the prompt.
 
-        Returns proposals in the order of `requests`. The proposal of a text that is empty or does not fit the context
-        holds a reason instead, and so does that of a text with a p_i that is not finite. Raises ModelError where a
-        single text does not fit into memory.
+        - prompt: instruction and examples of calls, before each text.
+        - tau_s, k, m: the k most probable positions with p_i > tau_s get m samples each.
+        - finetuned: whether the model learned calls with their results, so that samples end before these.
+
+        Returns a proposal per request, in order. It holds a reason instead where the text is empty or does not fit the
+        context, or some p_i is not finite. Raises ModelError where a single text does not fit into memory.
         """
         selection = Selection(tau_s, k, m, sampling)
         head = self.encoding.head(prompt)
@@ -90,10 +92,13 @@ class Engine:
         return [proposal.proposal(ends) for proposal in proposals]
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
-        """Compute L(empty), L(c) and L(c, r) of each call in nats, in the order of `requests` (paper, section 2).
+        """Compute three losses of the text after each call: without a call, after it, after it with its result.
 
-        With a `floor`, L(c) is computed only where L(empty) - L(c, r) reaches it: elsewhere no tau_f at or above the
-        floor keeps the call. A call that does not fit the context with its text has NaN and a reason.
+        They are L(empty), L(c) and L(c, r) of the paper's section 2, in nats, in the order of `requests`.
+
+        floor: the lowest threshold that will be asked. Where even L(empty) - L(c, r) is below it, the call is dropped
+        whatever L(c) is, so L(c) is not computed and None. A call that does not fit the context with its text has NaN
+        and a reason.
 
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
@@ -107,11 +112,12 @@ class Engine:
         return LossScorer(self.backend, self.encoding, requests).chained()
 
     def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
-        """Return by how many nats a call is likelier after the calls `before` than after the calls `other`.
+        """Return how much the last call of each chain needs the calls before it, in nats.
 
-        That is log p(call | x_<i, before) - log p(call | x_<i, other), summed over the tokens of the call's name, its
-        input and its end; ` [` is left out. In the order of `requests`. Raises ModelError where a sequence does not
-        fit into memory.
+        A request has a call and two versions of the calls before it, with right and with swapped results. Its need is
+        log p(call | x_<i, before) - log p(call | x_<i, other): by how much the call is likelier after the first.
+
+        In the order of `requests`. Raises ModelError where a sequence does not fit into memory.
         """
         texts = list(dict.fromkeys(request.text for request in requests))
         text_tokens = dict(zip(texts, self.encoding.texts(texts), strict=True))
@@ -124,47 +130,51 @@ class Engine:
 
         queries = []  # two per request: after `before`, then after `other`
         for request in requests:
-            call = call_tokens[request.call]
-            places = range(len(self.encoding.start), len(call))
             tokens = text_tokens[request.text]
             # The call is written before this token: x_i, or the white space before it.
             next_token = sampling_token(request.text, tokens.offsets, request.position)
             text_before = self.encoding.bos + tokens.ids[:next_token]
             for calls_before in (request.before, request.other):
-                queries.append(
-                    TokenQuery(
-                        "loss_call",
-                        prefix=text_before + call_tokens[calls_before],
-                        text=call,
-                        places=places,
-                        tokens=[[call[place]] for place in places],
-                    )
-                )
+                prefix = text_before + call_tokens[calls_before]
+                queries.append(self._call_query(call_tokens[request.call], prefix))
         log_p = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
         after_before = log_p[0::2]
         after_other = log_p[1::2]
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
+    def _call_query(self, call: list[int], prefix: list[int]) -> TokenQuery:
+        """Return the query for log p of each token of a call after a prefix, but for those of ` [` that begin it."""
+        places = range(len(self.encoding.start), len(call))
+        return TokenQuery(
+            "loss_call", prefix=prefix, text=call, places=places, tokens=[[call[place]] for place in places]
+        )
+
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
-        """Return a dictionary for each of the `tokens` tokens from x_i on; fewer at the end of the text.
+        """Show what the losses of a call consist of: a dictionary for each of the `tokens` tokens after the call.
 
-        Its keys: `token`, the text; `weight`, w_(j-i); and -log p in nats as `loss_empty`, `loss_call`, `loss_result`.
+        Its keys: `token`, the text; `weight`, w_(j-i) of the paper; and -log p in nats as `loss_empty`, `loss_call`,
+        `loss_result`. Their weighted sums are what `losses` returns.
 
-        The list is empty where call and text do not fit the context. The weighted sums are what `losses` returns.
-        Raises as it does.
+        Fewer at the end of the text; empty where call and text do not fit the context. Raises as `losses`.
         """
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
     def _pending(
         self, request: ProposalRequest, text: TextTokens, selection: Selection, *, head_length: int
     ) -> PendingProposal:
-        """Return the proposal of a request before the model runs, refused where the text is empty or does not fit.
+        """Return the proposal of a request before the model runs for it.
 
-        text: the tokens of the request's text. Raises ValueError for stored probabilities of another length.
+        It is refused where the text is empty or does not fit the context. Where p_i is stored, it begins with it.
+
+        - text: the tokens of the request's text.
+        - head_length: how many tokens of the prompt stand before it.
+
+        Raises ValueError for stored probabilities of another length.
         """
+        # The model reads the prompt, x, "Output:", and x again, in which a call may stand before each token.
         lead = text.ids + self.encoding.output
         if request.calls:
-            # The only place for a call is after those of the chain, before this token.
+            # The next call of a chain stands right after the earlier ones, so before this token alone.
             i = sampling_token(request.text, text.offsets, request.behind)
             lead = lead + text.ids[:i] + self.encoding.calls([request.calls])[0]
             text = TextTokens(text.ids[i : i + 1], text.offsets[i : i + 1], text.inside[i : i + 1])

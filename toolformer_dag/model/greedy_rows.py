@@ -90,11 +90,14 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def log_probability(self, row: int, tokens: Sequence[int]) -> float:
-        """Return the joint log probability, in nats, of `tokens` as the continuation of a row; nothing is appended."""
+        """Return the joint log probability, in nats, of `tokens` as the continuation of a row.
+
+        Nothing is appended to the row: where there are several tokens, a copy of it runs all but the last.
+        """
         total = float(self.scores[row].log_softmax(-1)[tokens[0]])
         if len(tokens) > 1:
-            branch = GreedyBatch(self._backbone, self._branches.branch(row), self._features[[row]])
-            for token, following in pairwise(tokens):
-                branch.step([token])
-                total += float(branch.scores[0].log_softmax(-1)[following])
+            copied_row = GreedyBatch(self._backbone, self._branches.branch(row), self._features[[row]])
+            for token, next_token in pairwise(tokens):
+                copied_row.step([token])
+                total += float(copied_row.scores[0].log_softmax(-1)[next_token])
         return total

@@ -54,9 +54,10 @@ class CachedHead:
     """
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
+        """Run the head's tokens, and keep the keys and values of every layer."""
         self.backbone = backbone
         self.length = len(ids)
-        self.layers: Layers = {}
+        self.layers: Layers = {}  # filled by `_attend`, which each layer calls
         any_ids = [0]
         backbone.features(padded([ids or any_ids], backbone.device), attend=self._attend)
         layer_count = backbone.model.config.get_text_config().num_hidden_layers
@@ -99,14 +100,16 @@ class CachedTexts:
         return len(sequence)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run texts after the head and store them in `slots`; return features [len(slots), T - first, F].
+        """Run texts after the head, and cache their keys and values; return their features, [B, T - first, F].
 
-        first: the token of the texts at which the features begin; T is the length of the longest text.
+        - slots: the row of the cache for each text, [B]. What was in it is overwritten.
+        - sequences: the tokens of each text; T is the length of the longest.
+        - first: the index of the token at which the returned features begin.
         """
         backbone = self.head.backbone
         ids = padded(sequences, backbone.device)  # [B, T]
         width = ids.shape[1]
-        key_positions = torch.arange(self.head.length + width, device=ids.device)
+        key_positions = torch.arange(self.head.length + width, device=ids.device)  # [head + T]
         positions = key_positions[self.head.length :]  # [T]
         lengths = [len(sequence) for sequence in sequences]
         padding = None
@@ -142,21 +145,25 @@ class _TextPass:
     visibility: Visibility
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend to head and text; queries and result are [B, H, T, D], keys and values [B, H_kv, T, D]."""
+        """Compute the attention of B texts in a layer: each token sees the shared head and the text up to itself.
+
+        queries [B, H, T, D]; keys, values [B, H_kv, T, D], which are also stored in the texts' slots of the cache.
+        Returns [B, H, T, D].
+        """
         if self.padding is not None:
             keys = keys.masked_fill(self.padding, 0)
             values = values.masked_fill(self.padding, 0)
-        stored = self.texts.layers[layer.number]
-        more = stored.keys.shape[2] - keys.shape[2]  # a slot may be longer than these texts
-        stored.keys[self.slots] = F.pad(keys, (0, 0, 0, more))
-        stored.values[self.slots] = F.pad(values, (0, 0, 0, more))
+        cache = self.texts.layers[layer.number]
+        unused_length = cache.keys.shape[2] - keys.shape[2]  # a slot may be longer than these texts
+        cache.keys[self.slots] = F.pad(keys, (0, 0, 0, unused_length))
+        cache.values[self.slots] = F.pad(values, (0, 0, 0, unused_length))
 
-        head = self.texts.head.layers[layer.number]
-        all_keys = torch.cat([head.keys.expand(len(keys), -1, -1, -1), keys], 2)
+        head = self.texts.head.layers[layer.number]  # [1, H_kv, head, D] each
+        all_keys = torch.cat([head.keys.expand(len(keys), -1, -1, -1), keys], 2)  # [B, H_kv, head + T, D]
         all_values = torch.cat([head.values.expand(len(values), -1, -1, -1), values], 2)
-        if not layer.is_plain or self.visibility.limiting(layer):
+        if not layer.is_plain or self.visibility.limiting(layer):  # a soft cap, sinks or a window
             return attention(layer, queries, all_keys, all_values, self.visibility.bias(layer))
-        mask = causal_lower_right(queries.shape[2], all_keys.shape[2])
+        mask = causal_lower_right(queries.shape[2], all_keys.shape[2])  # the last token sees all keys
         return F.scaled_dot_product_attention(
             queries, all_keys, all_values, attn_mask=mask, scale=layer.scale, enable_gqa=True
         )
@@ -172,30 +179,73 @@ class BranchGrid:
     """
 
     def __init__(self, slots: Sequence[int], open_slots: Sequence[int], device: torch.device) -> None:
-        """Arrange branches by their slots. `open_slots`: the slots of the texts whose keys are multiplied."""
-        text_of_slot = {slot: text for text, slot in enumerate(open_slots)}
-        next_columns = [0] * len(open_slots)
-        cells = []
+        """Give each branch the next free cell in the row of its text.
+
+        - slots: for each branch, the slot of its text in the cache.
+        - open_slots: the slots of the texts that have a row, in the order of the rows.
+
+        With slots [5, 7, 5] and open slots [5, 7], branches 0 and 2 are in row 0, and branch 1 is in row 1.
+        """
+        row_of_slot = {slot: row for row, slot in enumerate(open_slots)}
+        branches_in_row = [0] * len(open_slots)
+        cells = []  # pairs of row and column, by branch
         for slot in slots:
-            text = text_of_slot[slot]
-            cells.append((text, next_columns[text]))
-            next_columns[text] += 1
-        self.is_plain = cells == [(text, 0) for text in range(len(open_slots))]
+            row = row_of_slot[slot]
+            cells.append((row, branches_in_row[row]))
+            branches_in_row[row] += 1
+        self.is_plain = cells == [(row, 0) for row in range(len(open_slots))]
         self.text, self.column = on_device(cells, device).T[..., None]
         branches = torch.arange(len(slots), device=device)
-        self.branch_of_cell = branches.new_zeros(len(open_slots), 1, max(next_columns))
+        self.branch_of_cell = branches.new_zeros(len(open_slots), 1, max(branches_in_row))
         self.branch_of_cell[self.text, 0, self.column] = branches[:, None]
 
     def multiply(self, rows: Tensor, shared: Tensor, heads: Tensor) -> Tensor:
-        """Multiply rows [B, H_kv, R, X] of branches by the matrices [texts, H_kv, X, Y] of their texts.
+        """Multiply each branch's matrix by that of its text: `rows[b] @ shared[text of b]` for every branch b.
 
-        Returns [B, H_kv, R, Y]. R: the query heads that share keys. heads: the numbers from 0 to H_kv - 1.
+        - rows: [B, H_kv, R, X]; R are the query heads that share a head of keys.
+        - shared: [texts, H_kv, X, Y].
+        - heads: the numbers from 0 to H_kv - 1.
+
+        Returns [B, H_kv, R, Y]. All branches of a text are multiplied at once, so its matrix is not copied for each.
         """
         if self.is_plain:
             return rows @ shared
-        grid = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
-        product = (grid.flatten(2, 3) @ shared).view(*grid.shape[:-1], -1)
+        by_text = rows[self.branch_of_cell, heads[:, None]]  # [texts, H_kv, columns, R, X]
+        product = (by_text.flatten(2, 3) @ shared).view(*by_text.shape[:-1], -1)  # [texts, H_kv, columns, R, Y]
         return product[self.text, heads, self.column]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenTexts:
+    """The texts whose keys and values the steps of branches read.
+
+    - `slots`: their slots, in the order of the rows of `layers`.
+    - `width`: how many tokens of each are read.
+    - `layers`: their keys and values: the cache of all texts itself, or copies of some of its rows.
+    """
+
+    slots: Sequence[int]
+    width: int
+    layers: Layers
+
+
+NO_TEXTS = OpenTexts(slots=(), width=0, layers={})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BranchLayout:
+    """What all steps have in common until branches come or go.
+
+    - `grid`: the branches arranged by text.
+    - `numbers` [B]: the numbers from 0 to B - 1.
+    - `starts` [B, 1]: the position of each branch's first token: behind the head and the kept part of its text.
+    - `shared_positions` [B, head + text]: the positions of the head's and the texts' tokens, the same for all branches.
+    """
+
+    grid: BranchGrid
+    numbers: Tensor
+    starts: Tensor
+    shared_positions: Tensor
 
 
 class CachedBranches:
@@ -208,10 +258,7 @@ class CachedBranches:
     - `ages`: how many tokens of its own it has run.
 
     `layers` have a row per branch, and rows of zeros for those to come. Rows are zero after their tokens, as texts are.
-
-    The texts whose keys are multiplied are open, in the order of `open_slots`, with their first `open_width` tokens in
-    `open_layers`. Whenever branches come or go, `_arrange` opens texts and sets `grid`, `branch_numbers`, `starts` and
-    `shared_positions`, which all steps until the next change use.
+    `open_texts` and `layout` are replaced whenever branches come or go; there is no layout while there is no branch.
 
     `tokens_run`: how many tokens the last step ran.
     """
@@ -228,14 +275,16 @@ class CachedBranches:
         self.slots: list[int] = []
         self.kept: list[int] = []
         self.ages: list[int] = []
-        self.open_slots: list[int] = []
-        self.open_width = 0
-        self.open_layers: Layers = {}
+        self.open_texts = NO_TEXTS
+        self.layout: BranchLayout | None = None
         self.tokens_run = 0
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
-        """Append a branch for each of `slots`; branch b keeps the first `kept[b]` tokens of its text."""
-        self.open_slots = []  # a gathered slot may hold another text by now
+        """Start a branch in the text of each of `slots`; it continues the first `kept[b]` tokens of the text.
+
+        The new branches come after those that are there, and have no tokens of their own yet.
+        """
+        self.open_texts = NO_TEXTS  # a copied slot may hold another text by now
         new_rows = slice(len(self.slots), len(self.slots) + len(slots))
         for cache in self.layers.values():
             cache.keys[new_rows] = 0
@@ -247,7 +296,10 @@ class CachedBranches:
         )
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts after the head, start a branch after each, and return the features at their ends [B, F]."""
+        """Run texts after the head, start a branch at the end of each, and return the features of their last tokens.
+
+        These are [texts, F]. The caches grow where they have no room for the texts.
+        """
         lengths = [len(sequence) for sequence in sequences]
         self.texts.make_room(len(self.slots) + len(lengths), max(lengths))
         for number, cache in self.layers.items():
@@ -260,26 +312,30 @@ class CachedBranches:
         return features[range(len(lengths)), last_tokens]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token [B] to each branch; return its features [B, F]."""
-        length = max(self.ages) + 1
+        """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
+
+        A branch may be longer than the cache has room for: the room is then doubled.
+        """
+        length = max(self.ages) + 1  # of the longest branch, with its new token
         for number, cache in self.layers.items():
             room = cache.keys.shape[2]
             if room < length:
                 self.layers[number] = cache.grown(0, 2 * room)
-        branch_step = _BranchStep(self, length)
+        assert self.layout is not None
+        branch_step = _BranchStep(self, self.layout, length)
         features = self.backbone.features(tokens[:, None], branch_step.visibility.queries, branch_step)[:, 0]
         self.ages = [age + 1 for age in self.ages]
         self.tokens_run = len(tokens)
         return features
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these branches in this order; a row that is named twice is duplicated.
+        """Continue with some branches, in this order: new branch b is old branch `rows[b]`. One may be there twice.
 
-        Only the keys of rows that change their place are copied.
+        Only the keys of branches that get another number are copied.
         """
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
-            targets, sources = on_device(moved, self.device).T
+            targets, sources = on_device(moved, self.device).T  # new and old rows of the caches
             for cache in self.layers.values():
                 cache.keys[targets] = cache.keys[sources]
                 cache.values[targets] = cache.values[sources]
@@ -290,7 +346,7 @@ class CachedBranches:
         )
 
     def branch(self, row: int) -> "CachedBranches":
-        """Return a copy of one branch, which goes on by itself."""
+        """Return a copy of one branch, which is continued apart; this object and its caches stay as they are."""
         copied = copy(self)
         copied.layers = {
             number: LayerCache(cache.keys[[row]], cache.values[[row]]) for number, cache in self.layers.items()
@@ -299,38 +355,50 @@ class CachedBranches:
         return copied
 
     def _arrange(self, *, slots: list[int], kept: list[int], ages: list[int]) -> None:
-        """Replace the branches, open their texts, and compute what all steps until the next change have in common."""
+        """Replace the branches by others, and compute the tensors that all their steps use (`self.layout`).
+
+        By branch:
+
+        - slots: where its text is cached. kept: how many tokens of the text it continues.
+        - ages: how many tokens of its own it has run.
+        """
         self.slots = slots
         self.kept = kept
         self.ages = ages
         if not slots:
             return
-        self._open_texts(set(slots), max(kept))
-        self.grid = BranchGrid(slots, self.open_slots, self.device)
-        self.branch_numbers = torch.arange(len(slots), device=self.device)  # [B]
-        self.starts = on_device(kept, self.device)[:, None] + self.texts.head.length  # [B, 1], first positions
-        shared_positions = torch.arange(self.texts.head.length + self.open_width, device=self.device)
-        self.shared_positions = shared_positions.expand(len(slots), -1)  # [B, head + text]
+        self.open_texts = self._texts_to_open(set(slots), max(kept))
+        head_length = self.texts.head.length  # tokens of the prompt, before all texts
+        shared_positions = torch.arange(head_length + self.open_texts.width, device=self.device)
+        self.layout = BranchLayout(
+            grid=BranchGrid(slots, self.open_texts.slots, self.device),
+            numbers=torch.arange(len(slots), device=self.device),
+            starts=on_device(kept, self.device)[:, None] + head_length,
+            shared_positions=shared_positions.expand(len(slots), -1),
+        )
 
-    def _open_texts(self, slots: set[int], width: int) -> None:
-        """Choose whose keys are multiplied: at least those of `slots`, with their first `width` tokens.
+    def _texts_to_open(self, slots: set[int], width: int) -> OpenTexts:
+        """Choose the cached texts whose keys the next steps multiply, at least those that the branches continue.
 
-        What is open stays open while it has all of these, and more than half of it is needed. Else all slots are
-        opened, without a copy; or, where at most half of them are used, copies of the used ones.
+        Steps multiply the keys of all open texts, needed or not, because choosing rows of the cache copies them.
+
+        1. The texts that are open now, if these suffice and more than half of them are needed.
+        2. Else all texts of the cache, without a copy, if more than half of them are needed.
+        3. Else copies of the needed ones.
+
+        slots: the rows of the needed texts in the cache. width: how many tokens of them are needed.
         """
-        is_open = slots <= set(self.open_slots) and width <= self.open_width
-        if is_open and 2 * len(slots) > len(self.open_slots):
-            return
-        self.open_width = width
+        suffices = slots <= set(self.open_texts.slots) and width <= self.open_texts.width
+        if suffices and 2 * len(slots) > len(self.open_texts.slots):
+            return self.open_texts
         if 2 * len(slots) > self.texts.slots:
-            self.open_slots = list(range(self.texts.slots))
-            self.open_layers = self.texts.layers
-            return
-        self.open_slots = sorted(slots)
-        chosen = on_device(self.open_slots, self.device)
-        self.open_layers = {}
+            return OpenTexts(range(self.texts.slots), width, self.texts.layers)
+        sorted_slots = sorted(slots)
+        rows = on_device(sorted_slots, self.device)
+        copies: Layers = {}  # keys and values by layer
         for number, cache in self.texts.layers.items():
-            self.open_layers[number] = LayerCache(cache.keys[chosen, :, :width], cache.values[chosen, :, :width])
+            copies[number] = LayerCache(cache.keys[rows, :, :width], cache.values[rows, :, :width])
+        return OpenTexts(sorted_slots, width, copies)
 
 
 class _BranchStep:
@@ -340,75 +408,92 @@ class _BranchStep:
     - `ages` [B]: the column of each branch's new token.
     """
 
-    def __init__(self, branches: CachedBranches, length: int) -> None:
+    def __init__(self, branches: CachedBranches, layout: BranchLayout, length: int) -> None:
         self.branches = branches
+        self.layout = layout
         self.length = length
         self.ages = on_device(branches.ages, branches.device)
         self.visibility = self._visible()
 
     def _visible(self) -> Visibility:
-        """Return which keys the new token of each branch attends to: those of head, kept text and branch.
+        """Return which keys the new token of each branch sees: the head, the kept part of its text, its own tokens.
 
-        Their columns stand in this order: head, text up to `open_width`, branch up to `length`.
+        The keys of a branch are its columns: those of the head, of the text and of the branch, in this order. Hidden
+        are columns of the text that the branch does not keep, and those of longer branches.
         """
         branches = self.branches
-        branch_positions = branches.starts + torch.arange(self.length, device=branches.device)  # [B, length]
-        queries = branches.starts + self.ages[:, None]  # [B, 1]
-        sees_shared = branches.shared_positions < branches.starts
-        sees_branch = branch_positions <= queries
+        starts = self.layout.starts  # [B, 1]
+        shared_positions = self.layout.shared_positions  # [B, head + text]
+        branch_positions = starts + torch.arange(self.length, device=branches.device)  # [B, length]
+        query_positions = starts + self.ages[:, None]  # [B, 1]
+        sees_shared = shared_positions < starts  # a branch starts where the kept part of its text ends
+        sees_branch = branch_positions <= query_positions
         longest_continued = max(kept + age for kept, age in zip(branches.kept, branches.ages, strict=True))
         return Visibility(
-            queries=queries,
-            keys=torch.cat([branches.shared_positions, branch_positions], 1),
+            queries=query_positions,
+            keys=torch.cat([shared_positions, branch_positions], 1),
             longest=branches.texts.head.length + longest_continued + 1,
             dtype=branches.backbone.model.dtype,
             seen=torch.cat([sees_shared, sees_branch], 1)[:, None],
         )
 
     def __call__(self, layer: AttentionLayer, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend to head, text and branch, the new token with them; queries and result are [B, H, 1, D].
+        """Compute the attention of the next token of each of B branches in a layer.
 
-        The weights of all three parts come from one softmax over their scores.
+        queries [B, H, 1, D]; keys, values [B, H_kv, 1, D], which are cached first. Returns [B, H, 1, D].
+
+        A token sees three parts: the prompt's head, cached once; the text that its branch continues, cached once for
+        all branches of the text; and its branch. Each part's scores are computed apart; one softmax goes over all.
         """
         branches = self.branches
-        heads = branches.head_numbers[layer.number]
-        head = branches.texts.head.layers[layer.number]
-        text = branches.open_layers[layer.number]
-        text_keys = text.keys[:, :, : branches.open_width]
-        text_values = text.values[:, :, : branches.open_width]
-        branch = self._with_new_token(layer, keys, values)
+        grid = self.layout.grid
+        key_heads = branches.head_numbers[layer.number]
 
-        # [B, H_kv, R, D], R: the query heads that share keys.
-        grouped = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale
+        # 1. The keys and values of the three parts.
+        head = branches.texts.head.layers[layer.number]  # [1, H_kv, head, D] each
+        text = branches.open_texts.layers[layer.number]
+        text_width = branches.open_texts.width
+        text_keys = text.keys[:, :, :text_width]  # [texts, H_kv, text_width, D]
+        text_values = text.values[:, :, :text_width]
+        branch = self._with_new_token(layer, keys, values)  # [B, H_kv, length, D] each
+
+        # 2. Scores of all keys, and their weights. R: the query heads that share a head of keys.
+        grouped_queries = queries.reshape(*keys.shape[:2], -1, queries.shape[-1]) * layer.scale  # [B, H_kv, R, D]
         scores = [
-            _with_all(grouped, head.keys.mT),
-            branches.grid.multiply(grouped, text_keys.mT, heads),
-            grouped @ branch.keys.mT,
+            _multiply_by_common(grouped_queries, head.keys.mT),
+            grid.multiply(grouped_queries, text_keys.mT, key_heads),
+            grouped_queries @ branch.keys.mT,
         ]
         weights = layer.weights(torch.cat(scores, -1), self.visibility.bias(layer))  # [B, H_kv, R, all keys]
-        sizes = [head.keys.shape[2], branches.open_width, self.length]
-        head_weights, text_weights, branch_weights = torch.split(weights, sizes, -1)
-        answer = branches.grid.multiply(text_weights, text_values, heads) + _with_all(head_weights, head.values)
+
+        # 3. The sum of the values by their weights; values may have another D than keys.
+        part_lengths = [head.keys.shape[2], text_width, self.length]
+        head_weights, text_weights, branch_weights = torch.split(weights, part_lengths, -1)
+        answer = grid.multiply(text_weights, text_values, key_heads) + _multiply_by_common(head_weights, head.values)
         answer += branch_weights @ branch.values
-        return answer.flatten(1, 2)[:, :, None]  # values may be narrower than keys
+        return answer.flatten(1, 2)[:, :, None]
 
     def _with_new_token(self, layer: AttentionLayer, keys: Tensor, values: Tensor) -> LayerCache:
-        """Store the keys and values of the new token, [B, H_kv, 1, D]; return those of each branch's tokens so far."""
-        stored = self.branches.layers[layer.number]
+        """Store keys and values of the new tokens in a layer's cache; return those of all tokens of the branches.
+
+        keys, values: a token per branch, [B, H_kv, 1, D]. Returns [B, H_kv, length, D] each, as views of the cache. The
+        new token of branch b is in column `ages[b]`; after it are zeros.
+        """
+        cache = self.branches.layers[layer.number]
         branch = LayerCache(
-            stored.keys[: len(keys), :, : self.length],
-            stored.values[: len(values), :, : self.length],
-        )  # views: what is stored below is stored in the cache
-        branch.keys[self.branches.branch_numbers, :, self.ages] = keys[:, :, 0]
-        branch.values[self.branches.branch_numbers, :, self.ages] = values[:, :, 0]
+            cache.keys[: len(keys), :, : self.length],
+            cache.values[: len(values), :, : self.length],
+        )
+        branch.keys[self.layout.numbers, :, self.ages] = keys[:, :, 0]
+        branch.values[self.layout.numbers, :, self.ages] = values[:, :, 0]
         return branch
 
 
-def _with_all(rows: Tensor, shared: Tensor) -> Tensor:
-    """Multiply rows [B, H_kv, R, X] by a matrix [1, H_kv, X, Y] common to all; return [B, H_kv, R, Y].
+def _multiply_by_common(rows: Tensor, common: Tensor) -> Tensor:
+    """Multiply each branch's matrix [B, H_kv, R, X] by one that all have in common, [1, H_kv, X, Y].
 
-    As one product per head, with all B * R rows.
+    Returns [B, H_kv, R, Y]. It is one product per head, with B * R rows, so `common` is not copied for each branch.
     """
     batch, heads, repeats, width = rows.shape
-    product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ shared[0]
+    product = rows.transpose(0, 1).reshape(heads, batch * repeats, width) @ common[0]
     return product.view(heads, batch, repeats, -1).transpose(0, 1)

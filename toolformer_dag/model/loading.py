@@ -45,9 +45,9 @@ THREADS = min(torch.get_num_threads(), cores())
 
 
 def fit_threads(model: Any) -> int:
-    """Set torch's threads for the whole process: one for a small model on a CPU, else THREADS.
+    """Set torch's threads for the whole process: one for a small model (below SMALL) on a CPU, else THREADS.
 
-    Returns the number of the model's parameters.
+    Returns the number of the model's parameters, which it has to count.
     """
     parameter_count: int = sum(weight.numel() for weight in model.parameters())
     is_single = model.device.type == "cpu" and parameter_count < SMALL
@@ -117,28 +117,32 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def load_model(model: ModelSettings, name: str | None = None, dtype: str | None = None) -> LanguageModel:
-    """Load the settings' causal LM, or the model `name`, under the settings' device and dtype; safetensors only.
+    """Load the causal language model of the settings, or another one; from safetensors only.
 
-    - name: the folder or hub id of another model than the settings', such as a checkpoint.
-    - dtype: instead of that of the settings.
+    - name: the folder or hub id of another model, such as a checkpoint; the settings' device is used for it too.
+    - dtype: replaces that of the settings. Where these say `auto`, another model takes the data type of the settings'
+      model, so that a checkpoint, which is stored in float32, is measured as its base model is.
 
-    Where the data type is `auto`, another model takes that of the settings' model, so that a checkpoint, which is
-    stored in float32, is measured as its base model is. On a GPU, products of float32 are computed in TF32, in the
-    whole process. Where BOS clearly helps and the tokenizer does not add it, a warning names the setting.
+    On a GPU, products of float32 are computed in TF32, in the whole process. Logs a warning where texts would be
+    clearly likelier after BOS and the tokenizer does not add it.
 
     Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    chosen = model
+    to_load = model
     if name is not None:
         if name != model_name(model):
-            chosen = model.other(name)
-        chosen = chosen.model_copy(update={"url": ()})  # the servers have the settings' model
+            to_load = model.other(name)
+        to_load = to_load.model_copy(update={"url": ()})  # the servers only have the settings' model
     load = _load_in_torch if model.in_torch else _load_in_service
-    return load(chosen, _dtype_to_load(model, name, dtype))
+    return load(to_load, _dtype_to_load(model, name, dtype))
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
-    """Load the settings' model onto its device, with checks and warnings; see `load_model`."""
+    """Load a model into this process, onto the settings' device.
+
+    Raises ModelError where it cannot be loaded, or its weights have a data type that is none of DTYPES. Logs a warning
+    where the processor computes in this type slowly, and where BOS would help.
+    """
     device = _device(model.device)
     options = {**_source(model), "use_safetensors": True, "dtype": dtype}
     tokenizer = load_encoding(model).tokenizer
@@ -157,9 +161,9 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
 
 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
-    """Log a warning where BOS would help and `model.bos` is not set.
+    """Log a warning where texts would be likelier after BOS (the token that begins a sequence) and no setting decides.
 
-    There is none for a checkpoint, which goes on as it was trained.
+    The setting is `model.bos`. A checkpoint of this project gets no warning: it goes on as it was trained.
     """
     is_checkpoint = Path(loaded.name, CHECKPOINT).is_file()
     if model.bos is not None or is_checkpoint:
@@ -174,7 +178,11 @@ SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
 
 
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
-    """Load the settings' model into its engine, or connect to the servers that have it; see `load_model`."""
+    """Load a model into another engine than torch, such as vLLM, or connect to the servers that run it.
+
+    Tokenizer and config are loaded here, for what is computed from them; the weights may be on the servers alone.
+    Raises ModelError where the engine's package is missing or it cannot run the model.
+    """
     try:
         engine = import_module(SERVICES[model.engine])
     except ImportError as error:
@@ -228,30 +236,31 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
 
 
 def check_rows(name: str, encoding: Encoding, config: Any) -> None:
-    """Raise ModelError where a sequence may hold a token that the model's embedding has no row for.
+    """Raise ModelError where the tokenizer may write a token for which the model's embedding has no row.
 
-    Special tokens beyond the rows, such as Gemma 3's token of an image, do no harm: where a text has their string, its
-    characters are encoded. Those that the method writes itself (BOS, EOS, markers of calls) have to have a row.
+    Special tokens may lie beyond the rows, as Gemma 3's token of an image does: where a text has their string, its
+    characters are encoded. Only those that stand in sequences (BOS, EOS, markers of calls) need a row.
     """
-    rows = int(config.get_text_config().vocab_size)
+    row_count = int(config.get_text_config().vocab_size)
     added_tokens = encoding.tokenizer.added_tokens_decoder
     special = {token for token, content in added_tokens.items() if content.special}
-    written = {*encoding.bos, *encoding.eos, *chain.from_iterable(encoding.added.values())}
-    never_written = special - written
+    special_in_sequences = {*encoding.bos, *encoding.eos, *chain.from_iterable(encoding.added.values())}
+    never_written = special - special_in_sequences
     for text, token in encoding.tokenizer.get_vocab().items():
-        if token >= rows and token not in never_written:
+        if token >= row_count and token not in never_written:
             raise ModelError(
-                f"the tokenizer of {name!r} has the token {text!r} with number {token}, and the model has {rows} rows "
-                "of embeddings; call model.resize_token_embeddings(len(tokenizer)) and save both again, or remove the "
-                "token"
+                f"the tokenizer of {name!r} has the token {text!r} with number {token}, and the model has {row_count} "
+                "rows of embeddings; call model.resize_token_embeddings(len(tokenizer)) and save both again, or remove "
+                "the token"
             )
 
 
 def check_tokenizer(name: str, tokenizer: Any) -> None:
-    """Raise ModelError where the tokenizer gives no character offsets, or cannot write a call apart from its text.
+    """Raise ModelError where a tokenizer is unfit for the method.
 
-    name: the model's, for the message. An empty vocabulary, which transformers silently builds from a folder without
-    tokenizer files, is found too.
+    It has to be a fast one, which gives character offsets; to write a call such as ` [a(1)]` and its markers; and to
+    tokenize a call apart from the text around it. So an empty vocabulary is found, which transformers silently builds
+    from a folder without tokenizer files. name: the model's, for the message.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
@@ -285,10 +294,10 @@ def fuse_activations(model: nn.Module) -> None:
 
 
 def context_length(config: Any) -> int:
-    """Return the most tokens of a sequence, from the text part of a config; UNLIMITED where it names no length.
+    """Return the most tokens of a sequence by a model's config; UNLIMITED where it names no length.
 
-    A window of attention does not shorten it. With LongRoPE it is the length of the short factors: beyond that, a
-    token's keys depend on the length of its sequence.
+    A sliding window of attention does not shorten it. LongRoPE rotates keys by other factors in long sequences, so that
+    keys cannot be cached: for such models it is the longest length with the short factors.
     """
     text_config = config.get_text_config()
     return min(_position_count(text_config), _short_factor_length(text_config))
@@ -304,25 +313,28 @@ def _position_count(text_config: Any) -> int:
 
 
 def _short_factor_length(text_config: Any) -> int:
-    """Return up to which length LongRoPE uses its short factors; UNLIMITED for models without it."""
-    rope = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
-    # The parameters of all layers, or a dictionary of parameters per kind of layer.
-    sections = [rope, *(section for section in rope.values() if isinstance(section, dict))]
-    name = "original_max_position_embeddings"
+    """Return the length of a sequence up to which LongRoPE uses its short factors; UNLIMITED for models without it.
+
+    A config has one set of rotary parameters for all layers, or a dictionary of them by kind of layer. The shortest
+    length counts.
+    """
+    rotary = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    parameter_sets = [rotary, *(values for values in rotary.values() if isinstance(values, dict))]
+    length_name = "original_max_position_embeddings"
     shortest = UNLIMITED
-    for section in sections:
-        if section.get("rope_type") == "longrope":
-            length = section.get(name) or getattr(text_config, name, None)
+    for values in parameter_sets:
+        if values.get("rope_type") == "longrope":
+            length = values.get(length_name) or getattr(text_config, length_name, None)
             if length:
                 shortest = min(shortest, int(length))
     return shortest
 
 
 def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Load a folder or hub id with a class of transformers, such as AutoTokenizer; `options` are its arguments.
+    """Load a folder or hub id with a class of transformers, such as AutoTokenizer.
 
-    Raises DamagedModel where a file changed unseen since it was hashed (`require_whole`), ModelError where the class
-    cannot load the model.
+    options: arguments of the class's `from_pretrained`. Raises ModelError where it cannot load the model, DamagedModel
+    where a file's content changed since it was hashed, though its size and times did not (`require_whole`).
     """
     require_whole(name, options.get("revision"), weights="Model" in pretrained.__name__)
     source = str(Path(name).expanduser()) if name.startswith("~") else name
@@ -354,10 +366,12 @@ OF_THIS_MACHINE = ("is_local", "local_files_only")
 
 
 def load_encoding(model: ModelSettings) -> Encoding:
-    """Load the tokenizer of the settings' model, with the markers of calls in its files, else those of the settings.
+    """Load the tokenizer of the settings' model, with the markers by which it writes calls, such as ` [` and `->`.
 
-    Raises ModelError where it is missing, unreadable, read otherwise than its sentencepiece model says, or unfit for
-    the method (`check_tokenizer`).
+    The markers in the model's own files come first: it was finetuned with them. Else the settings name them.
+
+    Raises ModelError where the tokenizer is missing, unreadable, converted wrongly from a sentencepiece model, or unfit
+    for the method (`check_tokenizer`).
     """
     name = model_name(model)
     check_model(name, model.revision)
@@ -395,13 +409,13 @@ def _source(model: ModelSettings) -> dict[str, Any]:
 
 
 def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
-    """Return the data type in which to load a model; `auto` leaves the choice to transformers.
+    """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
 
     - name: the model's; None for the settings' model.
-    - dtype: the caller's choice; None for that of the settings, where `auto` means that of the settings' model, also
-      for another model.
+    - dtype: the caller's choice; None for that of the settings. Where these say `auto`, another model gets the data
+      type of the settings' model.
 
-    Raises ModelError for a data type that is none of DTYPES.
+    Raises ModelError for a name that is neither `auto` nor in DTYPES.
     """
     if dtype is None:
         dtype = model_dtype(model)
@@ -413,9 +427,10 @@ def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) ->
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:
-    """Load as `load_model` does and record the identity of the files that were read. Raises ModelError.
+    """Load a model as `load_model` does, with the hashes of exactly the files that were read as its `identity`.
 
-    Loading is repeated where another run replaces the files meanwhile.
+    The files are hashed before and after; where another run replaced some meanwhile, the model is loaded again. The
+    identity also has the settings that change results. Raises ModelError.
     """
     loaded_name = model_name(model) if name is None else name
     while True:

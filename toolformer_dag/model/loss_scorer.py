@@ -47,6 +47,7 @@ class LossScorer:
     def __init__(
         self, backend: Backend, encoding: Encoding, requests: Sequence[LossRequest], window: int = len(WINDOW_WEIGHTS)
     ) -> None:
+        """Tokenize the texts of the requests and the calls before them, each once. No model runs yet."""
         self.backend = backend
         self.encoding = encoding
         self.requests = requests
@@ -65,17 +66,27 @@ class LossScorer:
         self.prefix_tokens.update(zip(prefixes, encoding.calls(prefixes), strict=True))
 
     def losses(self, floor: float | None) -> list[CallLosses]:
-        """Return the losses in the order of the requests; see `Engine.losses`. Raises ValueError, ModelError."""
+        """Return L(empty), L(c) and L(c, r) of each call (paper, section 2), in the order of the requests.
+
+        floor: where L(empty) - L(c, r), the largest possible delta, is below it, L(c) is not computed and None.
+
+        Raises ValueError for a position outside its text, ModelError where a sequence does not fit into memory.
+        """
         fitting = [request for request in self.requests if self._fits(request)]
         if floor is None:
             self._compute(fitting, ALL_LOSSES)
         else:
             self._compute(fitting, WITHOUT_CALL)
-            self._compute([request for request in fitting if self._losses(request).delta >= floor], ("loss_call",))
+            undecided = [request for request in fitting if self._losses(request).delta >= floor]
+            self._compute(undecided, ("loss_call",))
         return [self._losses(request) if self._fits(request) else DOES_NOT_FIT for request in self.requests]
 
     def chained(self) -> list[tuple[float, float] | None]:
-        """Return (L(z, c), L(z, c, r)) in the order of the requests; see `Engine.chained_losses`."""
+        """Return pairs (L(z, c), L(z, c, r)) in nats, in the order of the requests; None where one does not fit.
+
+        z are the earlier calls of a chain. The pair: the loss of the text after z and the call c, and after c with its
+        result r.
+        """
         fitting = [request for request in self.requests if self._fits(request)]
         self._compute(fitting, WITHOUT_EMPTY)
         losses: list[tuple[float, float] | None] = []
@@ -86,20 +97,22 @@ class LossScorer:
         return losses
 
     def token_losses(self) -> list[dict[str, Any]]:
-        """Return each token in the window of the only request with its losses; none where it does not fit.
+        """Return the tokens after the only request's call, each with its weight and its three losses in nats.
 
-        The fields are those of `Engine.token_losses`.
+        They are dictionaries with the keys `token`, `weight`, `loss_empty`, `loss_result`, `loss_call`. None where call
+        and text do not fit the context.
         """
         [request] = self.requests
         if not self._fits(request):
             return []
         self._compute([request], ALL_LOSSES)
-        starts = [*self.texts[request.text].offsets.tolist(), len(request.text)]  # characters, with the text's end
-        weights = [*WINDOW_WEIGHTS, *[0.0] * self.window]
+        # The character at which each token begins, and the end of the text.
+        boundaries = [*self.texts[request.text].offsets.tolist(), len(request.text)]
+        weights = [*WINDOW_WEIGHTS, *[0.0] * self.window]  # zero after the paper's window
         rows = []
         for j in self._window(request):
             row: dict[str, Any] = {
-                "token": request.text[starts[j] : starts[j + 1]],
+                "token": request.text[boundaries[j] : boundaries[j + 1]],
                 "weight": weights[j - request.position],
             }
             for kind in ALL_LOSSES:
@@ -108,34 +121,39 @@ class LossScorer:
         return rows
 
     def _compute(self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]) -> None:
-        """Add to `log_p` what these losses of the requests need, with a query per distinct text and prefix."""
+        """Let the model compute the log p of tokens that these losses are made of, and store them in `self.log_p`.
+
+        `self.log_p` has, for each text after a prefix (the calls before it), log p by the token's index in the text.
+        kinds: which losses of the requests. Requests with the same text and prefix share a query.
+        """
         needed = self._needed_tokens(requests, kinds)
-        queries = []
-        for scored, tokens in needed.items():
-            self.log_p[scored] = {}  # stays so where no token of the window counts
-            if tokens.indices:
-                queries.append(self._query(scored, tokens))
-        answers = iter(self.backend.log_probabilities(queries))
-        for scored, tokens in needed.items():
-            if tokens.indices:
-                values = next(answers)[:, 0].tolist()  # a token per place
-                self.log_p[scored] = dict(zip(tokens.indices, values, strict=True))
+        to_compute = {scored: tokens for scored, tokens in needed.items() if tokens.indices}
+        queries = [self._query(scored, tokens) for scored, tokens in to_compute.items()]
+        answers = self.backend.log_probabilities(queries)  # [tokens, 1] each
+        for scored in needed:
+            self.log_p[scored] = {}  # stays empty where no token is needed, as in a text of one token
+        for (scored, tokens), answer in zip(to_compute.items(), answers, strict=True):
+            self.log_p[scored] = dict(zip(tokens.indices, answer[:, 0].tolist(), strict=True))
 
     def _needed_tokens(
         self, requests: Iterable[LossRequest], kinds: Sequence[LossKind]
     ) -> dict[ScoredText, NeededTokens]:
-        """Return by text and prefix which tokens of the text are needed, each once."""
+        """Return, for each text after a prefix, which of the text's tokens need a log p for these losses.
+
+        The prefix is nothing, or the call, or the call with its result. Several requests may have the same text and
+        prefix at other positions: their tokens are merged, each index once.
+        """
         needed: dict[ScoredText, NeededTokens] = {}
         for request in requests:
             window = list(self._window(request))
             for kind in kinds:
                 scored = ScoredText(request.text, _prefix(kind, request))
-                earlier = needed[scored].indices if scored in needed else []
-                needed[scored] = NeededTokens(kind, list(dict.fromkeys([*window, *earlier])))
+                indices_so_far = needed[scored].indices if scored in needed else []
+                needed[scored] = NeededTokens(kind, list(dict.fromkeys([*window, *indices_so_far])))
         return needed
 
     def _query(self, scored: ScoredText, tokens: NeededTokens) -> TokenQuery:
-        """Ask for log p of some of the text's own tokens, after BOS and the prefix."""
+        """Return the backend's query for log p(x_j | prefix, x_<j) at some indices j of a text."""
         ids = self.texts[scored.text].ids
         return TokenQuery(
             tokens.kind,
@@ -152,7 +170,7 @@ class LossScorer:
         return range(max(request.position, first), end)
 
     def _fits(self, request: LossRequest) -> bool:
-        """Return whether BOS, e(c, r) and the text up to the last token that is read fit the context.
+        """Return whether the call with its result and the text up to the end of the loss's window fit the context.
 
         Raises ValueError for a position outside the text.
         """
@@ -171,9 +189,10 @@ class LossScorer:
         return CallLosses(loss_empty=empty, loss_call=self._loss(request, "loss_call"), loss_result=result)
 
     def _loss(self, request: LossRequest, kind: LossKind) -> float | None:
-        """Return L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) in nats; None where it was not computed.
+        """Return L_i(z) = -sum_j w_(j-i) log p(x_j | z, x_<j) in nats (paper, section 2); None where not computed.
 
-        After the end of the text the terms are zero, and the weights stay as they are.
+        z is what `kind` puts before the text: nothing, the call, or the call with its result. Tokens beyond the end of
+        the text add nothing, and the weights of the others are not raised for them.
         """
         log_p = self.log_p.get(ScoredText(request.text, _prefix(kind, request)))
         window = self._window(request)

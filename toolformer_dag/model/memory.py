@@ -23,8 +23,8 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """How many texts, and branches after them, may have their keys cached at once.
+class CacheLimits:
+    """How many texts, and branches after them, may have their keys and values cached at once.
 
     - `texts`: texts with open samples.
     - `branches`: continuations of these, which the samples are drawn on.
@@ -51,17 +51,16 @@ class TokenBudget:
         share: int = 1,
         order: Sequence[int] | None = None,
     ) -> list[Result]:
-        """Run `work` on batches of the indices of `lengths`; return the result of every index, in order.
+        """Run `work` on batches of sequences; return a result for each sequence, in order.
 
-        - lengths: the tokens of each index.
-        - work: returns the results of a batch of indices. It must be repeatable: when it runs out of memory, the budget
-          is halved and the batch is cut again.
-        - lower: the settings that shorten a sequence, for the error message.
-        - share: a batch has at most so many budgets of tokens, padding included, or a single index.
-        - order: that of the indices in batches; by length where it is None.
+        - lengths: the number of tokens of each sequence. A sequence is named by its index here.
+        - work: gets the indices of a batch, and returns their results. It must be repeatable: when it runs out of
+          memory, the budget is halved and the batch is cut again.
+        - lower: the settings that would make sequences shorter, for the error message.
+        - share: a batch has at most `share` times the budget of tokens, padding included, or a single sequence.
+        - order: of the indices in the batches; by length where it is None.
 
-        Raises ModelError where a single sequence does not fit into memory under a budget of its own length: `work` may
-        spend a larger one on several rows of a sequence.
+        Raises ModelError where a single sequence does not fit into memory even with a budget of its own length.
         """
         results: dict[int, Result] = {}
         by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -94,22 +93,26 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def free_token_budget(model: Any, device: torch.device) -> int:
-    """Estimate the tokens of a pass that take half of a GPU's free memory; return CPU_TOKENS on a CPU."""
+    """Estimate how many tokens a pass may have so that it takes half of a GPU's free memory; CPU_TOKENS on a CPU.
+
+    Counted per token: the keys and values of CACHE_PASSES passes in all layers, and the activations of one layer.
+    """
     if device.type != "cuda":
         return CPU_TOKENS
     free_bytes, _ = torch.cuda.mem_get_info(device)
     config = model.config.get_text_config()
-    cached_vectors = CACHE_PASSES * 2 * config.num_hidden_layers  # keys and values
-    activation_vectors = 32  # of a layer
+    cached_vectors = CACHE_PASSES * 2 * config.num_hidden_layers  # 2: keys and values
+    activation_vectors = 32  # about so many in a layer
     bytes_per_number = next(model.parameters()).element_size()
     bytes_per_token = (cached_vectors + activation_vectors) * config.hidden_size * bytes_per_number
     return max(CPU_TOKENS, int(free_bytes / 2 / bytes_per_token))
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut indices, in this order, into batches of at most `tokens` tokens with padding, or of a single index.
+    """Cut sequences into batches of at most `tokens` tokens with padding, or of a single sequence; yield their indices.
 
-    lengths: the tokens of each index. A batch is padded to its longest.
+    - order: the indices of the sequences; a batch has neighbours in this order.
+    - lengths: the number of tokens of each sequence. A batch is padded to its longest.
     """
     batch: list[int] = []
     longest = 0

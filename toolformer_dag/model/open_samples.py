@@ -78,7 +78,11 @@ class OpenSamples:
     def __init__(
         self, backbone: Backbone, branches: Branches, counts: TokenCounts, calls: CallSampling, items: int
     ) -> None:
-        """Begin without open samples. `items`: the number of texts in the batch."""
+        """Begin without open samples.
+
+        - branches: cached continuations of texts, on which samples are drawn; none yet.
+        - counts: the tokens that run are added to it. items: the number of texts in the batch.
+        """
         self.backbone = backbone
         self.branches = branches
         self.counts = counts
@@ -103,9 +107,13 @@ class OpenSamples:
         return set(self.samples["item"].tolist())
 
     def begin(self, texts: Sequence[StartedText]) -> None:
-        """Start a branch at each point of these texts, and open all samples of the point on it."""
-        slots: list[int] = []
-        kept: list[int] = []
+        """Begin to draw the samples of these texts.
+
+        All samples at one point of a text (a position where a call is sampled) share a branch: a cached continuation of
+        the text's first tokens, which they leave when they draw different tokens.
+        """
+        slots: list[int] = []  # by new branch: where its text is cached
+        kept: list[int] = []  # by new branch: how many tokens of the text it continues
         for text in texts:
             slots += [text.slot] * len(text.points)
             kept += [point.kept for point in text.points]
@@ -114,16 +122,19 @@ class OpenSamples:
             self._open(text)
 
     def _open(self, text: StartedText) -> None:
-        """Open the samples of a text whose branches are the next ones, a branch per point."""
+        """Append the samples of a text to the open ones, and a branch per point of the text to the branches.
+
+        The samples of a point begin on its branch, whose first token is that of " [".
+        """
         point_count = len(text.points)
         samples_per_point = [len(point.streams) for point in text.points]
-        opened = np.zeros(sum(samples_per_point), self.samples.dtype)
-        opened["item"] = text.item
-        opened["sample"] = np.arange(len(opened))
-        opened["branch"] = len(self.branch_tokens) + np.repeat(np.arange(point_count), samples_per_point)
-        opened["stream"] = np.concatenate([point.streams for point in text.points])
-        self.samples = np.concatenate([self.samples, opened])
-        self.drawn[text.item] = [[] for _ in opened]
+        new_samples = np.zeros(sum(samples_per_point), self.samples.dtype)
+        new_samples["item"] = text.item
+        new_samples["sample"] = np.arange(len(new_samples))
+        new_samples["branch"] = len(self.branch_tokens) + np.repeat(np.arange(point_count), samples_per_point)
+        new_samples["stream"] = np.concatenate([point.streams for point in text.points])
+        self.samples = np.concatenate([self.samples, new_samples])
+        self.drawn[text.item] = [[] for _ in new_samples]
         self.branch_tokens = np.r_[self.branch_tokens, np.full(point_count, self.calls.start[0])]
         self.branch_ages = np.r_[self.branch_ages, np.zeros(point_count, np.int64)]
 
@@ -138,35 +149,41 @@ class OpenSamples:
         self._continue_with(tokens[~ended])
 
     def _next_tokens(self, features: Tensor) -> NextTokens:
-        """Return the next token of every sample: one of " [", or one that is drawn and noted in `drawn`.
+        """Return the next token of each of S open samples, and whether the sample ends with it.
 
-        features: those of each branch's last token, [R, F].
+        " [" may be several tokens: a sample that has not written them all gets the next one of these. The others draw a
+        token, which is appended to their tokens in `drawn`; they end with "]" or at the limit of tokens.
+
+        features: the last hidden state of each branch, [R, F]. Several samples may be on one branch.
         """
-        start = np.array(self.calls.start)
-        ages = self.branch_ages[self.samples["branch"]]  # [S]
+        start = np.array(self.calls.start)  # the tokens of " ["
+        ages = self.branch_ages[self.samples["branch"]]  # [S], how many tokens each sample's branch has run
         tokens = start[np.minimum(ages, len(start) - 1)]
         ended = np.zeros(len(tokens), np.bool_)
-        drawn_before = ages - len(start)  # [S], how many tokens each sample has drawn; negative within " ["
-        ready = np.flatnonzero(drawn_before >= 0)  # indices of the samples that draw
-        if not len(ready):
+        drawn_count = ages - len(start)  # [S], how many tokens each sample has drawn; negative within " ["
+        drawing = np.flatnonzero(drawn_count >= 0)  # indices of the samples that draw a token now
+        if not len(drawing):
             return NextTokens(tokens, ended)
 
-        branches = self.samples["branch"][ready]
-        uniforms = self.samples["stream"][ready, drawn_before[ready]]
-        tokens[ready] = self._draw(features, branches, uniforms)
-        ended[ready] = drawn_before[ready] == self.calls.sampling.max_call_tokens - 1
-        may_end = self.calls.ends.may_end(tokens[ready])
-        for index, token_may_end in zip(ready.tolist(), may_end.tolist(), strict=True):
-            drawn = self.drawn[self.samples["item"][index]][self.samples["sample"][index]]
-            drawn.append(int(tokens[index]))
-            if token_may_end and self.calls.ends.has_ended(drawn):
+        branches = self.samples["branch"][drawing]
+        uniforms = self.samples["stream"][drawing, drawn_count[drawing]]
+        tokens[drawing] = self._draw(features, branches, uniforms)
+        ended[drawing] = drawn_count[drawing] == self.calls.sampling.max_call_tokens - 1
+        may_end = self.calls.ends.may_end(tokens[drawing])
+        for index, token_may_end in zip(drawing.tolist(), may_end.tolist(), strict=True):
+            sample = self.samples[index]
+            sample_tokens = self.drawn[sample["item"]][sample["sample"]]
+            sample_tokens.append(int(tokens[index]))
+            if token_may_end and self.calls.ends.has_ended(sample_tokens):
                 ended[index] = True
         return NextTokens(tokens, ended)
 
     def _draw(self, features: Tensor, branches: Numbers, uniforms: NDArray[np.float64]) -> Numbers:
-        """Draw a token for each sample that draws; return [samples].
+        """Draw a token for each of some samples; return [samples].
 
-        branches: the row of each sample's branch in `features`. uniforms: the number by which it draws.
+        - features: the last hidden state of each branch, [R, F].
+        - branches: the branch of each sample, a row of `features`, [samples].
+        - uniforms: the uniform number by which each sample draws, [samples].
         """
         drawn = draw(
             self.backbone.logits(features),
@@ -179,13 +196,14 @@ class OpenSamples:
         return tokens
 
     def _continue_with(self, tokens: Numbers) -> None:
-        """Let the open samples go on with their next tokens, [S]: a branch for each pair of old branch and token.
+        """Give each of S open samples its next token, and replace the branches: one per pair of old branch and token.
 
-        So samples of one branch that drew different tokens part, and branches without samples end.
+        So samples that drew different tokens on a shared branch part: branch 0 whose three samples drew tokens 7, 7 and
+        9 becomes two branches. Branches without samples end.
         """
-        pairs, pair_of_sample = np.unique(
-            np.stack([self.samples["branch"], tokens]), axis=1, return_inverse=True
-        )  # [2, R'], R': the number of branches from now on, and [S]
+        branches_and_tokens = np.stack([self.samples["branch"], tokens])  # [2, S]
+        # The distinct pairs, [2, new branches], and which of them each sample has, [S].
+        pairs, pair_of_sample = np.unique(branches_and_tokens, axis=1, return_inverse=True)
         order = in_place(pairs[0])
         old_branches, next_tokens = pairs[:, order]
         self.samples["branch"] = np.argsort(order)[pair_of_sample]  # argsort inverts the order
@@ -196,16 +214,17 @@ class OpenSamples:
 
 
 def in_place(rows: Numbers) -> Numbers:
-    """Return an order of `rows` in which as many as possible keep their number: entry p says which comes to place p.
+    """Return an order of `rows` in which as many of them as possible stay where they are, so that few are copied.
 
-    rows: the old numbers of the rows that go on, ascending; a row that is duplicated is there twice.
+    - rows: the old numbers of the rows that stay, ascending; one that is duplicated is there twice.
+    - result: new row p is `rows[order[p]]`.
 
-    The gaps that finished rows leave are filled with rows from the end and with duplicates. For rows [0, 2, 2, 3] the
-    order is [0, 2, 1, 3]: rows 0, 2 and 3 stay where they are, and the duplicate of 2 fills place 1.
+    Rows that do not stay leave gaps, which are filled with rows from the end and with duplicates. Of rows 0 to 3, let
+    rows [0, 2, 2, 3] stay: the order is [0, 2, 1, 3], so that a duplicate of 2 fills the gap at 1, and 2 and 3 stay.
     """
-    is_first = np.r_[True, rows[1:] != rows[:-1]]
-    keeps_place = is_first & (rows < len(rows))
+    is_no_duplicate = np.r_[True, rows[1:] != rows[:-1]]  # of the row before it
+    stays = is_no_duplicate & (rows < len(rows))  # rows beyond the new number of rows cannot stay
     order = np.full(len(rows), -1)
-    order[rows[keeps_place]] = np.flatnonzero(keeps_place)
-    order[order < 0] = np.flatnonzero(~keeps_place)
+    order[rows[stays]] = np.flatnonzero(stays)
+    order[order < 0] = np.flatnonzero(~stays)  # the others fill the gaps
     return order

@@ -6,10 +6,11 @@ stored at every `GRID`-th token of a text, and the few tokens up to a position r
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -133,20 +134,20 @@ class ModelCache:
         return self.name == "state" or any(isinstance(layer, LinearAttentionLayer) for layer in self.cache.layers)
 
     def run(self, sequences: Sequence[Sequence[int]], every: int | None = None) -> Tensor:
-        """Append a sequence to each row, padded on the right; return features [B, T, F].
+        """Append a sequence to each row, padded on the right, and run them; return their features [B, T, F].
 
-        every: the number of new columns after which states are stored, where there are states.
+        every: store the states of linear attention after each so many new columns, so that rows can be cut there.
         """
         ids = padded(sequences, self.backbone.device)  # [B, T]
         new_width = ids.shape[1]
-        # Columns per pass: all at once, unless the model takes a single token after cached ones, or states are stored.
-        step = new_width if self.use.chunks or not self.width else 1
+        # All columns run in one pass, unless the model takes a single token after cached ones, or states are stored.
+        columns_per_pass = new_width if self.use.chunks or not self.width else 1
         if every is not None and self.has_states:
-            step = min(step, every)
+            columns_per_pass = min(columns_per_pass, every)
         width_before = self.width
         features = []
-        for first in range(0, new_width, step):
-            features.append(self._forward(ids[:, first : first + step]))
+        for first in range(0, new_width, columns_per_pass):
+            features.append(self._forward(ids[:, first : first + columns_per_pass]))
             if every is not None and (self.width - width_before) % every == 0:
                 self.store_states()
         self.lengths = [length + len(sequence) for length, sequence in zip(self.lengths, sequences, strict=True)]
@@ -166,10 +167,13 @@ class ModelCache:
         )
 
     def cut(self, rows: Sequence[int], lengths: Sequence[int]) -> "ModelCache":
-        """Return a cache of these rows, each cut to its first tokens.
+        """Return a new cache with copies of some rows, each cut to its first tokens.
 
-        lengths: how many tokens each row keeps. The new rows end in the same column, so shorter ones are padded on the
-        left. Where the cache has states, they must have been stored at each of these lengths.
+        - rows: the rows to copy; one may be there twice.
+        - lengths: how many tokens each keeps. Shorter rows are padded on the left, so that all end in one column.
+
+        A row cut to 3 tokens, beside one cut to 5, has 2 columns of padding and then its tokens. States of linear
+        attention cannot be cut: they must have been stored after each row's last token (`store_states`).
         """
         device = self.backbone.device
         width = max(lengths)
@@ -177,12 +181,13 @@ class ModelCache:
         shifts = []  # by row: column c of the new cache was column c + shift
         states = []  # by row: those after its last token
         for row, length in zip(rows, lengths, strict=True):
-            start = self.starts[row]
+            start = self.starts[row]  # the column of its first token
             new_start = width - length
             new_starts.append(new_start)
             shifts.append(start - new_start)
             states.append(self.states[start + length] if self.has_states else [])
-        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)  # [rows, width]
+        # The old column of each new one, [rows, width].
+        columns = on_device(shifts, device)[:, None] + torch.arange(width, device=device)
         cut_rows = _CutRows(
             rows=rows,
             row_index=on_device(rows, device)[:, None],
@@ -205,11 +210,11 @@ class ModelCache:
         return features
 
     def _recomputed(self, ids: Tensor) -> Tensor:
-        """Append tokens [B, T] to rows of equal length, run all tokens of each row, and return the new ones' features.
+        """Append tokens [B, T] to rows of equal length, run every row from its beginning; return the new features.
 
-        The result is [B, T, F]. A pass has as many rows as the budget allows.
+        For models whose cache changes their numbers. Returns [B, T, F]. A pass has as many rows as the budget allows.
         """
-        as_keys = ids[:, None, :, None]  # a head of one dimension, so that transformers' cache holds the tokens
+        as_keys = ids[:, None, :, None]  # tokens in the shape of keys, so that transformers' cache holds them
         tokens, _ = self.cache.update(as_keys, as_keys, 0)
         rows_per_pass = max(1, self.backbone.budget.tokens // tokens.shape[2])
         parts = []
@@ -218,9 +223,10 @@ class ModelCache:
         return torch.cat(parts)
 
     def _padding_of(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return the model's arguments that say which columns are padding on the left, before new columns `ids` run.
+        """Return arguments for the model that tell it which columns are padding on the left, and the positions.
 
-        There are none where no row is padded, and none for models without keys, whose rows never are.
+        ids: the columns that are about to run, [B, T]. No arguments are needed where no row is padded. Rows of models
+        without keys never are.
         """
         has_keys = self.name != "state" and any(isinstance(layer, DynamicLayer) for layer in self.cache.layers)
         if not has_keys or not any(self.starts):
@@ -233,7 +239,10 @@ class ModelCache:
         return {"attention_mask": mask, "position_ids": positions[:, self.width :]}
 
     def _state_tensors(self) -> list[Tensor]:
-        """Return the states of linear attention, in the order in which `_rearranged` numbers them."""
+        """Return the states in the cache, [rows, ...] each: those of RWKV, or of layers with linear attention.
+
+        They are in the order in which `_rearranged` numbers them.
+        """
         if self.name == "state":
             return list(self.cache or ())
         tensors = []
@@ -246,7 +255,11 @@ class ModelCache:
     def _rearranged(
         self, rearrangement: Rearrangement, *, starts: list[int], lengths: list[int], width: int
     ) -> "ModelCache":
-        """Return a cache of other rows, with these starts, lengths and width; this one stays as it is."""
+        """Return a new cache whose rows are made from those of this one, which stays as it is.
+
+        - rearrangement: makes each tensor of the new cache (keys, values or states) from that of this one.
+        - starts, lengths, width: those of the new rows, as in the class.
+        """
         other = copy(self)
         other.starts = starts
         other.lengths = lengths
@@ -257,21 +270,28 @@ class ModelCache:
             return other
         other.cache = copy(self.cache)
         other.cache.layers = [copy(layer) for layer in self.cache.layers]
-        next_state = 0
+        numbers = count()  # of the states, through all layers
         for layer in other.cache.layers:
             if isinstance(layer, LinearAttentionLayer):
-                for field in ("conv_states", "recurrent_states"):
-                    states: dict[Any, Tensor | None] = {}
-                    for key, state in getattr(layer, field).items():
-                        states[key] = None
-                        if state is not None:
-                            states[key] = rearrangement.state(next_state, state)
-                            next_state += 1
-                    setattr(layer, field, states)
+                layer.conv_states = _rearranged_states(layer.conv_states, rearrangement, numbers)
+                layer.recurrent_states = _rearranged_states(layer.recurrent_states, rearrangement, numbers)
             if isinstance(layer, DynamicLayer) and layer.keys is not None:
                 layer.keys = rearrangement.keys(layer.keys)
                 layer.values = rearrangement.keys(layer.values)
         return other
+
+
+def _rearranged_states(
+    states: Mapping[Any, Tensor | None], rearrangement: Rearrangement, numbers: Iterator[int]
+) -> dict[Any, Tensor | None]:
+    """Return the states of a layer for the rows of another cache; states that are None stay so.
+
+    numbers: gives the number of each next state, through all layers, by which `rearrangement` knows it.
+    """
+    rearranged: dict[Any, Tensor | None] = {}
+    for key, state in states.items():
+        rearranged[key] = None if state is None else rearrangement.state(next(numbers), state)
+    return rearranged
 
 
 def cache_argument(body: Any) -> str:
@@ -284,7 +304,11 @@ def cache_argument(body: Any) -> str:
 
 
 def _new_cache(backbone: Backbone, name: str) -> DynamicCache | None:
-    """Return an empty cache that keeps every token's keys. Raises NotImplementedError for other kinds of layers."""
+    """Return an empty cache for a model, or None for RWKV, whose states it creates itself.
+
+    Layers with a sliding window keep all keys here too, so that rows can be cut. Raises NotImplementedError for layers
+    that are neither attention nor linear attention. name: the argument under which the model takes its cache.
+    """
     if name == "state":
         return None
     cache = DynamicCache(config=backbone.model.config)
@@ -318,16 +342,17 @@ class OwnTexts:
         return len(sequence) + (self.head.width if self.head.use.whole else 0)
 
     def features(self, slots: Sequence[int], sequences: Sequence[Sequence[int]], first: int) -> Tensor:
-        """Run texts after the head and store them in `slots`; return features [len(slots), T - first, F].
+        """Run texts after the head, and cache them under the numbers `slots`; return features [B, T - first, F].
 
-        first: the token of the texts at which the features begin; T is the length of the longest text.
+        - sequences: the tokens of each of B texts; T is the length of the longest.
+        - first: the index of the token at which the returned features begin.
         """
         self.sequences.update(zip(slots, sequences, strict=True))
-        is_alone = self.head.use.company == "none"
-        slots_of_passes = [[slot] for slot in slots] if is_alone else [slots]
+        rows_run_alone = self.head.use.company == "none"
+        slots_of_passes = [[slot] for slot in slots] if rows_run_alone else [slots]
         parts = []
         for pass_slots in slots_of_passes:
-            cache = self.head.select([0] * len(pass_slots))
+            cache = self.head.select([0] * len(pass_slots))  # the head's only row, once per text
             cache.store_states()
             features = cache.run([self.sequences[slot] for slot in pass_slots], every=GRID)
             parts.append(features[:, first:])
@@ -369,27 +394,34 @@ class OwnBranches:
         return sum(len(group.numbers) for group in self.groups)
 
     def admit(self, slots: Sequence[int], kept: Sequence[int]) -> None:
-        """Append a branch for each of `slots`; branch b keeps the first `kept[b]` tokens of its text.
+        """Start a branch in the text of each of `slots`; it continues the first `kept[b]` tokens of the text.
 
-        Branches whose texts are in one cache, and that may share passes, are one group from here on.
+        Branches that may share a pass of the model, and whose texts are in one cache, run together from here on, in a
+        new cache with a row per branch.
         """
         count_before = self.count
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)  # by cache and group of rows: indices of `slots`
+        # Indices of `slots`, by the cache of their text and by which rows may share a pass.
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, (slot, length) in enumerate(zip(slots, kept, strict=True)):
-            cache = self.texts.rows[slot].cache
-            group = self.texts.head.use.group(index, length)
-            members[id(cache), group].append(index)
+            text_cache = self.texts.rows[slot].cache
+            row_group = self.texts.head.use.group(index, length)
+            members[id(text_cache), row_group].append(index)
         for indices in members.values():
             cached_rows = [self.texts.rows[slots[index]] for index in indices]
             beginnings = [self.texts.sequences[slots[index]][: kept[index]] for index in indices]
-            common_cache = cached_rows[0].cache
-            cache = self._cut_after(common_cache, [cached.row for cached in cached_rows], beginnings)
-            self.groups.append(BranchGroup([count_before + index for index in indices], cache))
+            cut = _cut_after_beginnings(
+                cached_rows[0].cache,
+                rows=[cached.row for cached in cached_rows],
+                beginnings=beginnings,
+                head_width=self.texts.head.width,
+            )
+            self._tokens_run_again += cut.tokens_run
+            self.groups.append(BranchGroup([count_before + index for index in indices], cut.cache))
 
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Run sequences from their beginning, start a branch after each, and return the features at their ends [B, F].
+        """Run whole sequences, start a branch at the end of each, and return the features of their last tokens.
 
-        Branches share passes with those that were added with them alone.
+        These are [sequences, F]. Sequences run in one pass where the model's cache allows it.
         """
         head = self.texts.head
         use = head.use
@@ -410,33 +442,42 @@ class OwnBranches:
         return torch.stack([features_at_ends[index] for index in range(len(sequences))])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token [B] to each branch; return its features [B, F]."""
-        parts = []
-        numbers = []
-        self.tokens_run = self._tokens_run_again
-        self._tokens_run_again = 0
+        """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
+
+        Each group of branches runs in a pass of its own. `self.tokens_run` is set to the number of tokens that ran in
+        this step, and in `admit` since the last one.
+        """
+        features_of_groups = []
+        numbers = []  # of the branches, group by group
+        tokens_run = self._tokens_run_again
         for group in self.groups:
             group_tokens = [[token] for token in tokens[group.numbers].tolist()]
-            parts.append(group.cache.run(group_tokens)[:, 0])
+            features_of_groups.append(group.cache.run(group_tokens)[:, 0])
             numbers += group.numbers
-            self.tokens_run += sum(group.cache.lengths) if group.cache.use.whole else len(group.numbers)
-        by_group = torch.cat(parts)
-        features = torch.empty_like(by_group)
-        features[numbers] = by_group
+            runs_whole_rows = group.cache.use.whole
+            tokens_run += sum(group.cache.lengths) if runs_whole_rows else len(group.numbers)
+        self.tokens_run = tokens_run
+        self._tokens_run_again = 0
+        features_by_group = torch.cat(features_of_groups)
+        features = torch.empty_like(features_by_group)
+        features[numbers] = features_by_group
         return features
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with these branches in this order; a row that is named twice is duplicated."""
+        """Continue with some branches, in this order: new branch b is old branch `rows[b]`. One may be there twice."""
         selected = []
         for group in self.groups:
             row_of_branch = {number: row for row, number in enumerate(group.numbers)}
-            members = [(new, row_of_branch[old]) for new, old in enumerate(rows) if old in row_of_branch]
-            is_alone = group.cache.use.company == "none"
-            parts = [[member] for member in members] if is_alone else [members]
-            for part in parts:
-                if part:
-                    cache = group.cache.select([row for _, row in part])
-                    selected.append(BranchGroup([new for new, _ in part], cache))
+            members = []  # pairs of a new branch and the row of the group's cache that it continues
+            for new_number, old_number in enumerate(rows):
+                if old_number in row_of_branch:
+                    members.append((new_number, row_of_branch[old_number]))
+            rows_run_alone = group.cache.use.company == "none"
+            new_groups = [[member] for member in members] if rows_run_alone else [members]
+            for new_group in new_groups:
+                if new_group:
+                    cache = group.cache.select([row for _, row in new_group])
+                    selected.append(BranchGroup([number for number, _ in new_group], cache))
         self.groups = selected
 
     def branch(self, row: int) -> "OwnBranches":
@@ -445,21 +486,33 @@ class OwnBranches:
         copied.select([row])
         return copied
 
-    def _cut_after(self, cache: ModelCache, rows: Sequence[int], beginnings: Sequence[Sequence[int]]) -> ModelCache:
-        """Return rows of a cache cut after the head and the beginnings of their texts.
 
-        Where there are states, rows are cut after the last stored ones, and the tokens from there on run again.
-        """
-        head_width = self.texts.head.width
-        ends = [len(beginning) for beginning in beginnings]
-        if not cache.has_states:
-            return cache.cut(rows, [head_width + end for end in ends])
-        stored_ends = [end // GRID * GRID for end in ends]
-        cut = cache.cut(rows, [head_width + end for end in stored_ends])
-        remaining = [ids[end:] for ids, end in zip(beginnings, stored_ends, strict=True)]
-        self._tokens_run_again += sum(len(ids) for ids in remaining)
-        cut.store_states()
-        if any(remaining):
-            cut.run(remaining, every=1)
-        # The rows were padded to one length, and are cut again at their own ends.
-        return cut.cut(range(len(rows)), [head_width + end for end in ends])
+class CutCache(NamedTuple):
+    """A cache with cut rows, and how many tokens had to run again for it."""
+
+    cache: ModelCache
+    tokens_run: int
+
+
+def _cut_after_beginnings(
+    cache: ModelCache, *, rows: Sequence[int], beginnings: Sequence[Sequence[int]], head_width: int
+) -> CutCache:
+    """Return a cache with copies of some rows, each cut after the head and the first tokens of its text.
+
+    - rows: the rows to copy. Each holds the prompt's head, of `head_width` tokens, and then a text.
+    - beginnings: for each of them, the tokens of its text that stay.
+
+    Keys and values can be cut after any token. States of linear attention are stored after every GRID-th token of a
+    text only: of a beginning of 20 tokens, 16 are cut out of the cache and 4 run again (GRID = 16).
+    """
+    final_lengths = [head_width + len(beginning) for beginning in beginnings]
+    if not cache.has_states:
+        return CutCache(cache.cut(rows, final_lengths), tokens_run=0)
+
+    stored_counts = [len(beginning) // GRID * GRID for beginning in beginnings]  # tokens up to the last stored states
+    cut = cache.cut(rows, [head_width + count for count in stored_counts])
+    cut.store_states()
+    remaining = [beginning[count:] for beginning, count in zip(beginnings, stored_counts, strict=True)]
+    if any(remaining):
+        cut.run(remaining, every=1)  # pads the rows to one length, so each is cut again at its own end
+    return CutCache(cut.cut(range(len(rows)), final_lengths), tokens_run=sum(map(len, remaining)))

@@ -33,12 +33,16 @@ class Selection:
     def missing_samples(
         self, request: ProposalRequest, offsets: NDArray[np.int32], probabilities: NDArray[np.float32]
     ) -> SampleKeys:
-        """Return the samples that are to be drawn and that `request` does not have yet, ordered by position.
+        """Return which samples of a text have to be drawn: pairs of a position and a sample number, in order.
 
-        - offsets: the characters at which the tokens begin before which calls may stand, [n].
-        - probabilities: p_i of every position, [n].
+        These are m samples at each of the k most probable positions with p_i > tau_s, without those that the request
+        has stored.
+
+        - offsets: the character at which the token after each position begins, [n].
+        - probabilities: p_i of each position, [n].
         """
-        if not request.calls:  # after calls there is one place, which the calls before it have chosen
+        if not request.calls:  # else the next call of a chain is sampled, which stands right after the earlier ones
+            # Set p_i to 0 before tokens where no call may stand, such as white space.
             probabilities = without_other_tokens(request.text, offsets, probabilities, self.tau_s)
         missing = []
         for position in select_positions(probabilities, self.tau_s, self.k):
@@ -82,14 +86,17 @@ class PendingProposal:
         return self.probabilities is None or bool(self.missing)
 
     def token_text(self) -> TokenText:
-        """Return what a backend is asked: p_i where they are unknown, and then the missing samples.
+        """Return what the backend, which runs the model, is to do for this text.
 
-        The tokens end with the last one that a needed position follows.
+        Where p_i is not known, it computes it at all positions, before every token, and the samples follow from it.
+        Else it only draws the missing samples. It gets no tokens after the last position that it needs.
         """
         n = len(self.text.ids)
-        place_count = n if self.probabilities is None else 0
-        last_position = place_count - 1
-        if self.missing:
+        if self.probabilities is None:
+            place_count = n
+            last_position = n - 1
+        else:
+            place_count = 0
             last_position = max(position for position, _ in self.missing)
         return TokenText(
             ids=self.lead + self.text.ids[:last_position],
@@ -100,10 +107,11 @@ class PendingProposal:
         )
 
     def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
-        """Note p_i and the missing samples, and return the points at which a backend has to sample.
+        """Take p_i from the backend, decide which samples are missing, and return the points at which to draw them.
 
-        probabilities: p_i, [n]; empty where they are stored. A position inside a character gets p_i = 0. No point is
-        returned where some p_i is not finite. Calling it again has the same effect.
+        probabilities: p_i, [n]; empty where they were stored. A position inside a character (between two tokens of an
+        emoji) gets 0: no call can stand there. There are no points where some p_i is not finite. The backend may call
+        this again, with the same effect.
         """
         if len(probabilities):
             self.probabilities = np.where(self.text.inside, np.float32(0), probabilities)
@@ -113,21 +121,27 @@ class PendingProposal:
         return self._points()
 
     def _points(self) -> list[SamplePoint]:
-        """Return a point per position of `missing`, with a stream of uniform numbers for each sample there."""
+        """Return a point for each position at which samples are missing, in order.
+
+        A point has the number of tokens before the call, and for each sample there a stream: the uniform numbers by
+        which its tokens are drawn.
+        """
         sampling = self.selection.sampling
-        positions = dict.fromkeys(position for position, _ in self.missing)  # distinct, in order
+        streams_by_position: dict[int, list[NDArray[np.float64]]] = {}
+        for position, sample in self.missing:
+            stream = uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
+            streams_by_position.setdefault(position, []).append(stream)
         points = []
-        for position in positions:
-            streams = [
-                uniforms(sampling.seed, self.request.digest, position, sample, sampling.max_call_tokens)
-                for sample_position, sample in self.missing
-                if sample_position == position
-            ]
+        for position, streams in streams_by_position.items():
             points.append(SamplePoint(kept=len(self.lead) + position, streams=np.stack(streams)))
         return points
 
     def proposal(self, ends: Encoding) -> Proposal:
-        """Return the proposal of a refused or complete text; `ends` is the encoding that samples ended by."""
+        """Return the finished proposal: p_i and the calls in the drawn samples, or the reason why there are none.
+
+        A sample without an end, "]", has the reason "no_end" in place of its call. `ends`: decodes the samples by the
+        ends under which they were drawn.
+        """
         if self.reason is not None:
             return Proposal(reason=self.reason)
         if self.probabilities is None or not np.isfinite(self.probabilities).all():

@@ -44,9 +44,9 @@ class PrefixTree:
         return path
 
     def visible(self, width: int) -> NDArray[np.bool_]:
-        """Return which columns each row attends to, [width, width]: itself and, for a node, those above it.
+        """Return the attention mask of the tree's nodes, [width, width]: row r may attend to column c where it is True.
 
-        `width` may be above the number of nodes; what is beyond them is padding.
+        A node attends to itself and to the nodes above it. Rows beyond the last node are padding.
         """
         mask = np.eye(width, dtype=np.bool_)
         for node, above in enumerate(self.above):
@@ -69,19 +69,23 @@ class Forest:
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Add the sequences one by one: each shares the nodes of the tokens that it has in common with the one before.
+
+        A sequence begins another tree, and shares nothing, where the last tree is full.
+        """
         self.trees = [PrefixTree()]
         self.paths: list[TreePath] = []
         self.new_tokens: list[int] = []
         previous: list[int] = []
         previous_nodes: list[int] = []
         for sequence in map(list, sequences):
-            common = _common_length(previous, sequence)
-            if self._is_full(new_tokens=len(sequence) - common):
+            shared_count = _common_length(previous, sequence)
+            if self._is_full(new_tokens=len(sequence) - shared_count):
                 self.trees.append(PrefixTree())
-                common = 0
-            nodes = self.trees[-1].add(sequence, previous_nodes[:common])
+                shared_count = 0
+            nodes = self.trees[-1].add(sequence, previous_nodes[:shared_count])
             self.paths.append(TreePath(len(self.trees) - 1, nodes))
-            self.new_tokens.append(len(sequence) - common)
+            self.new_tokens.append(len(sequence) - shared_count)
             previous = sequence
             previous_nodes = nodes
 
@@ -125,15 +129,19 @@ class CachedPrefixes:
     """
 
     def __init__(self, backbone: Backbone, prefixes: Sequence[Sequence[int]], budget: int) -> None:
-        """Run prefixes, in lexicographic order, with at most `budget` tokens per pass."""
+        """Merge prefixes into trees of tokens, and run all trees through the model.
+
+        prefixes: sorted, so that neighbours share the longest beginnings. budget: the most tokens of a pass.
+        """
         self.backbone = backbone
         forest = Forest(prefixes)
         self.new_tokens = forest.new_tokens
 
+        # 1. Number the nodes of all trees, in the order in which the trees run.
         sizes = [len(tree.tokens) for tree in forest.trees]
-        with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
-        order = sorted(with_tokens, key=sizes.__getitem__)  # trees of similar size run together, with little padding
-        first_nodes: dict[int, int] = {}  # by tree, the number of its root
+        trees_with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
+        order = sorted(trees_with_tokens, key=sizes.__getitem__)  # similar sizes run together, with little padding
+        first_nodes: dict[int, int] = {}  # by tree, the number of its first node
         node_count = 0
         for tree in order:
             first_nodes[tree] = node_count
@@ -142,10 +150,13 @@ class CachedPrefixes:
         for path in forest.paths:
             self.paths.append([first_nodes[path.tree] + node for node in path.nodes])
 
+        # 2. Run the trees; each pass appends its keys and values to `passes`.
         passes: PassesByLayer = defaultdict(list)
         features = []
         for batch in batches(order, sizes, budget):
             features.append(self._run_trees([forest.trees[tree] for tree in batch], passes))
+
+        # 3. Join what the passes computed.
         self.passes = len(features)
         self.node_features = torch.cat(features) if features else None
         self.layers: dict[int, KeysAndValues] = {}
@@ -154,12 +165,13 @@ class CachedPrefixes:
             self.layers[layer] = KeysAndValues(torch.cat(keys), torch.cat(values))
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts, each after one of the prefixes; return features [B, 1 + T, F].
+        """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
 
-        batch: the indices of the texts' prefixes, [B].
+        - batch: for each text, the index of its prefix.
+        - texts: their tokens; T is the length of the longest.
 
-        Column 0 has the features at the last token of the prefix, from which the first token of the text is predicted;
-        the other columns have those at the text's tokens. Column 0 of an empty prefix is undefined.
+        Column 0 belongs to the last token of the prefix, from which the first token of the text is predicted, column j
+        to the text's token j - 1. Column 0 after an empty prefix is undefined.
         """
         ids = padded(texts, self.backbone.device)  # [B, T]
         paths = [self.paths[index] for index in batch]
@@ -172,13 +184,16 @@ class CachedPrefixes:
         return torch.cat([ends, self._run_texts(ids, texts, paths)], 1)
 
     def _run_trees(self, trees: Sequence[PrefixTree], passes: PassesByLayer) -> Tensor:
-        """Run trees in one pass, a tree per row; return features [nodes, F].
+        """Run trees of tokens in one pass, a tree per row; return the features of all nodes, tree by tree, [nodes, F].
 
-        passes: gets the keys and values of the trees' nodes, in each layer.
+        A node attends to the nodes above it, and its position is their number. `passes`: for each layer, the keys and
+        values of the nodes are appended.
         """
         ids = padded([tree.tokens for tree in trees], self.backbone.device)  # [trees, width]
-        located = [(row, node) for row, tree in enumerate(trees) for node in range(len(tree.tokens))]
-        rows, columns = on_device(located, ids.device).T  # [nodes] each: where each node is in `ids`
+        cells = []  # where each node is in `ids`: pairs of row and column
+        for row, tree in enumerate(trees):
+            cells += [(row, node) for node in range(len(tree.tokens))]
+        rows, columns = on_device(cells, ids.device).T  # [nodes] each
         masks = np.stack([tree.visible(ids.shape[1]) for tree in trees])
         depths = [[len(above) for above in tree.above] for tree in trees]  # a node's position in its sequence
         positions = padded(depths, ids.device)  # [trees, width]
@@ -193,9 +208,10 @@ class CachedPrefixes:
         return self.backbone.features(ids, positions, attend)[rows, columns]
 
     def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts, each after the nodes of its path; return features [B, T, F].
+        """Run B texts, each after a cached prefix; return their features, [B, T, F].
 
-        ids: the tokens of `texts`, padded, [B, T].
+        - ids: the tokens of `texts`, padded to the longest, [B, T].
+        - paths: for each text, the cached nodes that are its prefix, a node per token.
         """
         device = ids.device
         nodes = padded(paths, device)  # [B, N], N: the tokens of the longest prefix

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 
 def uniforms(seed: int, digest: str, position: int, sample: int, count: int) -> NDArray[np.float64]:
-    """Return `count` uniform numbers in [0, 1) for a sample at a position of the text `digest`; float64, [count].
+    """Return the uniform numbers in [0, 1) by which the tokens of a sample are drawn; float64, [count].
 
-    The numbers are bits of SHAKE-128 over the four keys, so they do not depend on versions of numpy or torch. A larger
-    `count` extends the same sequence.
+    They follow from the seed, the hash of the text, the position of the call in it and the sample's number, through
+    SHAKE-128, so no version of numpy or torch changes them. A larger `count` extends the same sequence.
     """
     key = f"{seed}\0{digest}\0{position}\0{sample}".encode()
     stream = shake_128(key).digest(8 * count)

@@ -14,10 +14,12 @@ TEXTS = ("the total is 94 + 23 = 117 apples .", "he came ( in 2019 ) -> [ and le
 
 
 def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) -> None:
-    """Raise ModelError where a tokenizer cuts texts otherwise than the sentencepiece model that it was read from.
+    """Raise ModelError where a tokenizer cuts trial texts otherwise than the sentencepiece model that it was read from.
 
-    name: folder or hub id. Compares the texts of tokens, because NLLB gives them other ids. Not covered: accents, upper
-    case and white space, where some tokenizers differ from their model by design.
+    transformers may convert such a model into a tokenizer of the wrong class, without a warning. Nothing is checked
+    where there is no sentencepiece file. Compared are the texts of tokens: NLLB gives them other ids.
+
+    name: folder or hub id. Not covered: accents, upper case and white space, where some tokenizers differ by design.
     """
     file = sentencepiece_file(name, revision)
     if file is None:
@@ -43,9 +45,10 @@ def check_sentencepiece(name: str, tokenizer: Any, revision: str | None = None) 
 
 
 def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
-    """Return the sentencepiece model that a tokenizer is read from; None where there is none, or a tokenizer.json too.
+    """Return the file of the sentencepiece model that transformers reads a tokenizer from.
 
-    name: a folder, or a hub id that was loaded before and so is cached.
+    None where there is no such file, or a tokenizer.json beside it, which is read instead. name: a folder, or a hub id
+    that was loaded before and so is cached.
     """
     if _model_file(name, FAST_TOKENIZER, revision) is not None:
         return None
@@ -57,7 +60,7 @@ def sentencepiece_file(name: str, revision: str | None = None) -> Path | None:
 
 
 def _model_file(name: str, file_name: str, revision: str | None) -> Path | None:
-    """Return a file of a model folder, or of a hub id from the hub's cache; None where it has no such file."""
+    """Return the path of a file of a model: in the model's folder or, for a hub id, in the hub's cache; else None."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         file = folder / file_name

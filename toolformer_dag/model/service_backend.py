@@ -74,10 +74,10 @@ class ServiceBackend:
         self.identity = f"{service.library}, {service.dtype}"
 
     def run(self, requests: Sequence[TokenRequest], kinds: Sequence[str] = ()) -> list[TokenAnswer]:
-        """Return the answers in the order of the requests.
+        """Send requests to the engine; return its answers in their order.
 
-        kinds: the fields of `counts` that the tokens are added to: one per request, or one for all. Without any they
-            are not counted.
+        kinds: the fields of `self.counts` to which the tokens that ran are added: a field per request, one for all
+        requests, or none.
         """
         if not requests:
             return []
@@ -95,7 +95,13 @@ class ServiceBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Propose as `Backend.propose` says; all texts are in flight at once."""
+        """Compute p of ` [` at the places of each text, and draw samples where the text chooses by it.
+
+        - head: the tokens of the prompt before each text. start: the tokens of ` [`.
+        - ends: which tokens end a sample.
+
+        Returns for each text the tokens of its samples, as `Backend.propose` says. All texts are in flight at once.
+        """
         samples_of_texts: list[list[ServedSample]] = []
         for text, p in zip(texts, self._start_probabilities(head, texts, start), strict=True):
             samples = []
@@ -123,7 +129,13 @@ class ServiceBackend:
     def _start_probabilities(
         self, head: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return p of the tokens `start` at the places of each text, [place_count]."""
+        """Return the probability of ` [` at each place of each text, [place_count].
+
+        A request per text lets the engine write the text itself (a walk), with log p of the first token of ` [` at each
+        token. For each further token of ` [`, requests at every place give its log p, which is added.
+
+        head: the tokens before each text. start: the tokens of ` [`.
+        """
         first_token = start[0]
         walks = []
         for text in texts:
@@ -149,7 +161,10 @@ class ServiceBackend:
     def _later_log_p(
         self, head: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
-        """Return log p of `token` where `written` stands at a place, for the places of each text: a request each."""
+        """Return, at each place of each text, log p of `token` after the tokens `written`; [place_count] per text.
+
+        Each place has its own request: head, text up to the place, `written`.
+        """
         walks = []
         for text in texts:
             for place in range(text.first_place, text.first_place + text.place_count):
@@ -264,21 +279,22 @@ class ServiceRows:
         return [self._rank(row, token) for row in self._rows]
 
     def _rank(self, row: ServiceRow, token: int) -> int:
-        """Return the rank of a token in a row.
+        """Return how many tokens are likelier than `token` as the next one of a row; UNRANKED beyond the scored ones.
 
-        A token without a score may be as likely as the least likely one that has one, where the engine cut a tie: then
-        its log p is asked for.
+        The engine scores the MOST_LIKELY tokens. Where the least likely of these are equally likely, it may have cut a
+        tie to which `token` belongs: then its log p is asked for.
         """
-        scores = sorted(row.scores.values())
+        scored_log_p = sorted(row.scores.values())  # the least likely first
         log_p = row.scores.get(token)
-        may_be_tied = len(scores) > 1 and scores[0] == scores[1]
+        may_be_tied = len(scored_log_p) > 1 and scored_log_p[0] == scored_log_p[1]
         if log_p is None and may_be_tied:
-            [[step_scores]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
-            if step_scores[token] >= scores[0]:
-                log_p = step_scores[token]
+            # Let the engine write this token after the row, for its log p there.
+            [[scores_at_token]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
+            if scores_at_token[token] >= scored_log_p[0]:
+                log_p = scores_at_token[token]
         if log_p is None:
             return UNRANKED
-        return sum(other > log_p for other in scores)
+        return sum(other > log_p for other in scored_log_p)
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
@@ -314,31 +330,41 @@ class ServiceRows:
         return [0 if row.best is None else row.best for row in self._rows]
 
     def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
-        """Write ahead the calls of rows, each to its end or to the most tokens that its form allows.
+        """Let the engine write the whole tool call that begins in each of some rows, as the tokens ahead of the row.
 
-        Calls that are cut off by that limit run once more as walks, for the scores at their tokens: these tell where
-        the input ends best. The tokens of others have log p 0, which nobody reads.
+        - forms: by index of the row, the call's grammar and its most tokens.
+
+        Calls that reach the limit of tokens run once more, for the scores of each token: these tell where the input
+        ends best. The tokens of other calls get log p 0, which nobody reads.
         """
-        writing = [(self._rows[index], form) for index, form in forms.items() if form.most > 0]
-        requests = [TokenRequest(row.ids, form.most, ends=[form.end], grammar=form.grammar) for row, form in writing]
-        for (row, _), answer in zip(writing, self._backend.run(requests), strict=True):
+        rows_with_forms = [(self._rows[index], form) for index, form in forms.items() if form.most > 0]
+        requests = []
+        for row, form in rows_with_forms:
+            requests.append(TokenRequest(row.ids, form.most, ends=[form.end], grammar=form.grammar))
+        for (row, _), answer in zip(rows_with_forms, self._backend.run(requests), strict=True):
             row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]
 
-        cut_off = [row for row, form in writing if len(row.ahead) == form.most]  # by the limit
-        walks = []
-        for row in cut_off:
+        rows_at_limit = [row for row, form in rows_with_forms if len(row.ahead) == form.most]
+        repetitions = []
+        for row in rows_at_limit:
             tokens = [written.token for written in row.ahead]
-            walks.append(TokenRequest(row.ids, len(tokens), walk=tokens, likeliest=MOST_LIKELY))
-        self._write_ahead(cut_off, walks)
+            repetitions.append(TokenRequest(row.ids, len(tokens), walk=tokens, likeliest=MOST_LIKELY))
+        self._write_ahead(rows_at_limit, repetitions)
 
     def _continue(self) -> None:
-        """Write AHEAD tokens after the rows that have none ahead and are in no call, as far as the context reaches."""
+        """Let the engine write the next AHEAD tokens of each row outside calls that has none ahead, with their scores.
+
+        Fewer at the end of the context. One request for several tokens saves round trips: most of the time the caller
+        chooses the likeliest tokens too.
+        """
         context = self._backend.context_length
         waiting = []
+        requests = []
         for row in self._rows:
             if not row.ahead and not row.in_call and len(row.ids) < context:
+                most = min(AHEAD, context - len(row.ids))
                 waiting.append(row)
-        requests = [TokenRequest(row.ids, min(AHEAD, context - len(row.ids)), likeliest=MOST_LIKELY) for row in waiting]
+                requests.append(TokenRequest(row.ids, most, likeliest=MOST_LIKELY))
         self._write_ahead(waiting, requests)
 
     def _write_ahead(self, rows: Sequence[ServiceRow], requests: Sequence[TokenRequest]) -> None:
@@ -356,27 +382,31 @@ def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
 
 
 def _query_request(query: TokenQuery) -> TokenRequest:
-    """Return the request that answers a query.
+    """Return the engine's request that answers a query: log p of some tokens at some places of a text after a prefix.
 
-    Where only the text's own tokens are asked for, the engine reads the text as a prompt. Else it writes the text from
-    the first place to the last, as a walk; at a place after the end of the text, it writes any token.
+    1. Where only the text's own tokens are asked for, the engine reads prefix and text as a prompt.
+    2. Else it writes the text, from the first place to the last, with log p of the other tokens at each. A place after
+       the end of the text has no token of the text: any token is written there.
     """
     first = min(query.places)
     last = max(query.places)
-    places = list(zip(query.places, query.tokens, strict=True))
+    tokens_by_place = list(zip(query.places, query.tokens, strict=True))
     is_within_text = last < len(query.text)
-    if is_within_text and all(list(tokens) == [query.text[place]] for place, tokens in places):
+    if is_within_text and all(list(tokens) == [query.text[place]] for place, tokens in tokens_by_place):
         return TokenRequest([*query.prefix, *query.text[: last + 1]], reads_prompt=True)
     any_token = query.tokens[-1][0]
-    walk = [*query.text[first:], any_token][: last - first + 1]
+    written = [*query.text[first:], any_token][: last - first + 1]
     other_tokens: set[int] = set()
-    for place, tokens in places:
-        other_tokens.update(token for token in tokens if token != walk[place - first])
-    return TokenRequest([*query.prefix, *query.text[:first]], len(walk), walk=walk, scored=sorted(other_tokens))
+    for place, tokens in tokens_by_place:
+        other_tokens.update(token for token in tokens if token != written[place - first])
+    return TokenRequest([*query.prefix, *query.text[:first]], len(written), walk=written, scored=sorted(other_tokens))
 
 
 def _query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
-    """Return the log p that a query asks for, [places, tokens per place], from the answer to its request."""
+    """Return the log p that a query asks for, [places, tokens per place], from the engine's answer to its request.
+
+    The answer has log p of all tokens of the prompt, or the scores at each token that was written (`_query_request`).
+    """
     if answer.prompt:
         return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
     first = min(query.places)

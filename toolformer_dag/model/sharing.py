@@ -79,12 +79,12 @@ Branches = CachedBranches | OwnBranches
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
-    """Return the first way that reproduces the model's own logits of short sequences, and log it with its cost.
+    """Find the fastest way to compute a common beginning once that leaves the model's logits as they are; log its cost.
 
-    name: the model's, for the log. tokens: as `trial_tokens` returns them.
+    Each way is tried on a short sequence, and its logits are compared with those of the model alone. Changes the
+    backbone: from here on it runs the model whole, or with its own attention, where the trial says so.
 
-    Changes the backbone: it runs the model whole where body and head apart do not reproduce the logits, and with the
-    model's own attention where that cannot be replaced.
+    name: the model's, for the log. tokens: ordinary ones, as `trial_tokens` returns them.
     """
     sharing = _choose_sharing(backbone, tokens[:TRIAL])
     kind = f"{name!r} ({type(backbone.model).__name__})"
@@ -111,7 +111,14 @@ def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Shar
 
 @exact_products()
 def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
-    """Try the ways from the fastest to the slowest, without a word in the log; see `choose_sharing`."""
+    """Return the first way that reproduces the model's own logits of `tokens`; see `choose_sharing`.
+
+    1. Shared keys: the model's attention is replaced, and keys are computed and stored once.
+    2. The model's own cache, in several ways, with a copy of the keys for each sequence.
+    3. Nothing is shared: every sequence runs in full at each token.
+
+    Sets how the backbone runs the model to what the chosen way needs.
+    """
     expected = own_logits(backbone.model, tokens)  # [T, V]
     tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = False
@@ -139,9 +146,10 @@ def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -
 
 
 def _attention_can_be_replaced(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
-    """Return whether the logits stay under our attention, of a whole sequence and of branches with shared keys.
+    """Return whether the model's logits stay the same when its attention is replaced by ours.
 
-    The backbone uses our attention from here on.
+    Tried on a whole sequence, and on sequences that share the cached keys of a beginning. `expected`: the model's own
+    logits of `tokens`, [T, V]. Leaves the backbone with our attention, whatever the answer is.
     """
     tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = True
@@ -167,33 +175,42 @@ SHORT = 3
 def _run_branches(
     start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone, tokens: Sequence[int]
 ) -> Tensor:
-    """Run the trial with a cached head, two texts after it, and three branches that are continued by 2 tokens.
+    """Compute the trial's logits with a cached beginning: a head, texts after it, and branches that continue these.
 
-    start: runs a head, in the way that is tried. Branches 0 and 2 keep `TEXT` tokens of the first text, branch 1 keeps
-    `SHORT` of the second. Each text has one more token, which no branch may see. Returns logits as
-    `_expected_of_branches` does.
+    The head has HEAD tokens. Of the two texts after it, the first has TEXT tokens, the second its first SHORT, and each
+    one more that no branch may see. Branches 0 and 2 continue the first text, branch 1 the second, by two tokens.
+
+    start: runs a head in the way that is tried. Returns logits [TEXT + 6, V]: those of the first text, then those of
+    the three branches at each of the two tokens, as `_expected_of_branches` does.
     """
     text = tokens[HEAD : HEAD + TEXT]
     continuation = tokens[HEAD + TEXT :]
-    sequences = [[*text, tokens[0]], [*text[: SHORT + 1]]]
     texts = start(backbone, tokens[:HEAD]).texts(slots=2, width=TEXT + 1)
-    features = texts.features([0, 1], sequences, first=0)[0, :TEXT]
+    text_with_another = [*text, tokens[0]]
+    short_with_another = [*text[: SHORT + 1]]
+    features = texts.features([0, 1], [text_with_another, short_with_another], first=0)[0, :TEXT]
     branches = texts.branches(capacity=3, room=len(continuation))
-    branches.admit([0, 1, 0], [TEXT, SHORT, TEXT])
-    steps = [branches.step(torch.tensor([token] * 3, device=backbone.device)) for token in continuation]
+    branches.admit(slots=[0, 1, 0], kept=[TEXT, SHORT, TEXT])
+    steps = []
+    for token in continuation:
+        token_of_branches = torch.tensor([token] * 3, device=backbone.device)
+        steps.append(branches.step(token_of_branches))
     return backbone.logits(torch.cat([features, *steps]))
 
 
 def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
-    """Return the model's own logits of what `_run_branches` runs: those of the text, then two tokens of 3 branches.
+    """Return the logits that `_run_branches` should compute, by the model itself without a cache, [TEXT + 6, V].
 
-    whole: the logits of `tokens` in one pass, [T, V]. Returns [TEXT + 6, V].
+    They are those of the trial's text, and then, for each of two further tokens, those of three branches: the first
+    and the last continue the whole text, the second only its first SHORT tokens.
+
+    whole: the model's logits of `tokens` in one pass, [T, V].
     """
-    end = HEAD + TEXT
-    early_end = HEAD + SHORT
-    early = own_logits(model, [*tokens[:early_end], *tokens[end:]])
-    rows = list(whole[HEAD:end])
+    text_end = HEAD + TEXT
+    short_end = HEAD + SHORT
+    short = own_logits(model, [*tokens[:short_end], *tokens[text_end:]])
+    rows = list(whole[HEAD:text_end])
     for step in (0, 1):
-        long_row = whole[end + step]
-        rows += [long_row, early[early_end + step], long_row]
+        after_text = whole[text_end + step]
+        rows += [after_text, short[short_end + step], after_text]
     return torch.stack(rows)

@@ -20,10 +20,10 @@ from toolformer_dag.model.backbone import Backbone
 from toolformer_dag.model.backend import Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
 from toolformer_dag.model.greedy_rows import GreedyBatch
 from toolformer_dag.model.loading import LanguageModel
-from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, Places, TokenBudget, free_token_budget
+from toolformer_dag.model.memory import CACHE_PASSES, STREAMED, CacheLimits, TokenBudget, free_token_budget
 from toolformer_dag.model.open_samples import CallSampling
 from toolformer_dag.model.prefixes import CachedPrefixes
-from toolformer_dag.model.proposing import Proposing
+from toolformer_dag.model.proposing import ProposalBatch
 from toolformer_dag.model.sharing import Head, choose_sharing
 from toolformer_dag.model.trials import trial_tokens
 from toolformer_dag.settings.model_settings import SamplingSettings
@@ -71,14 +71,19 @@ class TransformersBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Propose as `Backend.propose` says, in batches by length. Only the last head stays cached."""
+        """Compute p of ` [` in texts, and sample after it, as `Backend.propose` says; in batches by length.
+
+        head: the tokens of the prompt before each text, which run once. The last head stays cached for the next call.
+        """
         run_head = self._run_head(head)
         calls = CallSampling(start, ends, sampling)
         lengths = [self._stored_tokens(text, head_length=len(head), room=calls.room) for text in texts]
+        # With shared keys a batch may be longer than the cache: texts that wait take the places of those that are done.
+        budgets_per_batch = CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED
         return self.budget.run(
             lengths,
             partial(self._propose_batch, run_head, texts, calls),
-            share=CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED,
+            share=budgets_per_batch,
             lower="segment_tokens, k, m or max_call_tokens",
         )
 
@@ -93,28 +98,35 @@ class TransformersBackend:
     def _propose_batch(
         self, head: RunHead, texts: Sequence[TokenText], calls: CallSampling, batch: Sequence[int]
     ) -> list[list[list[int]]]:
-        """Return the tokens of the samples of some texts; `batch` has their indices."""
+        """Return, for each text of a batch, the tokens of its samples.
+
+        - head: the prompt before each text, with its keys cached. calls: how samples begin, are drawn and end.
+        - batch: the indices of the batch's texts.
+        """
         batch_texts = [texts[index] for index in batch]
-        proposing = Proposing(
+        proposals = ProposalBatch(
             backbone=self.backbone,
             head=head.cached,
             counts=self.counts,
             calls=calls,
             items=batch_texts,
-            places=self._places(batch_texts, head_length=len(head.ids), room=calls.room),
+            limits=self._cache_limits(batch_texts, head_length=len(head.ids), room=calls.room),
         )
-        return proposing.run()
+        return proposals.run()
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute the log p of each query. Queries run sorted by prefix, so that common beginnings run once."""
+        """Compute the log p of each query, in order: of some tokens in a text after a prefix.
 
-        def work(batch: list[int]) -> list[LogProbabilities]:
+        Queries run in batches, sorted by prefix, so that what prefixes have in common runs once.
+        """
+
+        def answers_of_batch(batch: list[int]) -> list[LogProbabilities]:
             return self._answers([queries[index] for index in batch])
 
         lengths = [len(query.prefix) for query in queries]
         by_prefix = sorted(range(len(queries)), key=lambda index: list(queries[index].prefix))
-        return self.budget.run(lengths, work, lower="max_call_tokens", share=CACHE_PASSES, order=by_prefix)
+        return self.budget.run(lengths, answers_of_batch, lower="max_call_tokens", share=CACHE_PASSES, order=by_prefix)
 
     @torch.inference_mode()
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyBatch:
@@ -123,41 +135,45 @@ class TransformersBackend:
         return GreedyBatch(self.backbone, branches, branches.add(sequences))
 
     def _stored_tokens(self, text: TokenText, *, head_length: int, room: int) -> int:
-        """Return how many tokens' keys a text and all its samples store; each sample has up to `room` tokens.
+        """Return for how many tokens a text and all its samples store keys and values.
 
-        With shared keys the samples refer to those of head and text. In the model's own cache, each has a copy.
+        A sample has up to `room` tokens of its own. With shared keys it refers to those of the prompt's head and of the
+        text; in the model's own cache it has a copy of them.
         """
         text_length = len(text.ids)
         if self.sharing.cache is None:
             return text_length + text.most_samples * room
         return head_length + text_length + text.most_samples * (head_length + text_length + room)
 
-    def _places(self, texts: Sequence[TokenText], *, head_length: int, room: int) -> Places:
-        """Return how many texts and branches fit into memory: half of it is for texts, half for branches.
+    def _cache_limits(self, texts: Sequence[TokenText], *, head_length: int, room: int) -> CacheLimits:
+        """Return how many texts and samples may have their keys cached at once; at least one text with all its samples.
 
-        A branch continues a text by up to `room` tokens. A text keeps its place until the last of its samples ends,
-        when most have ended long before. In the model's own cache branches copy their text's keys, and all texts run
-        at once.
+        Half of the memory is for texts, half for branches: the continuations of texts, of up to `room` tokens, on which
+        samples are drawn. Probes are branches too, on which the probability of a ` [` of several tokens is computed. In
+        the model's own cache a branch copies the keys of head and text; there all texts of the batch run at once.
+
+        head_length: the tokens of the prompt before each text.
         """
         longest = max(len(text.ids) for text in texts)
-        most_samples = max(1, *(text.most_samples for text in texts))
+        most_samples = max(1, *(text.most_samples for text in texts))  # of a text
         half = self.budget.tokens * CACHE_PASSES // 2  # tokens whose keys fit into half of the memory
+        all_branches = len(texts) * most_samples
         if self.sharing.cache is not None:
-            probes = min(half // (head_length + longest + room), self.budget.tokens)
-            return Places(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, probes))
-        fitting = min(half // room, self.budget.tokens)
-        wanted = len(texts) * most_samples
-        return Places(
-            texts=min(len(texts), max(1, half // longest)),
-            branches=max(most_samples, min(fitting, wanted)),
-            probes=max(1, fitting),
+            fitting_probes = min(half // (head_length + longest + room), self.budget.tokens)
+            return CacheLimits(texts=len(texts), branches=all_branches, probes=max(1, fitting_probes))
+        fitting_texts = max(1, half // longest)
+        fitting_branches = min(half // room, self.budget.tokens)  # a step runs a token of each in one pass
+        return CacheLimits(
+            texts=min(len(texts), fitting_texts),
+            branches=max(most_samples, min(fitting_branches, all_branches)),
+            probes=max(1, fitting_branches),
         )
 
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Answer queries, ordered by prefix, whose prefixes fit into memory together: run all prefixes, then the texts.
+        """Return the log p of each query: run all prefixes first, then the texts after them.
 
-        A query whose answer is NaN runs again alone. Another sequence may have caused it: a mask hides what others in
-        the pass have computed, but not their NaN or infinity.
+        The queries are sorted by prefix, and their prefixes fit into memory together. A query whose answer is NaN runs
+        again alone: another sequence of the pass may be the cause, since a mask hides its numbers, but not its NaN.
         """
         if self.sharing.cache is not None:
             queries = [_without_prefix(query) for query in queries]
@@ -178,19 +194,23 @@ class TransformersBackend:
     def _run_texts(
         self, prefixes: CachedPrefixes, queries: Sequence[TokenQuery], batch: Sequence[int]
     ) -> list[LogProbabilities]:
-        """Run the texts of some queries after their cached prefixes, in one pass; `batch` has the queries' indices.
+        """Run the texts of some queries after their cached prefixes, in one pass; return the log p of each query.
 
-        Returns the answer of each: log p, [places, tokens per place].
+        - batch: the indices of the queries.
+        - result: for each, [places, tokens per place]. What stands at place p follows the prefix and p tokens of text.
         """
         batch_queries = [queries[index] for index in batch]
-        # A text ends before the last place: the token there is predicted, not read.
+        # A text is read up to its last place; the token there is only predicted.
         read_texts = [query.text[: max(query.places)] for query in batch_queries]
-        features = prefixes.features(batch, read_texts)  # [B, 1 + T, F]; column p is what precedes place p
-        located = [(row, place) for row, query in enumerate(batch_queries) for place in query.places]
-        targets = [tokens for query in batch_queries for tokens in query.tokens]
-        rows, columns = on_device(located, features.device).T  # [N] each, N: the places of all queries
+        features = prefixes.features(batch, read_texts)  # [B, 1 + T, F]; column p predicts what stands at place p
+        cells = []  # pairs of row and column in `features`, for the places of all queries
+        targets: list[Sequence[int]] = []  # the tokens at each of them
+        for row, query in enumerate(batch_queries):
+            cells += [(row, place) for place in query.places]
+            targets += query.tokens
+        rows, columns = on_device(cells, features.device).T  # [places of all queries] each
         log_p = self.backbone.log_probabilities(features[rows, columns], on_device(targets, features.device))
-        values = log_p.cpu().numpy()  # [N, tokens per place]
+        values = log_p.cpu().numpy()  # [places of all queries, tokens per place]
 
         for query, text in zip(batch_queries, read_texts, strict=True):
             self.counts.add(query.kind, len(text))

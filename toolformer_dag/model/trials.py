@@ -42,10 +42,10 @@ def exact_products() -> Iterator[None]:
 @exact_products()
 @torch.no_grad()  # tables that a model caches in a pass (rotary) must serve training too
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
-    """Raise ModelError for a model that attends to later tokens (BERT loads as a causal model too).
+    """Raise ModelError for a model whose tokens attend to later ones (BERT loads as a causal model too).
 
-    Compares the logits of the first tokens of two sequences that end differently. tokens: as `trial_tokens` returns
-    them.
+    Two sequences with the same first tokens and different last ones must have the same logits at the first. tokens:
+    TRIAL + TRIAL_ENDS ordinary ones, as `trial_tokens` returns them.
     """
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
@@ -61,10 +61,10 @@ def check_causal(model: Any, tokens: Sequence[int]) -> None:
 
 
 def trial_tokens(encoding: Encoding) -> list[int]:
-    """Return `TRIAL` + `TRIAL_ENDS` tokens of `ORDINARY_TEXT` as texts begin in use: after BOS where that is added.
+    """Return TRIAL + TRIAL_ENDS tokens of ordinary text to try a model with, after BOS where the tokenizer adds it.
 
-    On control tokens, which some vocabularies begin with, the logits of a trained model are chaotic. A vocabulary that
-    lacks the text's words gives its other ordinary tokens, and repeats them where they are few.
+    Special tokens are left out: after them the logits of a trained model are chaotic. Where a vocabulary has too few
+    tokens of ORDINARY_TEXT, its other tokens follow, and are repeated if need be.
     """
     tokenizer = encoding.tokenizer
     count = TRIAL + TRIAL_ENDS
@@ -111,11 +111,12 @@ LOWER = 0.1
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
-    """Return by how many nats per token BOS lowers the loss of `ORDINARY_TEXT`; 0 where that is not clear.
+    """Return by how many nats per token a BOS before ordinary text lowers the model's loss; 0 where that is not clear.
+
+    Clear is a gain above LOWER and above CLEARLY standard errors. It is 0 too where the tokenizer has no BOS or adds it
+    already, and where the model has no embedding for it.
 
     context: the most tokens of a sequence.
-
-    It is 0 too where the tokenizer has no BOS, or adds it itself, and where the model has no row for it.
     """
     bos = encoding.tokenizer.bos_token_id
     if encoding.bos or bos is None or bos >= model.config.get_text_config().vocab_size:

@@ -52,14 +52,13 @@ SET_HERE = (
 
 
 def load_service(model: ModelSettings, dtype: str, config: Any, context_length: int) -> TokenService:
-    """Load the settings' model into vLLM, or connect to the servers that have it.
+    """Load a model into vLLM in this process or, where the settings name URLs, connect to the servers that run it.
 
-    - dtype: a data type or `auto`.
+    - dtype: such as "bfloat16", or "auto".
     - config: the model's config in transformers.
     - context_length: the most tokens of a sequence.
 
-    Raises ModelError where vLLM or a server cannot run the model, DamagedModel where a file of it is damaged. Which
-    architectures vLLM knows, it says itself.
+    Raises ModelError where vLLM or a server cannot run the model, DamagedModel where one of its files is damaged.
     """
     name = model_name(model)
     if config.model_type == "gptj" and config.tie_word_embeddings:
@@ -70,7 +69,10 @@ def load_service(model: ModelSettings, dtype: str, config: Any, context_length: 
 
 
 def _load(model: ModelSettings, name: str, dtype: str, context_length: int) -> LLM:
-    """Load a model folder or hub id in this process, with the options of `[model.vllm]`. Raises as `load_service`."""
+    """Load a model folder or hub id into vLLM in this process, with the options of `[model.vllm]` in the settings.
+
+    Raises ModelError for an unknown option and where vLLM cannot run the model, DamagedModel for a damaged file.
+    """
     _check_options(model.vllm)
     require_whole(name, model.revision)
     options = {"enable_prefix_caching": True, "max_model_len": context_length, **model.vllm}
@@ -133,7 +135,7 @@ class ServedVllm:
     library = VllmService.library
 
     def __init__(self, urls: Sequence[str], name: str, dtype: str, vocabulary: int) -> None:
-        """Connect to the servers, and check that each has the model `name` and the logits processor."""
+        """Connect to the servers at `urls`, and check that each has the model and this project's logits processor."""
         self.dtype = dtype
         self.vocabulary = vocabulary
         key = os.environ.get(KEY)
@@ -146,13 +148,17 @@ class ServedVllm:
             self._check(url, name)
 
     def _check(self, url: str, name: str) -> None:
-        """Raise ModelError where a server has another model, or lacks the logits processor."""
+        """Raise ModelError where a server has another model, or lacks this project's logits processor.
+
+        The processor lets requests say which tokens are written; without it the server ignores that, and the model
+        writes others.
+        """
         served = [model.get("root") or model["id"] for model in self._response("GET", f"{url}/v1/models")["data"]]
         if name not in served:
             raise ModelError(f"model.url: {url} serves {', '.join(served)}, not {name}; start it with {START_COMMAND}")
-        walk = [1, 2]  # tokens that the model would hardly write by itself
-        answer = self._answer(TokenRequest([1], len(walk), walk=walk, likeliest=1), url)
-        if answer.tokens != walk:
+        unlikely_tokens = [1, 2]
+        request = TokenRequest([1], len(unlikely_tokens), walk=unlikely_tokens, likeliest=1)
+        if self._answer(request, url).tokens != unlikely_tokens:
             raise ModelError(f"model.url: {url} runs without the logits processor; start it with {START_COMMAND}")
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:
@@ -162,7 +168,7 @@ class ServedVllm:
             return list(pool.map(self._answer, requests, urls))
 
     def _answer(self, request: TokenRequest, url: str) -> TokenAnswer:
-        """Send a request to a server, and return its answer."""
+        """Send a request to the vLLM server at a URL, with the sampling parameters as JSON; return its answer."""
         fields = msgspec.to_builtins(sampling_params(request, self.vocabulary))
         params = {field: value for field, value in fields.items() if not field.startswith("_")}
         scored = params.get("logprob_token_ids")
@@ -189,7 +195,7 @@ class ServedVllm:
 
 
 def _local_answer(output: Any) -> TokenAnswer:
-    """Return the answer in vLLM's output of a request in this process."""
+    """Convert vLLM's output of a request: the written tokens, and the log p at each of them and of the prompt's."""
     [written] = output.outputs
     scores = []
     for step in written.logprobs or ():
@@ -207,7 +213,10 @@ def _local_answer(output: Any) -> TokenAnswer:
 
 
 def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
-    """Return the answer in the JSON of a server's response."""
+    """Convert the JSON of a vLLM server's response: the written tokens, and the log p at each and of the prompt's.
+
+    prompt: the tokens of the request, which the response does not repeat.
+    """
     [choice] = response["choices"]
     scores = []
     if choice["logprobs"]:

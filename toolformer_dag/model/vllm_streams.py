@@ -19,9 +19,10 @@ WALK = "walk"
 
 
 def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
-    """Return a request's parameters for vLLM. A stream or a walk is in `extra_args`, where `Streams` reads it.
+    """Return a request's parameters for vLLM.
 
-    vocabulary: the number of the model's tokens.
+    What vLLM cannot do itself is in `extra_args`, where the logits processor `Streams` reads it: to draw by given
+    uniform numbers (a stream), or to write given tokens (a walk). vocabulary: the number of the model's tokens.
     """
     extra: dict[str, Any] | None = None
     if request.stream is not None:
@@ -76,7 +77,10 @@ class Streams(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the batch: requests that left, came and moved."""
+        """Follow vLLM's batch, so that `_rows` has the requests with a stream or a walk by their row in it.
+
+        batch_update: which requests left, came, moved or changed places since the last step; None where none did.
+        """
         if batch_update is None:
             return
         for index in batch_update.removed:
@@ -116,8 +120,11 @@ class Streams(LogitsProcessor):
         return tokens
 
     def _drawn(self, logits: Tensor) -> dict[int, int]:
-        """Draw the next token of each stream that is not at its end; return them by row. logits: [rows, V]."""
-        numbers = {}  # the uniform number of each stream's next token, by row
+        """Draw the next token of each request with a stream of uniform numbers that is not used up.
+
+        Returns the tokens by row of the batch. logits: of all rows, [rows, V].
+        """
+        numbers = {}  # by row, the uniform number of the next token
         for index, row in self._rows.items():
             stream = row.options.get(STREAM, ())
             if index < len(logits) and len(row.written) < len(stream):

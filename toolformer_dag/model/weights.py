@@ -64,9 +64,10 @@ UNLIMITED_CORES = 1_000_000
 
 
 def cores() -> int:
-    """Return how many cores this process may use, at least 1.
+    """Return how many physical cores this process may use, at least 1.
 
-    Hardware threads of one core count once, and a container's limit is kept to.
+    Counted are the cores of the hardware threads that the process is bound to, and a container's limit of processor
+    time, rounded down.
     """
     hardware_threads = set(range(os.cpu_count() or 1))
     if hasattr(os, "sched_getaffinity"):  # on Linux, those that are left to this process
@@ -129,11 +130,11 @@ IDENTIFYING = ("name", "revision", "dtype")
 
 
 def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
-    """Return what identifies a model, from which fingerprints follow:
+    """Return what identifies a model: where it differs, everything that was computed with the model is out of date.
 
-    - of a folder, the hash of each file that determines its results, by the file's name
-    - of a GGUF file, its hash, the version of the conversion, and BOS where it was chosen
-    - of a hub id, the id and the revision
+    - Of a folder: by file name, the hash of each file that determines its results.
+    - Of a GGUF file: its hash, the version of the conversion, and BOS where it was chosen.
+    - Of a hub id: the id and the revision.
 
     A hub id without a revision means `main`; pin a revision to notice changes of the branch. Raises ModelError for a
     path that is not a model folder. Not covered: whether the files fit each other.
@@ -167,15 +168,14 @@ def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") ->
 
 
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:
-    """Read the files of a model that are about to be loaded, and compare them with their hashes.
+    """Raise DamagedModel where a file of a model that is about to be loaded changed without a trace.
 
-    weights: whether the weights are loaded too.
+    Hashes of files are cached by size and times, so damage that leaves these as they were is only found by reading the
+    file. A large file in the hub's cache is compared with its name, which is its hash. Nothing is checked of a model
+    that is not on this machine.
 
-    The hash in an identity may be cached, so damage since then is only found by reading the file. A large file of the
-    hub is compared with its name, which is its hash.
-
-    Raises DamagedModel where a file's content is another one, DamagedCheckpoint where it is one of a checkpoint of this
-    project; that file's times are then set, so that the next run notices and finetunes again.
+    weights: whether the weights are loaded too. Raises DamagedCheckpoint for a checkpoint of this project; the file's
+    times are then set, so that the next run notices and finetunes again.
     """
     folder = model_folder(name, revision)
     if folder is None:
@@ -197,9 +197,9 @@ def _is_misnamed(file: Path) -> bool:
 
 
 def model_folder(name: str, revision: str | None = None) -> Path | None:
-    """Return the folder of a model, which for a hub id is in the hub's cache; None where it was not fetched yet.
+    """Return the folder with the files of a model; for a hub id it is in the hub's cache, None before it was fetched.
 
-    Raises ModelError for a path that leads nowhere.
+    Raises ModelError for a path at which there is no model folder.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -215,9 +215,10 @@ MARKERS = "call_markers"
 
 
 def checkpoint_markers(name: str, revision: str | None = None) -> CallMarkers | None:
-    """Return the markers of calls that a model's files name: what it was finetuned with.
+    """Return the markers with which a model was finetuned to write calls, such as ` [` and `->`, from its files.
 
-    A checkpoint that names none has the paper's. None for any other model without markers.
+    They are in tokenizer_config.json. A checkpoint of this project that names none has the paper's; None for any other
+    model without markers.
     """
     folder = model_folder(name, revision)
     if folder is None:
@@ -242,10 +243,10 @@ def refuse_other_markers(model: ModelSettings) -> None:
 
 
 def check_model(name: str, revision: str | None = None) -> None:
-    """Raise ModelError for a name that is no folder, not in the hub's cache, and no model that the hub gives.
+    """Raise ModelError where a name is neither a folder nor a model in the hub's cache or on the hub.
 
-    This takes HUB_PATIENCE seconds at most. transformers would ask the hub for each file, six times with pauses, before
-    it says so.
+    The hub is asked once, for HUB_PATIENCE seconds at most. transformers would ask it for each file, six times with
+    pauses, before it raises.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
@@ -263,9 +264,9 @@ def check_model(name: str, revision: str | None = None) -> None:
 
 
 def _folder(name: str) -> Path | None:
-    """Return the folder of a model, converted from a GGUF file if need be; None for a hub id.
+    """Return the folder that a model's name leads to; None for a hub id, such as "org/model".
 
-    Raises ModelError for a path that leads nowhere.
+    A GGUF file is converted to a folder first, once. Raises ModelError for a path at which there is no folder.
     """
     folder = expanded(Path(name))
     if name.endswith(GGUF):
@@ -282,7 +283,10 @@ REQUIRED_FILES = (("config.json",), ("*.safetensors",), ("tokenizer*", "*.model"
 
 
 def _required_files(folder: Path) -> list[Path]:
-    """Return the files that determine a model folder's results. Raises ModelError where it lacks some."""
+    """Return the files of a model folder that determine its results: config, weights, tokenizer, code.
+
+    Raises ModelError where config, weights or tokenizer is missing.
+    """
     files = _identifying_files(folder)
     for patterns in REQUIRED_FILES:
         if not any(file.match(pattern) for file in files for pattern in patterns):
@@ -313,9 +317,10 @@ def model_dtype(model: ModelSettings) -> str:
 
 
 def _folder_dtype(folder: Path) -> str:
-    """Return the data type that config.json names, else that of the first floating-point weights, else float32.
+    """Return the data type in which a model folder stores its weights, such as "bfloat16".
 
-    Raises ModelError where config.json cannot be read.
+    It is the one that config.json names, else that of the first floating-point weights, else float32. Raises ModelError
+    where config.json cannot be read.
     """
     from safetensors import safe_open
 
@@ -360,10 +365,10 @@ def _conversions() -> Path:
 
 
 def converted(file: Path) -> Path:
-    """Return the folder of safetensors and tokenizer that a GGUF file is converted to; convert it where there is none.
+    """Convert a GGUF file to a folder with safetensors and a tokenizer, once; return the folder.
 
-    The folder is named after the file's content, in `models` of the cache. It appears only when complete; one process
-    converts, others wait. Raises ModelError where the file cannot be read or converted.
+    The folder is in the user's cache, named after the hash of the file. It appears only when complete; where several
+    processes need it, one converts and the others wait. Raises ModelError where the file cannot be read or converted.
     """
     try:
         digest = file_hash(file)
@@ -380,7 +385,11 @@ def converted(file: Path) -> Path:
 
 
 def _convert(file: Path, digest: str, folder: Path) -> None:
-    """Convert a GGUF file with this hash to `folder`. Raises ModelError where that fails or a package is missing."""
+    """Convert a GGUF file to `folder` in a process of its own, and log that this may take minutes.
+
+    digest: the hash of the file. The process writes to a folder beside it, which then takes its name. Raises ModelError
+    where the conversion fails or the package gguf is missing.
+    """
     if find_spec("gguf") is None:
         raise ModelError(
             f"{file} needs the package gguf, which is not there; run `pip install -c constraints.txt -e '.[gguf]'`, "

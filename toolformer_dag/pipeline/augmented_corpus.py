@@ -39,8 +39,8 @@ from toolformer_dag.pipeline.document_cuts import DocumentCuts, cutting
 from toolformer_dag.pipeline.merging import (
     HELDOUT_SHARE,
     MERGING,
+    AugmentedText,
     Dropped,
-    Example,
     KeptCall,
     examples,
     plain_examples,
@@ -49,7 +49,7 @@ from toolformer_dag.pipeline.merging import (
 )
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.texts.calls import take_out
-from toolformer_dag.texts.chains import Link, read_chain
+from toolformer_dag.texts.chains import ChainLink, read_chain
 from toolformer_dag.texts.segments import Segment
 
 NAME = "training/augmented_corpus"
@@ -84,7 +84,10 @@ class _PlacedDocument(NamedTuple):
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the kept calls and the documents."""
+    """Return the settings and versions of code that determine the rows of C*, beside the kept calls and documents.
+
+    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools.
+    """
     return {
         **cutting(plan),
         "tools": plan.lane_names,
@@ -120,12 +123,13 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Merge the kept calls of all lanes into a shard's documents, cut these into texts, keep the texts with calls.
+    """Merge the kept calls of all tools into the documents of a shard; return the rows of C* and what was rejected.
 
-    With `training.plain_texts` texts without calls stand beside them (`plain_texts`).
+    part: the name of the shard.
 
-    Lanes may have cut a document differently, so calls meet by their character in the document. Taking the calls out of
-    `text_with_calls` gives `text` back: a text where it would not is rejected (see `examples`).
+    A row is a text x of a document with its calls in it, x*. Tools may have cut a document differently, so calls are
+    placed by their character in the document, and the document is cut anew. With `training.plain_texts` texts without
+    calls stand beside them. A text whose x* without the calls would not be x is rejected (see `examples`).
 
     Memory: kept calls and texts of the shard. Raises StaleInput where a document is gone.
     """
@@ -135,7 +139,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     merge = _Merge(plan, calls, plain)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
-    while batch := list(islice(documents, raw_shards.BATCH)):
+    while batch := list(islice(documents, raw_shards.BATCH)):  # stored cuts are looked up a batch at a time
         cut_documents = cuts.of([(document.place, document.text) for document in batch])
         for document, cut_document in zip(batch, cut_documents, strict=True):
             merge.add(document, cut_document.texts)
@@ -144,13 +148,14 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard in which no call of any lane stays: (shard, digest, offset).
+    """Choose texts of a shard without a kept call, to be trained on beside those with calls: (shard, digest, offset).
 
-    calls: the shard's kept calls.
+    calls: the shard's kept calls of all tools.
 
-    Each lane gives so many of the texts that it wanted as `training.plain_texts` says, in proportion to its texts with
-    calls: those with the smallest hashes, and none that another lane gave. Memory: the places of the lanes' texts in
-    the shard.
+    `training.plain_texts` is a ratio: with 0.5 and 40 texts with calls of a tool, 20 of the texts that were selected
+    for the tool and have no call are chosen. They are those with the smallest hashes; none is chosen for two tools.
+
+    Memory: the shard's texts of a tool at a time, without their characters.
     """
     share = plan.settings.training.plain_texts
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
@@ -175,9 +180,9 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rounded_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name: up as often, over all names, as its fraction says.
+    """Round a number up or down by the hash of a name, always alike for the same name.
 
-    So shards with few calls give their share too.
+    Over many names 0.3 is rounded up in 30 % of them: shards whose share is below 1 give something too.
     """
     hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -200,7 +205,7 @@ def corpus_batches(lake: Lake) -> Iterator[pl.DataFrame]:
 
 
 def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
-    """Count texts that taking the calls out of x* does not give back, byte for byte."""
+    """Count the rows whose x* (`text_with_calls`) without its calls is not x (`text`), byte for byte; 0 is wanted."""
     tool_names = output.plan.lane_names.values()
     markers = output.plan.settings.model.markers
     count = 0
@@ -210,7 +215,10 @@ def texts_not_given_back(rows: pl.DataFrame, output: TableOutput) -> int:
 
 
 def texts_by_lane(output: TableOutput) -> Shown:
-    """Count the texts of C* for its asset: by lane, as in Table 2, all with calls, and those without any."""
+    """Count the texts of C* for Dagster's page: by tool, as in Table 2, all with calls, and those without any.
+
+    A text with calls of two tools counts for both, so the sum may be larger than "texts with all".
+    """
     texts = 0
     with_lane: Counter[str] = Counter()
     without_calls = 0
@@ -226,9 +234,9 @@ def texts_by_lane(output: TableOutput) -> Shown:
 
 
 def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
-    """Yield the documents whose `keys` (DOCUMENT) are given, each once.
+    """Yield the documents that `keys` (shard, digest) name, each once, shard by shard.
 
-    Raises StaleInput at the end where some are gone.
+    Raises StaleInput at the end where some are gone: their calls were kept before the corpus changed.
     """
     wanted = keys.select(DOCUMENT).unique()
     wanted_shards = set(keys["shard"])
@@ -247,13 +255,18 @@ def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
 
 
 class _Merge:
-    """The merging of a shard's kept calls into its documents.
+    """The merging of a shard's kept calls into its documents, which `add` takes one after another.
 
-    `rows` and `rejected` (calls that are not used) grow with each document that is added.
+    - `rows`: the rows of C*, complete after the last document
+    - `rejected`: how many calls could not be used, by (shard, reason)
     """
 
     def __init__(self, plan: Plan, calls: pl.DataFrame, plain: pl.DataFrame) -> None:
-        """calls: the shard's kept calls. plain: texts that are to stand as they are (`plain_texts`)."""
+        """Prepare the merging of a shard.
+
+        calls: the shard's kept calls, of all its documents.
+        plain: (shard, digest, offset) of texts without calls that become rows too (see `plain_texts`).
+        """
         self.rows: list[_CorpusRow] = []
         self.rejected: Rejected = Counter()
         self._tool_names = plan.lane_names  # by lane
@@ -262,7 +275,10 @@ class _Merge:
         self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
 
     def add(self, document: _PlacedDocument, texts: Sequence[Segment]) -> None:
-        """Merge the calls of a document, which is cut into `texts`."""
+        """Merge the calls of a document, which is cut into `texts`: add to `rows` and `rejected`.
+
+        A row is added for each text that gets calls, and for each text that stands without calls.
+        """
         key = (document.shard, document.digest)
         calls = self._kept_calls(key)
         tool_names = list(self._tool_names.values())
@@ -277,20 +293,24 @@ class _Merge:
                 self.rows.append(_row(document, example))
 
     def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
-        """Return the calls of a document, each as the chain that it ends."""
+        """Return the kept calls of a document (shard, digest), from the rows of filtered_calls.
+
+        A row of a chain (calls in a row at one place, each after the results of those before) gives one KeptCall with
+        all of its calls; any other row gives one with a single call.
+        """
         if document not in self._calls_of:
             return []
         calls = []
         for row in self._calls_of[document].iter_rows(named=True):
             links = read_chain(row["chain"])
             if not links:  # a single call
-                links = [Link(self._tool_names[row["tool"]], row["input"], row["result"])]
+                links = [ChainLink(self._tool_names[row["tool"]], row["input"], row["result"])]
             calls.append(KeptCall(row["tool"], row["char_offset"], row["delta"], tuple(links)))
         return calls
 
 
-def _row(document: _PlacedDocument, example: Example) -> _CorpusRow:
-    """Return the row of a text."""
+def _row(document: _PlacedDocument, example: AugmentedText) -> _CorpusRow:
+    """Return the row of C* for a text of a document, with the split (train or held out) of the document."""
     segment = example.segment
     return _CorpusRow(
         document_hash=int.from_bytes(text_order(document.text), "big"),

@@ -46,7 +46,7 @@ from toolformer_dag.pipeline.scored_candidates import TextChunk, parsed_call
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import look_ahead
 from toolformer_dag.texts.calls import Call
-from toolformer_dag.texts.chains import Link, place_of, read_chain, written_chain
+from toolformer_dag.texts.chains import ChainLink, place_of, read_chain, written_chain
 from toolformer_dag.texts.look_ahead import TextUnits
 
 FIRST_SAMPLE = 100_000_000
@@ -79,11 +79,11 @@ single call. `text_digest`, `context` and `offset` are those of its text.
 
 
 def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
-    """Return the calls of a shard (FINISHED) that have a result.
+    """Join the candidate calls of a shard with their results; return those that have one (FINISHED).
 
-    level: how many calls stand at the place, the call itself included; 1 for single calls.
+    level: how many calls stand at the place, the call itself included: 1 for single calls, 2 for those after one call.
 
-    Raises StaleInput where calls were not run.
+    Raises StaleInput where the table of results lacks a call: it has to be brought up to date first.
     """
     lane = output.lane
     tables = call_tables(level)
@@ -98,7 +98,7 @@ def finished(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
     results = output.lane_table(tables.results).read(shard)
     results = results.select("input", "context", "result", called="tool", was_run=pl.lit(True))
     calls = calls.join(results, on=("called", "input", "context"), how="left")
-    if calls["was_run"].has_nulls():
+    if calls["was_run"].has_nulls():  # a call that was run without a result has a row with a null in `result`
         raise StaleInput(output.name, shard, "calls that were not run", f"{lane.key}/{tables.results}")
     return calls.filter(pl.col("result").is_not_null()).select(FINISHED)
 
@@ -108,18 +108,19 @@ def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
-        last = Link(tool=tool_names[called], input=input, result=result)
+        last = ChainLink(tool=tool_names[called], input=input, result=result)
         chains.append(written_chain([*read_chain(before), last]))
     return pl.Series(chains, dtype=pl.String)
 
 
 def units_ahead(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Return for each of the `calls` (FINISHED) the units of its input that the text has only after the call.
+    """Return for each call the numbers and names of its input that its text says only after the call.
 
-    Units are numbers and names (texts/look_ahead.py). Those that the result of an earlier call of the chain says are
-    left out. Null where none is left, and for a lane without this rule.
+    "17 + 25" before a text has said 17 gives ["17"]: a reader could not have asked for it yet. What the result of an
+    earlier call of the same chain says is left out. Null where nothing is left, and for a lane (a tool with its
+    thresholds) without this rule.
 
-    texts: text_digest and text of at least the texts of the calls.
+    texts: text_digest and text of at least the texts of the calls. calls: FINISHED.
     """
     if not lane.look_ahead:
         return pl.Series([None] * calls.height, dtype=pl.List(pl.String()))
@@ -151,7 +152,11 @@ class PlacesAfterCalls(NamedTuple):
 
 
 def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAfterCalls:
-    """Return the places for calls of a level (2: after one call). No chain goes on after a call that looks ahead."""
+    """Return the places of a shard where a call of a level may stand: right after the calls of the level before.
+
+    level: 2 for places after a single call. There is none after a call that looks ahead (`units_ahead`). Of several
+    calls that give equal chains at a position of a text the first stands for all.
+    """
     calls = finished(output, shard, level - 1).sort(CALL_KEY)
     texts = output.lane_table("heuristic_subset").read(shard).select("text_digest", "text")
     calls = calls.filter(units_ahead(output.lane, texts, calls).is_null())
@@ -167,7 +172,10 @@ def places_after_calls(output: TableOutput, shard: str, level: int) -> PlacesAft
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
-    """Return what determines the rows beside the calls before."""
+    """Return what determines the calls of a level (2: after one call) beside the calls before them.
+
+    The argument schemas of every tool that may be called count, since samples are parsed by them.
+    """
     schemas = {name: called.tool.schema for name, called in lane.chainable.items()}
     return {
         **samples_identity(plan, lane.chain_prompt),
@@ -194,10 +202,15 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Read the calls after those of a shard. Raises StorageError where some were damaged since they were computed.
+    """Return the rows of a shard from what is stored: a row per sample after each call of the level before.
+
+    level: 2 for samples after a single call.
 
     A row is a call, or a discarded sample with its reason: those of scored_candidates, and repeated_call (the same call
-    stands before it). Places without a row are counted as no_call, does_not_fit or not_finite.
+    stands before it). Places without a row are counted as no_call (its probability is not above tau_s), does_not_fit or
+    not_finite.
+
+    Raises StorageError where samples were damaged since they were computed.
     """
     calls_before, places = places_after_calls(output, shard, level)
     store = ChainedSampleStore(worker, output.lane)
@@ -237,7 +250,11 @@ class _ParsedSample(NamedTuple):
 
 
 def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Read samples (body, reason, chain) as calls; `chain` are the calls before each. Return _ParsedSample rows."""
+    """Parse samples as calls; return a frame with the columns of _ParsedSample, in the order of the rows.
+
+    samples: `body` (what was written between the brackets, null where they were not closed), `reason` (why there is no
+    body) and `chain` (the calls before the sample, as JSON).
+    """
     parsed = []
     for body, reason, chain in samples.select("body", "reason", "chain").iter_rows():
         if body is None:
@@ -248,8 +265,11 @@ def _parsed_samples(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(parsed, schema=schema, orient="row")
 
 
-def _parsed_sample(lane: Lane, body: str, links: Sequence[Link]) -> _ParsedSample:
-    """Read a body as a call of one of the tools that the lane may call, after the calls `links`."""
+def _parsed_sample(lane: Lane, body: str, links: Sequence[ChainLink]) -> _ParsedSample:
+    """Parse what was sampled between the brackets as a call of one of the tools that the lane may call.
+
+    links: the calls before it. One of these again is refused as repeated_call, any other tool as other_tool.
+    """
     for called in lane.chainable.values():
         parsed = parsed_call(called, body)
         if parsed.reason == "other_tool":
@@ -262,7 +282,11 @@ def _parsed_sample(lane: Lane, body: str, links: Sequence[Link]) -> _ParsedSampl
 
 
 def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the calls of each tool that is called whose results no run has stored."""
+    """Plan the calls of a shard, of every tool that stands in them, whose results are not stored yet.
+
+    claimed: calls that earlier shards of this run make already; the planned ones are added. level: 2 for calls after
+    one other.
+    """
     chunks: list[Chunk] = []
     work = Work()
     for calls in _calls_by_tool(output, shard, level):
@@ -273,7 +297,10 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
 
 
 def run_rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
-    """Return a row per distinct call of each tool; see `tool_results.rows`."""
+    """Return the result of each distinct call of a shard, of every tool that stands in them (see `tool_results.rows`).
+
+    level: 2 for calls after one other.
+    """
     frames = [output.stage.schema.to_frame()]
     rejected: Rejected = Counter()
     stores: list[str] = []
@@ -296,7 +323,10 @@ class _CallsOfTool(NamedTuple):
 
 
 def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOfTool]:
-    """Return the calls of a level to each tool that the lane may call."""
+    """Group the calls of a shard by the tool that they call; a tool without a call has a group without rows.
+
+    level: 2 for calls after one other.
+    """
     lane = output.lane
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     calls = output.lane_table(call_tables(level).candidates).read(shard).filter(pl.col("input").is_not_null())

@@ -20,7 +20,7 @@ from toolformer_dag.texts.chains import read_chain, written_chain
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside calls and results: every tool that may be called."""
+    """Return what determines the scores of chains beside calls and results: every tool that a chain may call counts."""
     later_tools = {later.tool.key: loss_deltas.tool_settings(later) for later in lane.then}
     return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": later_tools}
 
@@ -34,7 +34,10 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of every chain of a shard that has a result and does not look ahead."""
+    """Plan the losses of the chains of a shard whose last call has a result and does not look ahead.
+
+    claimed: losses that earlier shards of this run compute already; the planned ones are added.
+    """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)
     to_score = chains.filter(pl.col("unfit").is_null())
@@ -42,9 +45,10 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return one row per chain: as `loss_deltas.rows` of its last call.
+    """Return the scores of the chains of a shard from the stored losses: a row per chain, keyed by its last call.
 
-    A further reason is idle_first: no later call of the chain needed an earlier one, `need` <= 0.
+    A chain are calls in a row at one place, each made after the results of those before. Its columns and reasons are
+    those of `loss_deltas.rows`, and idle_first: no later call needed the results of the earlier ones (`need` <= 0).
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)
@@ -54,9 +58,12 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the last calls of all chains of a shard (see `chained_calls`), with `ahead` and `unfit` as in loss_deltas.
+    """Return the chains of a shard, a row for the last call of each: the columns of `chained_calls`, and two more.
 
-    texts: the shard's rows of heuristic_subset.
+    - ahead: numbers and names of the input that the text says only after the call, else null
+    - unfit: why the chain is not scored (looks_ahead), else null
+
+    texts: the texts of the shard (text_digest, text, ...).
     """
     chains = pl.concat(chained_calls(output, shard, level) for level in range(2, output.lane.depth + 1))
     chains = chains.with_columns(ahead=units_ahead(output.lane, texts, chains))
@@ -78,9 +85,9 @@ def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return chains whose last call has the swapped result, which `calls` have in `result`.
+    """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
 
-    They have no `others`: their need is that of the chain itself.
+    `others` becomes null, so that no need is computed: it is that of the chain with its true result.
     """
     chains = []
     for chain, result in calls.select("chain", "result").iter_rows():

@@ -26,7 +26,7 @@ from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
-from toolformer_dag.texts.chains import Link, chain_text, least_need, other_results, read_chain, written_chain
+from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -85,22 +85,25 @@ def chained_calls(output: TableOutput, shard: str, level: int) -> pl.DataFrame:
 
 
 def _results_of_others(chains: pl.Series, level: int) -> pl.Series:
-    """Return for each chain of `level` calls a JSON list of as many results as it has calls but the last.
+    """Return for each chain a JSON list with another result for each of its calls but the last, to be swapped in.
 
-    Each is the result of another chain's call of the same number, to be put in the place of its own. Null where there
-    is no other result for one of them.
+    Swapped results tell whether the later calls need the earlier ones. The other result of the n-th call is that of the
+    n-th call of another chain: all different results stand in a circle, and each gets the next one. Null where there is
+    no other result for one of the calls.
+
+    chains: as JSON, each of `level` calls. Three calls with the results "12", "7", "84" may give '["15", "9"]'.
     """
     links_of_chains = [read_chain(chain) for chain in chains]
-    next_result_of = []  # for each number of a call: result -> another result
+    other_result_of = []  # for the first call of a chain, the second, ...: result -> another result
     for number in range(level - 1):
         results = {links[number].result for links in links_of_chains}
-        next_result_of.append(_next_in_circle(results))
-    others = []
+        other_result_of.append(_next_in_circle(results))
+    lists = []
     for links in links_of_chains:
-        results_of_others = [next_result_of[number].get(link.result) for number, link in enumerate(links[:-1])]
-        is_complete = None not in results_of_others
-        others.append(orjson.dumps(results_of_others).decode() if is_complete else None)
-    return pl.Series(others, dtype=pl.String)
+        other_results_of_chain = [other_result_of[number].get(link.result) for number, link in enumerate(links[:-1])]
+        is_complete = None not in other_results_of_chain
+        lists.append(orjson.dumps(other_results_of_chain).decode() if is_complete else None)
+    return pl.Series(lists, dtype=pl.String)
 
 
 def _next_in_circle(results: Collection[str]) -> dict[str, str]:
@@ -122,12 +125,13 @@ def _stores(worker: Worker, lane: Lane) -> ChainStores:
 def planned_chains(
     worker: Worker, output: TableOutput, chains: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the losses and needs of `chains` (NEED_KEY and other columns) that are not stored. Counts distinct losses.
+    """Plan the losses and needs of chains that are not stored yet: chunks for workers, and counts of distinct losses.
 
-    A chain whose `others` is null has no need.
+    A need says by how much the later calls of a chain gain from the true results of the earlier ones, in nats.
 
+    chains: NEED_KEY and other columns. Where `others` is null no need is computed.
     texts: text_digest and text of at least the texts of the chains.
-    claimed: rows that earlier shards of this run compute already; the planned ones are added.
+    claimed: rows that earlier shards of this run compute already. They are not planned again; the planned are added.
     """
     stores = _stores(worker, output.lane)
     loss_keys = chains.select(LOSS_KEY).unique(maintain_order=True)
@@ -146,9 +150,10 @@ def planned_chains(
 def _chunks(
     plan: Plan, loss_keys: pl.DataFrame, missing_losses: pl.DataFrame, missing_needs: pl.DataFrame, texts: pl.DataFrame
 ) -> list[Chunk]:
-    """Cut the missing losses and needs into chunks: those of a text stay together.
+    """Cut the missing losses and needs into chunks of about equal work; those of a text stay in one chunk.
 
-    loss_keys: all chains of the shard (LOSS_KEY).
+    loss_keys: all chains of the shard (LOSS_KEY), by which chunks are cut as if none were stored.
+    missing_losses, missing_needs: the keys (LOSS_KEY, NEED_KEY) of what is to be computed.
     texts: text_digest and text of at least the texts of the chains.
     """
     chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
@@ -168,7 +173,10 @@ def _chunks(
 
 
 def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Work:
-    """Compute and commit the losses and the needs of a chunk of chains."""
+    """Compute the losses and needs of a chunk of chains with the model, and append them to their row stores.
+
+    Returns the tokens that went through the model.
+    """
     engine = worker.engine("judge")
     tokens_before = Counter(engine.counts.as_dict())
     stores = _stores(worker, output.lane)
@@ -180,7 +188,10 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
 
 
 def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
-    """Compute the losses (LOSSES) of chains (LOSS_KEY). text_of: the texts by their hashes."""
+    """Compute the losses of chains, without the last result and with it; return rows of LOSSES in the order of `keys`.
+
+    keys: LOSS_KEY. text_of: text_digest -> text.
+    """
     requests = []
     for digest, position, chain in keys.iter_rows():
         *earlier, last = read_chain(chain)
@@ -200,7 +211,11 @@ def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str,
 
 
 def _values(pair: tuple[float, float] | None) -> _ChainLosses:
-    """Return what is stored of the losses of a chain; None for one that does not fit the context with its text."""
+    """Turn the losses of a chain (loss_call, loss_result; nats) into what is stored of them.
+
+    pair: None where chain and text do not fit the model's context together, which is stored as does_not_fit. Infinite
+    losses and NaN are stored as not_finite.
+    """
     if pair is None:
         return _ChainLosses(None, None, reason="does_not_fit")
     loss_call, loss_result = pair
@@ -210,10 +225,13 @@ def _values(pair: tuple[float, float] | None) -> _ChainLosses:
 
 
 def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
-    """Compute the needs (NEEDS) of chains (NEED_KEY). text_of: the texts by their hashes.
+    """Compute by how much the later calls of chains need the earlier results; return rows of NEEDS, as `keys` stand.
 
-    Each later call of a chain is compared after the real results and after an exchanged one (`other_results`). All
-    comparisons of all chains go through the engine together.
+    Each later call is compared twice: how probable it is after the real results, and after one of them is swapped for
+    another (`other_results`). The need of a chain is the least gain over its calls. All comparisons of all chains go
+    through the engine together.
+
+    keys: NEED_KEY. text_of: text_digest -> text.
     """
     requests: list[NeedRequest] = []
     comparison_counts = []  # of each chain
@@ -240,7 +258,9 @@ def _computed_needs(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, 
 
 
 def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> CallsWithLosses:
-    """Return `chains` (NEED_KEY and other columns) with their stored losses and needs.
+    """Add the stored losses and needs to chains; return them with the names of the row stores that they come from.
+
+    chains: text_digest, position, chain (the calls, as JSON), others (results to compare with), and other columns.
 
     The columns that are added:
     - loss_empty, loss_before, loss_call, loss_result: the losses without calls, after the best shorter chain, after
@@ -271,7 +291,10 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
 
 
 def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what: str) -> pl.DataFrame:
-    """Return the rows stored under `keys`. Raises StorageError where some are missing; `what`: in its message."""
+    """Return the rows that a row store has for `keys`, a row per distinct key.
+
+    Raises StorageError where some are missing; `what` names the rows in its message ("losses").
+    """
     distinct_keys = keys.unique()
     rows = store.stored(distinct_keys)
     require_whole(output, what, distinct_keys.height - rows.height)
@@ -279,9 +302,9 @@ def _stored_rows(output: TableOutput, store: RowStore, keys: pl.DataFrame, what:
 
 
 def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> pl.DataFrame:
-    """Return what is stored of the shorter chains that each chain begins with, a row per distinct chain.
+    """Look up the losses of the shorter chains that each chain begins with; a row per distinct chain.
 
-    Columns:
+    Of a chain a, b, c these are the losses after a, and after a and b. Columns:
     - LOSS_KEY (text_digest, position, chain)
     - loss_empty: the loss of the text without calls
     - loss_before: the smallest loss after the first call, after the first two, and so on, without the whole chain
@@ -306,11 +329,12 @@ def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -
 
 
 def _with_first_calls(
-    worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[Link]]
+    worker: Worker, lane: Lane, chains: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]]
 ) -> pl.DataFrame:
-    """Return `chains` with loss_empty, loss_after_1 and first_reason: those stored for the first call of each.
+    """Add to each chain what is stored of its first call alone.
 
-    links_of_chains: the calls of each chain, in the order of the rows.
+    The columns: loss_empty (without calls), loss_after_1 (with the call and its result), first_reason (why there are
+    none). chains: LOSS_KEY. links_of_chains: the calls of each chain, in the order of the rows.
     """
     first_calls = pl.DataFrame(
         {
@@ -326,7 +350,10 @@ def _with_first_calls(
 
 
 def _with_beginnings(chain_losses: RowStore, table: pl.DataFrame, loss_column: str) -> pl.DataFrame:
-    """Return `table` with `loss_column`: the loss stored for the chain in its column `beginning`, which may be null."""
+    """Add the column `loss_column`: the loss stored for the shorter chain in the column `beginning`, else null.
+
+    table: text_digest, position, beginning (the first calls of a longer chain, as JSON; may be null).
+    """
     key = ("text_digest", "position", "beginning")
     with_beginning = table.filter(pl.col("beginning").is_not_null())
     losses = chain_losses.stored(with_beginning.select("text_digest", "position", chain="beginning").unique())

@@ -60,7 +60,10 @@ def chance_tables(plan: Plan, lane: Lane) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def threshold_line(chosen: Mapping[str, Any]) -> str:
-    """Say which threshold was chosen by chance, or why none was, with the remedy. `chosen`: CHOSEN of a record."""
+    """Say in a line which tau_f was chosen by its false discovery rate, or why none was, and what would help.
+
+    chosen: a row of the view chance_thresholds. Its `verdict` is CERTIFIED where a threshold has the rate.
+    """
     verdict = chosen["verdict"]
     if verdict == CERTIFIED:
         return (
@@ -96,9 +99,10 @@ def threshold_lines(plan: Plan) -> list[str]:
 
 
 def kept_nothing(plan: Plan) -> list[str]:
-    """Say of each lane whose filter ran and kept no call how near its calls came, and what to do; a line per lane.
+    """Return a line for each tool of which no call was kept: how near its calls came to the threshold, and what to do.
 
-    Where no lane keeps a call, a last line says that there is nothing to finetune on. Raises DamagedPart.
+    Tools whose filter has not run are left out. Where none keeps a call, a last line says that there is nothing to
+    finetune on. Raises DamagedPart.
     """
     empty = []
     for lane in plan.lanes:
@@ -112,7 +116,11 @@ def kept_nothing(plan: Plan) -> list[str]:
 
 
 def _why_nothing(plan: Plan, lane: Lane) -> str:
-    """Say how near the lane's calls came to a threshold; where no call was judged, where its texts or calls ended."""
+    """Say why no call of a tool was kept: the best delta, and how many calls would be kept at other thresholds.
+
+    Beside each count stands how many of them chance would keep. Where no call has a delta, it says at which stage texts
+    or calls ended.
+    """
     with _control(plan, lane) as connection:
         best = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
         statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f").rows(named=True)
@@ -133,7 +141,10 @@ def _why_nothing(plan: Plan, lane: Lane) -> str:
 
 
 def _none_judged(plan: Plan, lane: Lane) -> str:
-    """Say at which stage the lane's texts or calls ended, with the stage's reasons."""
+    """Say at which stage nothing was left of a tool's texts or calls, with how often each reason was counted there.
+
+    Such as "none of 120 calls has a result (timeout 120)".
+    """
     texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
     calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
     answered = _count_present(plan.lane_table(lane, "tool_results"), "result")
@@ -164,7 +175,10 @@ def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
 
 
 def _how_to_propose(lane: Lane, reasons: Counter[str]) -> str:
-    """Say what would propose calls, by the commonest reason why there is none."""
+    """Return a hint, to be appended to a sentence, on what would propose calls where there are none.
+
+    reasons: how many samples or texts were left out, by reason; the commonest one decides.
+    """
     if MODEL not in lane.sources.names:
         return "; choose other texts, or add a source to proposals"
     commonest = [reason for reason, _ in reasons.most_common(1)]
@@ -184,11 +198,12 @@ def _count_present(table: Table, column: str) -> int:
 
 @contextmanager
 def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection with the views of kept_by_chance.sql over the lane's tables as they are now.
+    """Open an in-memory DuckDB with a lane's scored calls, its swapped ones, and the views of kept_by_chance.sql.
 
-    A table of which no part is published has no rows there.
+    The views estimate from calls with swapped results how many calls are kept by chance. Tables that are not published
+    yet have no rows.
 
-    by_chance: a false discovery rate that chance_thresholds has a row for, beside 1, 5 and 10 %.
+    by_chance: a false discovery rate, such as 0.05, that the view chance_thresholds gets a row for, beside its own.
     """
     tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     with in_memory() as connection:
@@ -205,7 +220,10 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
 
 
 def _create_calls(connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, swaps: bool) -> None:
-    """Make loss_deltas of the lane's scored calls, or swapped_results of its control (`swaps`); chains too."""
+    """Create and fill the table loss_deltas with a lane's scored calls, chains among them.
+
+    swaps: create swapped_results in its place: the same calls scored with results of other documents.
+    """
     name = "swapped_results" if swaps else SCORED
     columns = SWAP_COLUMNS if swaps else CALL_COLUMNS
     typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())

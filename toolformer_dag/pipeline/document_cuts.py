@@ -76,12 +76,13 @@ class DocumentCuts:
         self.name = self._store.name
 
     def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
-        """Yield the texts of each document, in order.
+        """Yield for each document the texts that it is cut into, in order.
 
-        documents: (place, text) of each, raw_shards.BATCH at a time: their rows lie together.
+        documents: (place, text) of each; the place is what `raw_shards.documents` gives. Hand over raw_shards.BATCH at
+        a time: their cuts are stored side by side and looked up together.
 
-        A document whose cuts are not stored is cut (`pieces`), and all new cuts are stored before the first document is
-        yielded. Raises WriteError.
+        A document that was cut before is not tokenized again. New cuts are stored before the first document is yielded.
+        Raises WriteError.
         """
         keys = [_DocumentKey(place, text_digest(text)) for place, text in documents]
         cuts_of = self._stored(keys)
@@ -97,7 +98,7 @@ class DocumentCuts:
             yield DocumentTexts(segments(text, fitting), unfit_words=len(cuts) - len(fitting))
 
     def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
-        """Return the cuts that are stored, by document."""
+        """Look up the cuts of documents; those that were not cut before are missing in the result."""
         max_tokens = pl.lit(self._max_tokens, pl.Int32()).alias("max_tokens")
         key_schema = {name: CUTS[name] for name in _DocumentKey._fields}
         stored = self._store.stored(pl.DataFrame(keys, schema=key_schema, orient="row").with_columns(max_tokens))
@@ -115,7 +116,7 @@ class DocumentCuts:
         return (key.place, key.document, self._max_tokens, offsets, lengths, unfit_tokens)
 
     def _cut(self, text: str) -> list[Cut]:
-        """Cut a document."""
+        """Cut a document into pieces that fit `max_tokens`; a single word that is longer is marked as unfit."""
         cuts = []
         for piece in pieces(text, self._max_tokens, self._count):
             is_unfit = piece.tokens > self._max_tokens

@@ -60,7 +60,10 @@ class LaneForecast(NamedTuple):
 def estimate(
     worker: Worker, workers: Workers, outputs: Sequence[TableOutput], progress: Progress, seed: int | None = None
 ) -> list[LaneForecast]:
-    """Read the shards, choose the texts and annotate a sample of those whose shards are stale; forecast the rest.
+    """Forecast what annotating will cost, for each lane (a tool with its thresholds), from a sample that is annotated.
+
+    The tables before annotation (documents, the texts of each tool) are brought up to date first. The sample is drawn
+    from the texts of shards that a run would make again.
 
     outputs: the tables of a plan, each after those that it reads.
     seed: draws the same texts each time. Without one they are drawn anew, so that those whose rows are stored already
@@ -90,8 +93,9 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
 
     tables: the lane's tables by the names of their stages.
 
-    The sample is annotated in groups of equal size: what they cost tells how much it differs. The control needs calls
-    of many texts, so that it runs over the whole sample, whose other rows are stored by then.
+    The sample is annotated in GROUPS groups of equal size, whose different costs give the range of the forecast. The
+    control (calls scored again with results of other texts) needs the calls of many texts: it runs last, over the whole
+    sample, whose other rows are stored by then. So `control` holds its cost alone.
     """
     subset = tables[heuristic_subset.STAGE.name]
     lane = subset.lane
@@ -129,7 +133,10 @@ class _Counts(NamedTuple):
 
 
 def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shards: int) -> _Counts:
-    """Count the texts of the stale shards, whose `rows` (heuristic_subset) are given."""
+    """Count the texts that were annotated and those that a run will annotate.
+
+    rows: the texts of all stale shards (shard, text_digest, ...), a row per occurrence. sample: the annotated ones.
+    """
     control_texts = plan.settings.evaluation.swapped_texts  # of each shard
     distinct = rows.unique("text_digest")
     texts_of_shards = distinct.group_by("shard").len()["len"]
@@ -144,9 +151,12 @@ def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard
 
 
 def _scaled(lane: Lane, counts: _Counts, groups: "Sequence[_Cost]", control: "_Cost") -> LaneForecast:
-    """Scale what the sample cost to the texts that are not sampled.
+    """Scale the cost of the sample to the texts that were not sampled.
 
-    groups: what annotating the parts of the sample cost, without the control.
+    Tokens, seconds and stored rows grow with the distinct texts, the control with its own number of texts, and the
+    tables with the rows of every shard: a text in two shards is computed once, and stands in both tables.
+
+    groups: what annotating the groups of the sample cost, without the control.
     control: what the whole sample cost once these rows were stored: the control, and all tables.
     """
     factor = _Factor(
@@ -213,7 +223,11 @@ def _stored_bytes(costs: Sequence[_Cost]) -> int:
 
 
 def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[Stage], progress: Progress) -> _Cost:
-    """Run stages over texts, as the only shard of a lake in a temporary folder; computed rows are stored for good."""
+    """Run stages over texts and measure what it costs.
+
+    The tables are made in a temporary folder and are gone afterwards; what model and tools computed is stored in the
+    project's lake, so that a run does not compute it again.
+    """
     with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
         pointers = [output.table.pointer(ALL) for output in annotated.outputs]
         lines = [pointer.encode(output.name, ALL) for pointer, output in zip(pointers, annotated.outputs, strict=True)]

@@ -80,12 +80,14 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Find the calls of the lane's files in its texts. `char_offset` of a row is the character before which it stands.
+    """Place the calls of a lane's files in its texts: return a row per call and text, over all shards.
 
-    A call before a word may stand before or after the white space in front of it.
+    A row of a file names a document, a character of it and the input of a call. A call before a word may stand before
+    or after the white space in front of it.
 
     Rejected: bad_row (no JSON, a field is missing or of another type), no_such_text (no text of the lane holds the
-    place), inside_a_token, and those of `parse_call`. The first two belong to no shard and are counted for the first.
+    place), inside_a_token (no token of the model begins there), and those of `parse_call`. The first two belong to no
+    shard and are counted for the first.
 
     Memory: the files and a shard's texts. Raises UserError for a file that cannot be read.
     """
@@ -98,21 +100,25 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     numbered = pl.DataFrame(file_calls, schema=FILE_CALLS, orient="row").with_row_index("number")
     calls = _with_digests(plan, numbered)
     frames = [output.stage.schema.to_frame()]
-    found_numbers: set[int] = set()
+    placed_numbers: set[int] = set()  # of the calls whose place is in some text
     for shard in plan.shards:
         calls_of_shard = _in_texts(plan, output.lane, shard, calls)
-        found_numbers.update(calls_of_shard["number"])
+        placed_numbers.update(calls_of_shard["number"])
         placed = placed_at_tokens(worker, output, calls_of_shard)
         frames.append(placed.rows)
         rejected.update(placed.rejected)
-    rejected[first_shard, "no_such_text"] += len(file_calls) - len(found_numbers)
+    rejected[first_shard, "no_such_text"] += len(file_calls) - len(placed_numbers)
 
     table = pl.concat(frames)
     return PartRows([table], rejected, facts={BY_SHARD: _fingerprints(plan, table, rejected)})
 
 
 def _fingerprints(plan: Plan, table: pl.DataFrame, rejected: Rejected) -> dict[str, str]:
-    """Return for each shard a fingerprint of its rows and rejections, which is an input of its scored_candidates."""
+    """Return for each shard a hash of its rows and rejections.
+
+    The table has one part for all shards; by these hashes a changed file makes only those shards out of date in which
+    its calls changed.
+    """
     rows_of = table.partition_by("shard", as_dict=True)
     rejections_of = defaultdict(list)
     for (shard, reason), count in sorted(rejected.items()):
@@ -125,7 +131,10 @@ def _fingerprints(plan: Plan, table: pl.DataFrame, rejected: Rejected) -> dict[s
 
 
 def _read(lane: Lane) -> list[FileCall | None]:
-    """Read the lane's files; None for a row that is no call. Raises UserError for a file that cannot be read."""
+    """Read all rows of the lane's files in their order, as calls; None for a row that is no call.
+
+    Raises UserError for a file that cannot be read.
+    """
     calls: list[FileCall | None] = []
     for name, path in lane.sources.files.items():
         try:
@@ -173,7 +182,11 @@ def _json_object(line: bytes) -> object:
 
 
 def _file_call(source: str, record: object) -> FileCall | None:
-    """Return a row of a file as a call; None where a field is missing or of another type."""
+    """Read a row of a file as a call; None where a field is missing or of another type.
+
+    source: the name of the file. record: {"digest" or "text" or "id": ..., "char_offset": 12, "input": "94 + 23"}, and
+    `result` and `p_api` where they are known.
+    """
     if not isinstance(record, dict):
         return None
     digest = record.get("digest") or None
@@ -221,7 +234,11 @@ def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls whose place is in a text of the shard (UNPLACED, number), in the order of the files."""
+    """Return the calls whose character is inside a text of the shard, with that text, in the order of the files.
+
+    calls: FILE_CALLS and `number`. The result has the columns UNPLACED and `number`; a call in two overlapping texts
+    has two rows.
+    """
     texts = plan.lane_table(lane, "heuristic_subset").read(shard)
     joined = texts.select(*TEXT_KEY, "offset", "text", "context").join(calls, on="digest")
     text_end = pl.col("offset") + pl.col("text").str.len_chars()
@@ -230,9 +247,9 @@ def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.Dat
 
 
 def given_results(output: TableOutput) -> pl.DataFrame:
-    """Return (input, context, result) of the calls that brought their results, of equal calls the first.
+    """Return the results that stand in a lane's files of calls: (input, context, result), of equal calls the first.
 
-    output: a table of the lane; no row where the lane has no files.
+    output: any table of the lane. No row where the lane has no files. The frame is kept until the table changes.
     """
     if not output.lane.sources.files:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})

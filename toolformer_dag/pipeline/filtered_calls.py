@@ -66,7 +66,11 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rule beside the scored calls: the threshold, or how it is chosen, and the limit."""
+    """Return what is hashed to tell whether the rule of a lane (a tool with its thresholds) has changed.
+
+    That is the threshold tau_f, or how it is chosen where the settings ask for a false discovery rate; the limit on
+    texts per tool; and the text of the SQL that applies them. The scored calls are not in it: they are inputs.
+    """
     shared = {
         **determining(plan.settings.training, "examples_per_tool"),
         "sql": fingerprint(RULE_SQL),
@@ -85,7 +89,11 @@ class CallFiles(NamedTuple):
 
 
 def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
-    """Return the files of the shards that have scored calls. Raises MissingPart, DamagedPart, of shards without too."""
+    """Return the Parquet files of the scored calls of some shards, and of the texts that the calls stand in.
+
+    A shard without a scored call gives no file. Raises MissingPart, DamagedPart where the table of any of the shards,
+    also of one without calls, was not published or is damaged.
+    """
     texts = output.lane_table("heuristic_subset")
     files = CallFiles([], [])
     for part in parts:
@@ -104,7 +112,11 @@ def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame
 
 
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Return the texts of shards with scored calls; `delta` is null where no call of a text may stay."""
+    """Return for each part (the name of a shard) its texts with scored calls, for the table scored_texts.
+
+    A row is a text with the largest `delta` of its calls (nats). `delta` is null where every call of the text has a
+    reason not to stay, whatever the threshold.
+    """
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows(()) for part in parts}
@@ -123,7 +135,15 @@ def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose over all shards of a lane, out of core; there are no rows, what is chosen stands in the record."""
+    """Choose the threshold and the texts that stay over all shards of a lane (a tool with its thresholds).
+
+    The table filter_rule has a single part and no rows: what is chosen is in the part's record, under `facts`.
+    - CHOSEN: the threshold that the false discovery rate allows, only where the settings ask for one
+    - LAST_TEXT: texts are taken in the order of their hashes up to this hash; None where no text has a call that stays
+    - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
+
+    DuckDB sorts in a temporary folder, so memory does not grow with the corpus.
+    """
     lane = output.lane
     facts: dict[str, Any] = {LAST_TEXT: None, EXAMPLES: {}}
     tau_f = lane.tau_f
@@ -151,18 +171,24 @@ def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str
 
 
 def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
-    """Decide over the scored calls of shards; see rule.sql, judged.sql and filter_rule.sql for the rules.
+    """Filter the scored calls of some shards: return for each part (the name of a shard) its kept and rejected calls.
 
-    Every scored call is kept or has a reason: below_tau_f, no_threshold (none was certified by chance, and there is no
-    fallback), not_best_at_position, beyond_examples, or the reason it had in loss_deltas. The reasons are published
-    beside the kept calls, and counted. Another tau_f that keeps the same calls gives the same data version. Raises
-    MissingPart, DamagedPart.
+    A result holds, for one shard,
+    - `frames`: the kept calls, a row each, with the threshold that was applied as `tau_f`
+    - `rejected`: how many calls have each reason not to stay
+    - `beside`: every scored call with its reason, null where it is kept; published as the table decided_calls
+
+    The rules are SQL (judged.sql, rule.sql, filtered_calls.sql), run in one query over all shards that are given. Their
+    reasons: below_tau_f, no_threshold (no threshold has the false discovery rate that the settings ask for, and there
+    is no fallback), not_best_at_position, beyond_examples (the limit on texts per tool), or that of loss_deltas.
+
+    Raises MissingPart, DamagedPart.
     """
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
     lane = output.lane
-    rule = output.lane_table("filter_rule").record(WHOLE)
+    rule = output.lane_table("filter_rule").record(WHOLE)  # what `rule_rows` chose over all shards
     tau_f = rule[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     with scratch() as connection:
         scores.scored(connection, output.plan, lane, parts, files.calls)
@@ -172,11 +198,11 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
 
     kept_of = _by_part(parts, _in_schema(output, kept.with_columns(tau_f=pl.lit(tau_f, pl.Float64))))
     decided_of = _by_part(parts, decided.cast(DECIDED_SCHEMA))
-    made = {}
+    rows_of = {}
     for part in parts:
         reasons = decided_of[part]
-        made[part] = PartRows([kept_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
-    return made
+        rows_of[part] = PartRows([kept_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
+    return rows_of
 
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
@@ -193,9 +219,14 @@ def chosen_threshold(output: TableOutput) -> list[LogLine]:
 
 
 def threshold_in_deltas(output: TableOutput) -> Shown:
-    """Return the threshold for the asset, what it keeps, and plots of where it cuts the deltas and the costs.
+    """Return what Dagster's page shows of a lane's filter, by label: values, texts and data for plots.
 
-    They are on this asset since it is the one that another threshold runs again.
+    - "calls kept", "share of the scored calls kept", "tau_f"
+    - "threshold": a sentence, where tau_f was chosen by a false discovery rate
+    - "deltas": a histogram of delta over all scored calls, with the threshold
+    - "nats over cost": where calls have a cost
+
+    Without a scored call only the first ones are there.
     """
     kept = sum(pointer.rows for pointer in output.table.pointers().values())
     chosen = chosen_by_chance(output.plan, output.lane)
@@ -224,7 +255,12 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return what tells the version of a shard's scored calls, and what the rule says that can change its kept ones."""
+    """Return a function from a shard to what its kept calls depend on; another value makes the shard out of date.
+
+    It holds the versions of the shard's scored calls, and of the rule (see `rule_rows`) only what can change these
+    calls: how many texts of the shard stay, and a threshold by chance. So a rule that changes for other shards does not
+    filter this one again.
+    """
     inputs_of_calls = inputs_of_texts(output)
     pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
     rule: Mapping[str, Any] = pointer.record if pointer else {}
@@ -259,7 +295,11 @@ def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
-    """Return the versions of all parts of what the rule is chosen from, and of what the calls of each cost."""
+    """Return a function to what the rule of a lane depends on: the versions of all shards of all tables it reads.
+
+    The rule has a single part, so the function returns the same mapping whatever part it gets: table -> part ->
+    version. Of the tables with tool results only the costs count, under COST_VERSION.
+    """
     plan = output.plan
     results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}  # their costs alone are read
     versions_of_all: dict[str, dict[str, Any]] = {}

@@ -63,7 +63,11 @@ class _HeldoutRow(NamedTuple):
 
 
 class _ShardCutting:
-    """The cutting of a shard's held-out documents; `rejected` is complete when `frames` is used up."""
+    """The cutting of a shard's held-out documents into texts.
+
+    `rejected` counts words that fit no text, by (shard, reason). It is empty at first, grows while `frames` is read,
+    and is complete after its last frame.
+    """
 
     def __init__(self, shard: str, cuts: DocumentCuts) -> None:
         self.rejected: Rejected = Counter()
@@ -71,7 +75,10 @@ class _ShardCutting:
         self._cuts = cuts
 
     def frames(self, documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        """Yield the rows, in the order of the documents."""
+        """Yield rows (STAGE.columns) for the texts of those documents that are held out, in their order.
+
+        documents: frames of the shard's documents (digest, place, text, ...); those in the split TRAIN are skipped.
+        """
         for frame in documents:
             splits = pl.Series([split_of(text) for text in frame["text"]], dtype=pl.String)
             heldout = frame.filter(splits == HELDOUT)
@@ -79,7 +86,7 @@ class _ShardCutting:
                 yield pl.DataFrame(self._rows(batch), schema=STAGE.schema, orient="row")
 
     def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
-        """Cut a batch of documents."""
+        """Cut held-out documents (digest, place, text) into texts; count in `rejected` the words that fit no text."""
         rows = []
         cut_documents = self._cuts.of(list(documents.select("place", "text").iter_rows()))
         for digest, document in zip(documents["digest"], cut_documents, strict=True):
@@ -110,11 +117,12 @@ class HeldoutTexts:
 
 
 def heldout_texts(plan: Plan) -> HeldoutTexts:
-    """Draw `training.heldout_texts` and `evaluation.perplexity_texts` distinct texts in the order of their hashes.
+    """Draw the held-out texts that choose the best checkpoint, and those on which its perplexity is measured.
 
-    The first ones choose, the last ones measure, so that neither number changes the other texts; each takes at most
-    half. Names, sizes and order of shards change nothing. Texts that also stand in C*'s training texts, in another
-    document, are left out.
+    The distinct held-out texts stand in the order of their hashes. The first `training.heldout_texts` of them choose,
+    the last `evaluation.perplexity_texts` measure, each at most half, so that neither setting changes the other texts.
+    Names, sizes and order of shards change nothing. Texts that also stand in C*'s training texts, in another document,
+    are left out.
 
     Memory: hashes, a file of C* at a time, and the texts that are drawn. Raises MissingPart, DamagedPart.
     """
@@ -146,7 +154,11 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
-    """Return which of the held-out `texts` may be used, and which choose the checkpoint: at most half, at least one."""
+    """Return the hashes of the held-out `texts` that may be used, and of those that choose the checkpoint.
+
+    texts: a lazy frame with the column `text_digest`. A text that C* trains on in another document may not be used. At
+    most half choose, at least one.
+    """
     training_texts: set[str] = set()  # hashes
     for batch in corpus_batches(plan.lake):
         training_texts.update(text_digest(text) for text in batch.filter(pl.col("split") == TRAIN)["text"])
@@ -157,12 +169,13 @@ def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
-    """Draw `evaluation.perplexity_texts` distinct held-out documents: (shard, digest, text_digests).
+    """Draw `evaluation.perplexity_texts` distinct held-out documents, to measure perplexity on whole documents.
 
-    `text_digests`: the hashes of a document's texts, in order, with a space between two.
+    Returns (shard, digest, text_digests), a row per document; `text_digests` are the hashes of the texts that it was
+    cut into, in order, separated by spaces. Documents are taken from the end of that column's order.
 
-    None of the texts stands in a training text of C*. None chooses the checkpoint either, unless every such document
-    has one that does. Memory: hashes. Raises MissingPart, DamagedPart.
+    No text of a drawn document is a training text of C* or chooses the checkpoint. Where no document is free of the
+    latter, texts that choose are allowed. Memory: hashes. Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
@@ -170,20 +183,23 @@ def heldout_documents(plan: Plan) -> pl.DataFrame:
     grouped = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
     # Equal documents have the same texts: the first of them stands for all.
     distinct = grouped.sort("text_digests", "shard", "digest").unique("text_digests", keep="first", maintain_order=True)
-    documents = _made_of(distinct, set(drawn.untrained) - set(drawn.choosing))
+    documents = _with_texts_in(distinct, set(drawn.untrained) - set(drawn.choosing))
     if documents.is_empty():
-        documents = _made_of(distinct, set(drawn.untrained))
+        documents = _with_texts_in(distinct, set(drawn.untrained))
     return documents.tail(plan.settings.evaluation.perplexity_texts)
 
 
-def _made_of(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
-    """Return those of `documents` (text_digests and other columns) of which every text is an allowed one, by hash."""
+def _with_texts_in(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
+    """Return those of `documents` (text_digests and other columns) whose texts are all among the allowed hashes."""
     is_allowed = [allowed_texts.issuperset(digests.split()) for digests in documents["text_digests"]]
     return documents.filter(pl.Series(is_allowed, dtype=pl.Boolean))
 
 
 def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
-    """Return the whole texts of `documents` (shard, digest), shard by shard. Raises MissingPart, DamagedPart."""
+    """Return the characters of whole `documents` (shard, digest), shard by shard, in the order of the corpus.
+
+    Raises MissingPart, DamagedPart where the table of documents was not published or is damaged.
+    """
     texts: list[str] = []
     for (shard,), digests in documents.group_by("shard", maintain_order=True):
         for batch in raw_shards.documents(plan, str(shard)):
@@ -193,9 +209,9 @@ def document_texts(plan: Plan, documents: pl.DataFrame) -> list[str]:
 
 
 def too_few(texts: int, purpose: str) -> str | None:
-    """Return a warning where fewer than MINIMUM texts were drawn; None where there are enough.
+    """Return a warning where fewer than MINIMUM held-out texts were drawn; None where there are enough.
 
-    purpose: what they do, as a verb with its object: "choose the checkpoint".
+    texts: how many were drawn. purpose: what they do, as it stands in the message: "choose the checkpoint".
     """
     if texts >= MINIMUM:
         return None

@@ -42,7 +42,11 @@ CALL_BRACKET_TOKENS = 4
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the documents."""
+    """Return what determines which texts a tool gets, beside the documents; a change makes the table out of date.
+
+    lane: a tool with its thresholds. An entry stands there only where it matters to this tool, so that an option of
+    another tool makes nothing out of date.
+    """
     return {
         **cutting(plan),
         "tool": lane.tool.name,
@@ -65,10 +69,14 @@ def _routing(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int, max_call_tokens: int) -> int:
-    """Return the most tokens that a text may have: a sampling prompt, the text twice and a call fit the context.
+    """Return the most tokens that a text may have so that sampling calls in it fits the model's context.
 
-    segment_tokens: the most that is asked for, whatever fits.
-    prompt_tokens: everything of the prompt P(x) but the text x, which the model writes again after it.
+    The context holds the prompt, the text twice (as input, and again with a call in it) and the call:
+    prompt_tokens + 2 * text + call <= context_length.
+
+    segment_tokens: the setting; the result is never larger.
+    prompt_tokens: everything of the prompt P(x) but the text x.
+    max_call_tokens: what a call may have between its brackets.
 
     Raises UserError where fewer than SMALLEST tokens would be left.
     """
@@ -83,11 +91,13 @@ def text_budget(*, segment_tokens: int, context_length: int, prompt_tokens: int,
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Choose the texts of a shard that hold no call of this tool yet.
+    """Select the texts of a shard in which calls of a tool are worth proposing; return them and what was rejected.
 
-    Of more than `corpus.texts_per_shard` distinct texts, those with the smallest hashes are taken: equal texts are
-    treated alike, and a larger number adds texts and drops none. So it is with `corpus.documents_per_shard`, before
-    anything is cut.
+    Documents are cut into texts of as many tokens as fit the model's context (`text_budget`); the tool's rule, or the
+    router, says which texts the tool gets.
+
+    `corpus.documents_per_shard` and `corpus.texts_per_shard` limit the distinct documents and texts. Those with the
+    smallest hashes are taken, so a larger limit adds some and drops none.
 
     Rejected:
     - document_not_sampled, not_sampled: a document or a text beyond these numbers
@@ -143,13 +153,21 @@ class _SelectedText(NamedTuple):
 
 
 class _Selection:
-    """Selects the texts that one tool wants; `rejected` counts what it does not, and grows with `frames`.
+    """The selection of a tool's texts from the documents of a shard.
 
-    A tool that is routed shares the texts with the others that are: each text goes to the few whose descriptions it
-    fits best (BM25). Any other tool has a rule, its `wants`.
+    A tool with a rule (`Tool.wants`) gets the texts that the rule accepts. Tools without a rule share the texts: each
+    text goes to the few whose descriptions it fits best (BM25).
+
+    `rejected` counts documents and texts that the tool does not get, by (shard, reason). It is empty at first, grows
+    while `frames` is read, and is complete after its last frame.
     """
 
     def __init__(self, output: TableOutput, cuts: DocumentCuts, count_tokens: TokenCounter) -> None:
+        """Prepare the selection for the tool of `output`.
+
+        cuts: cuts documents into texts, or looks up how they were cut before.
+        count_tokens: texts -> the number of tokens of each.
+        """
         self.rejected: Rejected = Counter()
         self._schema = output.stage.schema
         self._tool = output.lane.tool
@@ -168,7 +186,10 @@ class _Selection:
                 yield self._texts(batch)
 
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows of a batch of documents."""
+        """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents; count the others.
+
+        documents: columns of raw_shards, and `place`, under which a document's cuts are stored.
+        """
         if self._tool.asks_language:
             documents = self._with_language(documents)
         wanted = self._wanted_documents(documents)
@@ -190,7 +211,10 @@ class _Selection:
         return documents.with_columns(language=documents["language"].scatter(is_unnamed.arg_true(), labels))
 
     def _wanted_documents(self, documents: pl.DataFrame) -> list[_PlacedDocument]:
-        """Return the documents that the tool's rule for documents wants; count the others."""
+        """Return the documents that the tool's rule for whole documents accepts; count the others in `rejected`.
+
+        documents: the fields of Document as columns, and `place`.
+        """
         wanted = []
         for row in documents.iter_rows(named=True):
             place = row.pop("place")
@@ -200,7 +224,10 @@ class _Selection:
         return wanted
 
     def _selected(self, document: Document, texts: Sequence[Segment]) -> Iterator[_SelectedText]:
-        """Yield the texts of a document that the tool gets, by paragraph where it asks for these; count the others."""
+        """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
+
+        texts: what the document was cut into. A tool that works by paragraph gets these cut further.
+        """
         context = self._ask_tool("context", document) or ""
         if self._tool.by_paragraph:
             texts = paragraphs(texts)
@@ -223,9 +250,10 @@ class _Selection:
                 )
 
     def _why_wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool gets the text: what its rule says, or how well the text fits it.
+        """Return why the tool gets the text; None or "" where it does not, which is counted in `rejected`.
 
-        None, or an empty text, where it does not get the text, which is then counted.
+        With a rule, the rule's answer is returned, such as "a number after 'total'"; without one, how well the text
+        fits the tool's description: "fits 12.3".
         """
         if self._router is None:
             return self._by_rule("wants", document, text, document, otherwise="text_not_wanted")
@@ -236,11 +264,11 @@ class _Selection:
         return f"fits {scores[self._tool.key]:.1f}"
 
     def _by_rule(self, rule: str, document: Document, *arguments: object, otherwise: str) -> str | None:
-        """Return why a rule of the tool wants something in a document.
+        """Apply a rule of the tool to a document or text; return why it accepts it, None or "" where it does not.
 
-        rule, arguments: the tool's method, and what it gets.
-
-        Where it wants nothing, that is counted as `otherwise`; where it gives up, as over_budget.
+        document: the document, or that of the text. rule, arguments: the name of the tool's method, and what it gets.
+        otherwise: the reason under which a refusal is counted in `rejected`. A rule that would cost too much work is
+        counted as over_budget.
         """
         try:
             why = self._ask_tool(rule, *arguments)
@@ -252,9 +280,9 @@ class _Selection:
         return why
 
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
-        """Call a method of the tool, which is another's code, and return its answer.
+        """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
 
-        Raises ToolDown where it fails or returns neither a text nor None, and OverBudget.
+        Raises ToolDown where the method fails or returns anything else, OverBudget where it gives up.
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
@@ -280,9 +308,12 @@ def _with_digests(documents: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
 def _smallest_hashes(
     frames: Iterator[pl.DataFrame], *, limit: int, reason: str, rejected: Rejected
 ) -> Iterator[pl.DataFrame]:
-    """Yield, in one frame, the rows with the `limit` smallest of all values of `text_digest`, in their order.
+    """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason` when the frames are read. Memory: the rows that stay.
+    frames: rows with a column `text_digest`, and the columns that `counted` reads. Without a frame nothing is yielded.
+    reason: under this the other rows are counted in `rejected`, complete when the frame is yielded.
+
+    Memory: the rows that stay.
     """
     kept: list[pl.DataFrame] = []  # of the frames so far; empty before the first, else a single frame
     for frame in frames:

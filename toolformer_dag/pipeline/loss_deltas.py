@@ -48,7 +48,10 @@ def tool_settings(lane: Lane) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of every candidate call of a shard that is to be scored, and of its echo."""
+    """Plan the losses of the calls of a shard that are to be scored, and of their echoes (see `rows`).
+
+    claimed: losses that earlier shards of this run compute already; the planned ones are added.
+    """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_with_results(output, shard, texts)
     to_score = calls.filter(pl.col("unfit").is_null())
@@ -57,9 +60,9 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return one row per candidate call that has a result.
+    """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
-    `reason` marks what may not stay whatever its delta.
+    `reason` says why a call may not stay whatever its delta; null for most.
 
     Not scored:
     - looks_ahead: the input names what the text says only later
@@ -70,8 +73,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     - does_not_fit, not_finite: the losses of the call are null
     - those of `Tool.kept_out`, such as tool_keeps_out and no_operation
 
-    `echo` is by how much the call helps more than its echo: the same call with the result of another input that holds
-    the words that the rule saw. It is null where a rule saw none.
+    A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So such
+    a call has an echo: the same call with the result that the tool gives for these words themselves. The column `echo`
+    is by how much the call helps more than its echo (nats), null where a rule saw no words.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_with_results(output, shard, texts)
@@ -88,11 +92,12 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def scored_rows(
     output: TableOutput, texts: pl.DataFrame, *, scored: pl.DataFrame, unscored: pl.DataFrame, stores: Sequence[str]
 ) -> PartRows:
-    """Return the rows of calls, of single ones and of chains.
+    """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
     texts: text_digest and text of at least the texts of the scored calls.
-    scored: FINISHED, the losses, and `reason`, to which what the tools keep out is added.
-    unscored: FINISHED, and `unfit`, why they were not scored.
+    scored: calls (FINISHED) with their losses and `reason`. Where that is null, the tool may give a reason why it keeps
+        the call out.
+    unscored: calls (FINISHED) with `unfit`, why they were not scored, which becomes their `reason`.
     stores: the names of the row stores that the losses come from.
     """
     scored = scored.with_columns(reason=pl.coalesce("reason", _kept_out(output.lane, texts, scored)))
@@ -102,9 +107,11 @@ def scored_rows(
 
 
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
-    """Return for each of the calls why its tool keeps it out, whatever its delta; null for those that it does not.
+    """Ask the tools which calls may not stay whatever their delta; return the reason for each, null for most.
 
-    Raises ToolDown where a tool fails.
+    texts: text_digest and text of at least the texts of the calls. calls: FINISHED.
+
+    Raises ToolDown where a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
@@ -118,12 +125,13 @@ def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series
 
 
 def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls of a shard that have a result.
+    """Return the single calls of a shard that have a result (FINISHED), with three more columns.
 
-    Columns: FINISHED; `echoed`, the result of the call's echo; `ahead`, see `units_ahead`; and `unfit`, why the call is
-    not scored, null for one that is.
+    - echoed: the tool's result for the words that a rule saw in the text after the call; null without words
+    - ahead: numbers and names of the input that the text says only after the call; null for most
+    - unfit: why the call is not scored; null for one that is
 
-    texts: the shard's rows of heuristic_subset.
+    texts: the texts of the shard (text_digest, text, ...).
     """
     calls = finished(output, shard, level=1)
     # The echo of a call is the call whose input are its `words`, in the same context.
@@ -149,9 +157,10 @@ def _holds_words(result: str) -> pl.Expr:
 
 
 def _repeats_result() -> pl.Expr:
-    """Return whether a call has the result of another at its place that a rule proposed, and is not the first of those.
+    """Return an expression: whether an earlier call of a rule at the same place has the same result.
 
-    The loss tells results apart, not inputs: among calls with equal results it would choose by noise.
+    The loss tells results apart, not inputs: among calls with equal results it would choose by noise. So of those that
+    a rule proposed the first counts, and no other call with that result.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")

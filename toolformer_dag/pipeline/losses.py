@@ -91,10 +91,10 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
 
 
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the losses (LOSSES) stored under `keys` (KEY).
+    """Look up the losses of calls; return rows of LOSSES for those of `keys` (KEY) that are stored.
 
-    Under a floor, loss_call is null wherever L_i(empty) - L_i(e(c, r)), the largest possible delta, is below it. So the
-    result is the same whatever was stored before the floor was set.
+    `filtering.loss_floor` saves the loss L(c) of calls that cannot reach it: loss_call is null wherever the largest
+    possible delta, L_i(empty) - L_i(e(c, r)), is below the floor, also where L(c) was stored before the floor was set.
     """
     stores = loss_stores(worker, lane)
     whole = stores.whole.stored(keys)
@@ -120,15 +120,14 @@ class LossChunk:
 def planned_losses(
     worker: Worker, output: TableOutput, calls: pl.DataFrame, texts: pl.DataFrame, claimed: Claimed
 ) -> Planned:
-    """Plan the losses of `calls` (KEY and other columns) that are not stored. Counts distinct losses.
+    """Plan the losses of a shard's calls that are not stored yet: chunks for workers, and counts of distinct losses.
 
+    calls: KEY (text_digest, position, input, result) and other columns. Calls with equal keys share one computation.
     texts: text_digest and text of at least the texts of the calls.
-    claimed: losses that earlier shards of this run compute already; the planned ones are added.
-
-    Calls of a text that share position, input and result share one computation.
+    claimed: losses that earlier shards of this run compute already. They are not planned again; the planned are added.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
-    store = loss_stores(worker, output.lane).whole
+    store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
     missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
     work = Work(
         computed=Counter(losses=missing.height),
@@ -147,9 +146,10 @@ def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFr
 
 
 def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
-    """Cut the missing losses into chunks: those of a text stay together.
+    """Cut the missing losses into chunks of about equal work; those of a text stay in one chunk.
 
-    keys, missing: all calls of the shard (KEY), and those without losses.
+    keys: all calls of the shard (KEY), by which chunks are cut as if no loss were stored.
+    missing: those of them whose losses have to be computed.
     texts: text_digest and text of at least the texts of the calls.
     """
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
@@ -171,21 +171,25 @@ def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.Dat
 
 
 def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
-    """Return an estimate of the tokens that the losses of a text's calls run, from rows of calls, to be aggregated.
+    """Return an aggregating expression: about how many tokens the model runs for the losses of the calls of a text.
+
+    It is for a frame of calls that is grouped by text. The model runs the text up to the furthest call once without
+    calls, and for each call twice with it.
 
     call_bytes: the bytes of each call's input and result. The column `position` is read too.
-
-    The model runs the text up to the furthest call once without calls, and for each call twice with it.
     """
     tokens_with_call = pl.col("position") + call_bytes / TOKEN_BYTES + AROUND
     return 2 * tokens_with_call.sum() + pl.col("position").max()
 
 
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
-    """Compute and commit the losses of every call of a chunk; L(c) only where it reaches `filtering.loss_floor`.
+    """Compute the three losses of every call of a chunk with the model, and append them to their row stores.
 
-    Losses are null, with a reason, where call and text do not fit the context together (does_not_fit), and where the
-    model's numbers are not finite (not_finite: a dtype that overflows).
+    L(c), the loss after the call without its result, is left out where delta is below `filtering.loss_floor` without
+    it; such rows go to the store `bounds`, all others to `whole`. Losses are null, with a reason, where call and text
+    do not fit the context together (does_not_fit), and where they are not finite (not_finite: a dtype that overflows).
+
+    Returns the tokens that went through the model.
     """
     engine = worker.engine("judge")
     tokens_before = Counter(engine.counts.as_dict())
@@ -214,9 +218,12 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
 
 
 def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> CallsWithLosses:
-    """Return `calls` (KEY and other columns) with loss_empty, loss_call, loss_result and reason.
+    """Add the stored losses to calls: the columns loss_empty, loss_call, loss_result (nats) and reason.
 
-    Raises StorageError where losses were damaged since they were computed.
+    calls: KEY (text_digest, position, input, result) and other columns.
+
+    Returns the names of the row stores beside them. Raises StorageError where losses were damaged since they were
+    computed.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = stored_losses(worker, output.lane, keys)

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, SpliceError, holds_call, splice, take_out
-from toolformer_dag.texts.chains import Link
+from toolformer_dag.texts.chains import ChainLink
 from toolformer_dag.texts.segments import Segment
 
 TRAIN = "train"
@@ -41,11 +41,11 @@ class KeptCall:
     tool: str  # the key of its lane
     char_offset: int  # the character of the document
     delta: float
-    links: tuple[Link, ...]  # the call, or the calls of the chain
+    links: tuple[ChainLink, ...]  # the call, or the calls of the chain
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class AugmentedText:
     """A text x (`segment`), x* (`text_with_calls`) and the calls in it; a text without calls is both."""
 
     segment: Segment
@@ -63,18 +63,22 @@ class Dropped:
 
 def examples(
     texts: Sequence[Segment], calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers = PAPER_MARKERS
-) -> Iterator[Example | Dropped]:
-    """Yield the texts of a document that get calls, in order, and what was dropped.
+) -> Iterator[AugmentedText | Dropped]:
+    """Insert the calls of a document into its texts: yield each text that gets calls, in order, and what was dropped.
 
-    texts: what the document was cut into, in order; some of its words may be in none.
-    calls: the kept calls of all lanes in the document.
+    texts: the parts that the document was cut into, in order; some of its words may be in none.
+    calls: the kept calls of all tools in the document.
     names: the tools' names as they stand in texts.
 
     A call belongs to the text that holds the character before which it stands. Where two tools call at the same
     character, the call with the larger delta stays.
 
-    Reasons: not_best_at_position, outside_every_text (white space between texts, a word that fits no text), holds_call
-    (the text has such a call already), cannot_be_spliced and cannot_be_taken_out (x* would not give x back).
+    With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is [Calculator(18 + 4) -> 22] 22."; taking
+    the call out of x* has to give x back.
+
+    Reasons to drop calls: not_best_at_position; outside_every_text (white space between texts, a word that fits no
+    text); holds_call (the text as the corpus has it contains such a call); cannot_be_spliced and cannot_be_taken_out
+    (x* would not give x back).
     """
     best_calls = _best_at_each_character(calls)
     if len(best_calls) < len(calls):
@@ -84,7 +88,7 @@ def examples(
     if outside_count:
         yield Dropped("outside_every_text", outside_count)
     for number, calls_of_text in sorted(calls_of_texts.items()):
-        yield _example(texts[number], calls_of_text, names, markers)
+        yield _augmented_text(texts[number], calls_of_text, names, markers)
 
 
 def plain_examples(
@@ -93,19 +97,22 @@ def plain_examples(
     calls: Sequence[KeptCall],
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
-) -> Iterator[Example]:
-    """Yield texts of a document as they are: those that hold a character of `offsets`, no call and nothing like a call.
+) -> Iterator[AugmentedText]:
+    """Yield texts of a document without calls, unchanged: the same text as x and as x*.
 
-    texts, calls, names: as for `examples`. White space after a text counts as part of it.
+    texts: the parts that the document was cut into, in order.
+    offsets: characters of the document. A text is yielded where it, or the white space after it, holds one of them.
+    calls: the kept calls of the document; a text with one of them is left out.
+    names, markers: how calls are written. A text that contains something like a call is left out too.
     """
     starts = [text.offset for text in texts]
-    # The number of the last text that begins at or before a character; -1 before the first text.
+    # The index of the last text that begins at or before a character; -1 before the first text.
     wanted = {bisect_right(starts, offset) - 1 for offset in offsets}
     with_calls = {bisect_right(starts, call.char_offset) - 1 for call in calls}
     for number in sorted(wanted - with_calls - {-1}):
         text = texts[number]
         if not holds_call(text.text, names, markers):
-            yield Example(text, text.text, ())
+            yield AugmentedText(text, text.text, ())
 
 
 def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
@@ -117,7 +124,10 @@ def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
 
 
 def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[int, list[KeptCall]]:
-    """Return the calls of each text that has some, by the text's number; calls outside every text are left out."""
+    """Group the calls of a document by the text in which they stand: index of the text in `texts` -> its calls.
+
+    Calls outside every text are left out, and texts without a call.
+    """
     starts = [text.offset for text in texts]
     calls_of_texts: dict[int, list[KeptCall]] = {}
     for call in calls:
@@ -127,8 +137,14 @@ def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[
     return calls_of_texts
 
 
-def _example(text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers) -> Example | Dropped:
-    """Insert calls into their text. All of them are dropped where taking them out would not give the text back."""
+def _augmented_text(
+    text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
+) -> AugmentedText | Dropped:
+    """Insert calls into their text x and return x* beside it; for a chain, all its calls at the same place.
+
+    names, markers: how calls are written. All the calls are dropped, with a reason, where x contains such a call
+    already, where they cannot be inserted, or where taking them out of x* does not give x back.
+    """
     if holds_call(text.text, names, markers):
         return Dropped("holds_call", len(calls))
     placed = []
@@ -142,4 +158,4 @@ def _example(text: Segment, calls: Sequence[KeptCall], names: Sequence[str], mar
         return Dropped("cannot_be_spliced", len(calls))
     if take_out(text_with_calls, names, markers) != text.text:
         return Dropped("cannot_be_taken_out", len(calls))
-    return Example(text, text_with_calls, tuple(calls))
+    return AugmentedText(text, text_with_calls, tuple(calls))

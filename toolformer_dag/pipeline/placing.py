@@ -106,12 +106,14 @@ def unplaced(calls: Sequence[UnplacedCall]) -> pl.DataFrame:
 
 
 def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> ProposedCalls:
-    """Return those of `calls` (UNPLACED) that stand before a token of the judge and are calls of the tool.
+    """Find the token before which each call stands; return those calls as rows (COLUMNS), and count the others.
 
-    The calls at a position are numbered (`sample`) in their order, from 0. A call before a word may stand before or
-    after the white space in front of it.
+    The tokens are those of the judge, the model that computes the losses. A call before a word may stand before or
+    after the white space in front of it. The calls at a position are numbered (`sample`) in their order, from 0.
 
-    Rejected: inside_a_token, and those of `scored_candidates.parsed_call`.
+    calls: UNPLACED, each with its text and a character of the document.
+
+    Rejected: inside_a_token, and those of `scored_candidates.parsed_call`, where the input makes no call of the tool.
     """
     lane = output.lane
     rows: list[_PlacedRow] = []
@@ -132,7 +134,7 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
 
 
 def _placed_row(lane: Lane, call: UnplacedCall, parsed: ParsedCall, place: CallPlace) -> _PlacedRow:
-    """Return the row of a call at its place; its `sample` is not numbered yet."""
+    """Return the row of a call before the token at `place`. Its `sample` is 0: the caller numbers the calls."""
     return _PlacedRow(
         tool=lane.key,
         shard=call.shard,

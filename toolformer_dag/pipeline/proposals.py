@@ -38,9 +38,10 @@ from toolformer_dag.synthetic import WRITTEN
 
 
 def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
-    """Return a warning for each lane for which the packaged model samples, but hardly ever writes a call of the tool.
+    """Return a warning for each tool that the packaged small model cannot call, although it is to sample its calls.
 
-    It says what would propose calls. No warning where another model proposes.
+    It was trained to write calls of the tools WRITTEN only. The warning says what would propose calls in its place. No
+    warning where another model proposes. lanes: tools with their thresholds.
     """
     if not is_packaged(plan.identity_of("proposer")):
         return []
@@ -57,7 +58,10 @@ def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts; how calls are sampled only where they are."""
+    """Return what determines a lane's calls beside the texts: the settings of those sources that it has.
+
+    A lane is a tool with its thresholds; its sources are the model's samples, a server, a rule, files of calls.
+    """
     sampled = scored_candidates.settings(plan, lane) if lane.sources.sampled else {}
     served = served_proposals.settings(plan, lane) if lane.sources.served else {}
     return {
@@ -78,10 +82,10 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls of all sources of a lane in a shard.
+    """Return the calls of a shard from all sources of a lane: the model's samples, and a table per other source.
 
-    `sample` of calls that were not sampled counts down from -1 at each position, in the order of the lane's sources. So
-    they keep it whatever m is.
+    Samples have the numbers (`sample`) 0, 1, 2, ... at a position. Calls of other sources get -1, -2, ..., in the order
+    in which the settings name the sources, so that a number stays with its call however many samples there are.
     """
     lane = output.lane
     sampled = scored_candidates.rows(worker, output, shard) if lane.sources.sampled else PartRows([])
@@ -143,7 +147,10 @@ def stage(lane: Lane) -> Stage:
 
 @cache
 def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool) -> Stage:
-    """Return the stage for such sources; the same object for the same ones, since stages are compared by identity."""
+    """Return scored_candidates for a mix of sources, with an inner table for each source but sampling.
+
+    Equal arguments give the same object (cached), since stages are compared by identity.
+    """
     inner: list[Stage] = []
     if has_files:
         inner.append(file_proposals.STAGE)

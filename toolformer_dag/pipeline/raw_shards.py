@@ -51,7 +51,7 @@ LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the files' content."""
+    """Return what determines the documents beside the files' content: how a record is read. A change reads all anew."""
     corpus = plan.settings.corpus
     return {
         "reader": READER,
@@ -62,9 +62,10 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to the size and time of change of its file, or the revision of its hub data set.
+    """Return a function from a shard to what tells whether its file has changed since it was read.
 
-    A shard that the corpus no longer has gets an empty mapping.
+    That is the file's size and time of change, or the revision of a data set on the Hugging Face hub; an empty mapping
+    for a shard that the corpus no longer has.
     """
     shards = output.plan.shards
 
@@ -75,7 +76,10 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read a shard in one pass. Memory: at most 600 MB, whatever the size of the shard.
+    """Read the documents of a shard (a file of the corpus) in one pass, as frames that are read once.
+
+    The result's `rejected` and `facts` are complete when its frames are used up. Memory: at most 600 MB, whatever the
+    size of the shard.
 
     A malformed line is counted and described in the table REJECTED_LINES; the rest of its shard is used. A damaged
     shard, which its checksums may tell only at its end, has no documents and is one rejection; other shards go on. A
@@ -102,8 +106,9 @@ def format_choice(plan: Plan) -> FormatChoice:
 def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the documents of a shard in their order: the columns of STAGE, and `place`.
 
-    `place` is the shard's name and a number that BATCH documents in a row share. What is computed for documents is
-    stored and looked up by it, so that a lookup reads rows that lie together.
+    `place` is the shard's name and a number that BATCH documents in a row share: the first 500 documents of
+    "head_0.gz" have "head_0.gz/0", the next ones "head_0.gz/1". What is computed for documents is stored under it,
+    so that a lookup reads rows that lie together.
 
     Raises MissingPart, DamagedPart.
     """
@@ -119,9 +124,9 @@ class UnreadCorpus(UserError):
 
 
 def nothing_read(plan: Plan) -> str | None:
-    """Return why a corpus that was read has no document at all, with the rejections of its first shard as the example.
+    """Return why a corpus has no document at all: the file of its first shard, and why lines of it were rejected.
 
-    None for a corpus that has a document, and for one that was not read yet. Raises DamagedPart.
+    None where some shard has a document, and where no shard was read yet. Raises DamagedPart.
     """
     parts = plan.lake.table(NAME).pointers()
     if not parts or any(part.rows for part in parts.values()):
@@ -133,7 +138,10 @@ def nothing_read(plan: Plan) -> str | None:
 
 
 def _first_rejections(plan: Plan, shard: str) -> str:
-    """Return the reasons why lines of a shard were rejected, each with the detail of the first such line."""
+    """Return the reasons why lines of a shard were rejected, each with the detail of the first such line.
+
+    Such as "no_text: the record has no field 'text'; not_json: ...". A shard without a rejected line is empty.
+    """
     table = plan.lake.table(REJECTED_LINES)
     first_details: dict[str, str] = {}
     if table.has(shard):
@@ -171,7 +179,13 @@ class RejectedLine(NamedTuple):
 
 
 class _Reading:
-    """One pass over a shard. `rejected` and `facts` grow with `frames` and are complete when it is used up."""
+    """One pass over the file of a shard: `frames` yields its documents, and fills the two other results.
+
+    - `rejected`: lines and rows that hold no document, by (shard, reason)
+    - `facts`: what the record of the shard notes, such as the hash of the file and its format
+
+    Both are empty before the first frame, grow while frames are read, and are complete after the last.
+    """
 
     def __init__(self, shard: Shard, choice: FormatChoice) -> None:
         self.rejected: Rejected = Counter()
@@ -182,10 +196,12 @@ class _Reading:
         self._ignored: Counter[str] = Counter()  # fields that hold no text: how often, by a message that says so
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
-        """Yield the documents; at the end publish the rejected lines as a table beside theirs.
+        """Yield the documents of the shard; then publish its rejected lines as a part of REJECTED_LINES.
 
-        Raises UnusableRows after the last frame where none of the documents may be used, and RottenShard where those
-        that an earlier run used would be lost.
+        output: the table of documents, of which an earlier run may have published this shard.
+
+        Raises UnusableRows after the last frame where the file is damaged, so that none of its documents may be used.
+        Where an earlier run did use documents of this file, it raises RottenShard and publishes nothing.
         """
         columns = output.stage.schema.names()
         before = output.table.whole_pointer(self._shard.name)  # what an earlier run read
@@ -211,7 +227,10 @@ class _Reading:
         table.publish(shard, [lines], lambda: record(output.settings, output.inputs_of()(shard)))
 
     def _documents(self) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the file, and count what it holds besides. Raises ShardFault, ShardError."""
+        """Yield the documents of the file; count lines that hold none, and fields that hold something else than text.
+
+        Logs a warning where there is no document, or where such fields were ignored. Raises ShardFault, ShardError.
+        """
         document_count = 0
         for batch in self._shard.batches(self._choice):
             self.facts["format"] = batch.layout.format
@@ -235,9 +254,10 @@ class _Reading:
             raise RottenShard(self._shard, before, "its content changed, its size and time did not")
 
     def _give_up(self, error: ShardFault | ShardError) -> None:
-        """Count the shard as one rejection, in place of the lines that were rejected before the error.
+        """Reject the whole shard after an error: a single rejection replaces those of its lines.
 
-        Where the file could not be read at all, the next run tries it again.
+        ShardFault: the content is damaged, with its own reason. ShardError: the file could not be read, counted as
+        `unreadable`; a note in `facts` makes the next run try it again.
         """
         self.rejected.clear()
         self._lines.clear()
@@ -259,7 +279,7 @@ class _Reading:
         _log.warning("%s holds no document: %s", self._shard.place, ", ".join(counts))
 
     def _reject(self, rejection: Rejection) -> None:
-        """Count a rejection, and describe it unless LINES_KEPT are described."""
+        """Count a rejection; of the first LINES_KEPT also keep line and detail, for the table REJECTED_LINES."""
         shard = self._shard.name
         self.rejected[shard, rejection.reason] += 1
         if len(self._lines) < LINES_KEPT:

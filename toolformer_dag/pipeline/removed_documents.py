@@ -67,7 +67,9 @@ def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
 
 
 def benchmark_files(plan: Plan) -> list[Path]:
-    """Return the files of `corpus.decontaminate`, sorted; of a folder, those of SUFFIXES in it.
+    """Return the benchmark files whose texts must not be trained on, sorted.
+
+    The setting `corpus.decontaminate` names them; a folder stands for the files of SUFFIXES below it.
 
     Raises UserError for a path that is no regular file, and for a folder without such files.
     """
@@ -94,7 +96,10 @@ def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _screened(plan: Plan, shard: str, benchmarks: "_BenchmarkTexts") -> Iterator[pl.DataFrame]:
-    """Yield the rows of screened_documents for a shard."""
+    """Yield a row per document of a shard: the hash of its text, and the benchmark file that shares a passage with it.
+
+    benchmarks: the texts that documents are compared with; `benchmark` is null where a document shares none.
+    """
     for documents in raw_shards.documents(plan, shard):
         for batch in documents.iter_slices(SCREENED_AT_ONCE):
             texts = batch["text"].to_list()
@@ -115,7 +120,7 @@ class _HashedFile(NamedTuple):
 
 
 class _BenchmarkTexts:
-    """The texts of the benchmark files, by their passages. Memory: the passages."""
+    """The texts of benchmark files, indexed by their passages (13 words in a row). Memory: the passages."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         """Read the files. Raises UserError for a file that cannot be read."""
@@ -128,7 +133,7 @@ class _BenchmarkTexts:
         self._passages = SharedPassages(texts)
 
     def files_of(self, documents: list[str]) -> list[str | None]:
-        """Return for each document the first benchmark file of which it has a passage; None for a document without."""
+        """Return for each document the name of the first benchmark file with which it shares a passage, else None."""
         file_of_document: dict[int, str] = {}
         matches = self._passages.found_in(documents)  # numbers of a document and of a benchmark text in each row
         for document, benchmark_text in matches.iter_rows():
@@ -147,10 +152,10 @@ def _benchmark_texts(files: tuple[_HashedFile, ...]) -> _BenchmarkTexts:
 
 
 def question_texts(file: Path) -> list[str]:
-    """Return the texts of a benchmark file that a document must not share a passage with.
+    """Return the questions of a benchmark file, with which a document must not share a passage.
 
-    Of JSON and of JSON lines these are all strings but those of answers (NOT_ASKED). Of any other text file they are
-    its lines, without tags.
+    Of JSON and of JSON lines these are all strings but those of fields such as "answer" (NOT_ASKED). Of any other text
+    file they are its lines, without tags.
 
     Raises UserError for a file that is no text in UTF-8, and for one of JSON that cannot be read as such.
     """
@@ -240,10 +245,12 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 class _Removal:
-    """The choice of the documents that are removed.
+    """The choice of the documents that are removed, over all shards: `frames` yields them and fills two other results.
 
-    `rejected` and `by_shard` (a fingerprint of the removed digests of each shard) grow with `frames` and are complete
-    when it is used up.
+    - `rejected`: removed documents, by (shard, reason)
+    - `by_shard`: a hash of the removed digests of each shard, by which other stages see whose documents changed
+
+    Both are empty before the first frame, grow while frames are read, and are complete after the last.
     """
 
     def __init__(self, output: TableOutput) -> None:
@@ -252,7 +259,7 @@ class _Removal:
         self._output = output
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Yield the rows of removed_documents, by shard and digest."""
+        """Yield a row for each removed document, by shard and digest. DuckDB sorts on disk: memory stays bounded."""
         plan = self._output.plan
         schema = self._output.stage.schema
         files = plan.lake.table(SCREENED_NAME).all_files()

@@ -25,10 +25,12 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return what the lane's rule proposes for each text of a shard.
+    """Return the calls that a tool's rule proposes for the texts of a shard, each before the token that it names.
 
-    Rejected: inside_a_token, those of `parse_call`, and over_budget: texts that cost the rule too much work. Raises
-    ToolDown where the rule fails.
+    The rule is a pattern of the settings, or the tool's own method `propose`.
+
+    Rejected: over_budget (texts that cost the rule too much work), inside_a_token (no token begins at that character),
+    and those of `parse_call`. Raises ToolDown where the rule fails.
     """
     lane = output.lane
     rejected: Rejected = Counter()

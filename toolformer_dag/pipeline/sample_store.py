@@ -126,10 +126,13 @@ class SampleStore:
     """The row stores of positions and samples of one lane, under one model, prompt and sampling."""
 
     def __init__(self, worker: Worker, lane: Lane, *, prompt: str | None = None, prefix: str = "") -> None:
-        """Open the row stores.
+        """Open the two row stores of a lane (a tool with its thresholds): `positions` and `samples`.
 
-        prompt: what the model is asked with, if not with the prompt of the lane's tool.
-        prefix: what the names of the row stores begin with.
+        A row store keeps computed rows by key, under a hash of the settings that determine them: here the model, the
+        prompt and the sampling.
+
+        prompt: the prompt for sampling; default: that of the lane's tool.
+        prefix: put before the names, so that calls after others are kept apart: "chained_" gives chained_positions.
         """
         self.prompt = lane.tool.prompt if prompt is None else prompt
         self._lane = lane
@@ -142,7 +145,11 @@ class SampleStore:
         self.samples = worker.rows(f"{folder}samples", sample_settings, SAMPLE_KEY, SAMPLES)
 
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
-        """Return the samples that the lane requests of `texts` (text_digest, text, other columns)."""
+        """Return the positions and samples that tau_s, k and m of the lane ask for in `texts`, stored or not.
+
+        texts: text_digest, text and other columns. Positions follow from the stored p_i, so a text whose p_i are not
+        stored has none yet: it is among `unmeasured_texts` of the result.
+        """
         measured = self.positions.stored(texts)
         positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN, orient="row")
         unmeasured = texts.join(measured, on="text_digest", how="anti", maintain_order="left")
@@ -153,7 +160,10 @@ class SampleStore:
         return RequestedSamples(positions, keys, unmeasured)
 
     def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of those of `texts` that the engine could not take."""
+        """Return (text_digest, reason) of those of `texts` that the engine could not take, such as does_not_fit.
+
+        Such a text has a row among the samples, with REFUSED as its position.
+        """
         keys = texts.select(
             "text_digest",
             position=pl.lit(REFUSED, pl.Int32()),
@@ -167,7 +177,10 @@ class SampleStore:
         return 2 * text_tokens + self._positions_per_text * self._lane.m * self._max_call_tokens
 
     def append(self, requests: Sequence[ProposalRequest], proposals: Sequence[Proposal]) -> int:
-        """Store what the engine answered to each request. Return the number of new samples."""
+        """Store the proposal that the engine made for each request, and return the number of new samples.
+
+        A proposal holds samples, and p_i where the request had none; or the reason why the engine refused the text.
+        """
         samples: list[StoredSample] = []
         refused: list[StoredSample] = []
         measured: list[MeasuredText] = []
@@ -185,9 +198,9 @@ class SampleStore:
         return len(samples)
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the k most probable positions with p_i > tau_s of each text.
+        """Yield the k most probable positions with p_i > tau_s of each text, in the order of the text.
 
-        measured: rows of POSITIONS. texts: text_digest and text of at least these.
+        measured: rows of POSITIONS, the stored p_i. texts: text_digest and text of at least the same texts.
         """
         tau_s = self._lane.tau_s
         text_of = dict(texts.select("text_digest", "text").iter_rows())
@@ -214,7 +227,7 @@ class ChainedSampleStore(SampleStore):
         self._positions_per_text = 1
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the places whose p is above tau_s."""
+        """Yield those of the `measured` places (POSITIONS, one position each) whose probability is above tau_s."""
         for digest, probabilities, offsets in _measured_texts(measured):
             if select_positions(probabilities, self._lane.tau_s, self._lane.k):
                 yield ChosenPosition(

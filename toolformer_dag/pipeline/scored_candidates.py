@@ -59,7 +59,10 @@ PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.S
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return what determines the sampled calls beside the texts; a change makes the table out of date.
+
+    lane: a tool with its thresholds tau_s, k and m. A JSON schema of the tool's arguments counts where it has one.
+    """
     schema = lane.tool.schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
     return {
@@ -95,16 +98,20 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan the texts that lack p_i or samples in a store.
+    """Plan what the model has to compute for a shard's texts: cut those that lack something into chunks.
+
+    A text lacks p_i (the probability of a call at every position), or samples at the positions that tau_s and k choose
+    from these. Both are kept in `store`; only what is missing there is planned. The result also counts what is to be
+    computed and what is reused.
 
     texts: text_digest and text of distinct texts, or PLACES for a ChainedSampleStore.
-    claimed: texts that earlier shards of this run plan already; the planned ones are added.
+    claimed: texts that earlier shards of this run plan already. They are not planned again; the planned ones are added.
     """
     requested = store.requested(texts)
     missing_samples = store.samples.missing(requested.keys)
     stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
 
-    # Of a text without p_i nothing is stored; of the others some samples may be.
+    # Nothing is stored of a text without p_i; of the others some samples may be. `whole` tells them apart.
     unmeasured = requested.unmeasured_texts.select("text_digest")
     incomplete = pl.concat([unmeasured, missing_samples.select("text_digest")]).unique(maintain_order=True)
     free = claim(claimed, store.samples.name, incomplete)
@@ -139,7 +146,12 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 
 
 def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
-    """Compute what the texts of a chunk lack, or its places after calls, and commit it to a store."""
+    """Let the model propose what the texts of a chunk lack, and append it to the row store.
+
+    store: that of calls that stand alone, or a ChainedSampleStore of calls after others.
+
+    Returns the tokens that went through the model and the number of new samples.
+    """
     plan = worker.plan
     engine = worker.engine("proposer")
     requests = _requests(chunk)
@@ -162,7 +174,11 @@ def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -
 
 
 def _requests(chunk: TextChunk) -> list[ProposalRequest]:
-    """Return what the engine is asked for a chunk, text by text."""
+    """Return a request to the engine for each text of a chunk, with what is stored of the text already.
+
+    `probabilities` (p_i) is None where they have to be computed; `stored` are the (position, sample) that need not be
+    drawn again.
+    """
     probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
     stored_of = chunk.stored_samples.rows_by_key("text_digest")  # digest -> (position, sample)
     requests = []
@@ -183,11 +199,14 @@ def _requests(chunk: TextChunk) -> list[ProposalRequest]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read the samples of a shard's texts. Raises StorageError where some were damaged since they were computed.
+    """Return the rows of a shard from what is stored: a row per sample of each of its texts.
 
     A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call` and `read_arguments`,
-    other_tool. Texts without a row are counted as no_position, does_not_fit, not_finite or empty; samples of another
-    model, before whose character no token of the judge begins, as inside_a_token.
+    other_tool. Texts without a row are counted as no_position, does_not_fit, not_finite or empty. Where another model
+    than the one that computes the losses (the judge) drew the samples, those before whose character none of the judge's
+    tokens begins are counted as inside_a_token.
+
+    Raises StorageError where samples were damaged since they were computed.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     texts = _distinct_texts(subset)
@@ -242,9 +261,13 @@ class ParsedCall(NamedTuple):
 
 
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
-    """Read a body, such as `Calculator(1 + 2)`, as a call of the lane's tool.
+    """Parse what was sampled between the brackets, such as `Calculator(1 + 2)`, as a call of the lane's tool.
 
-    Reasons: other_tool, those of `parse_call`, and where the tool has named arguments those of `read_arguments`.
+    A tool with named arguments gets them written in one way, however the model wrote them, so that equal calls have
+    equal inputs.
+
+    The result has an input, or the reason why there is none: other_tool, those of `parse_call`, and for named arguments
+    those of `read_arguments`.
     """
     try:
         call = parse_call(body)
@@ -276,10 +299,13 @@ def places_of_judge(worker: Worker, text: str) -> Callable[[int], CallPlace | No
 
 
 def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
-    """Move samples of another model from its positions to those of the judge; count those that have none there.
+    """Move samples from the token positions of the model that drew them to those of the judge.
 
-    table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE. Of
-    several samples that come to the same key the first stays; the others are counted too.
+    The judge is the model that computes losses; its tokenizer may cut texts otherwise. Returns `table` with `position`
+    and `char_offset` of the judge, and how many samples were dropped as inside_a_token, by shard: those before whose
+    character none of its tokens begins, and all but the first of those that come to the same key.
+
+    table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
     """
     place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
     places = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]

@@ -40,7 +40,11 @@ def reads(lane: Lane) -> tuple[LaneTable, ...]:
 
 
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
-    """Return what tells the costs of a shard's calls; nothing where the score does not read them."""
+    """Return a function from a shard to a hash of the tool results whose costs its calls' scores read.
+
+    Costs are no part of a table's version, so the hashes of its files stand for them. The mapping is empty where the
+    score of the lane (a tool with its thresholds) does not read costs.
+    """
     tables = [plan.lane_table(lane, name) for name in reads(lane)]
 
     def inputs_of(shard: str) -> Mapping[str, Any]:
@@ -79,9 +83,11 @@ def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
 
 
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
-    """Return the lane's rows of the view cost_frontier, of which `today` is at `tau_f`; None where no call has a cost.
+    """Return the view cost_frontier of a lane: the nats that its calls gain over what they cost, by threshold.
 
-    Raises MissingPart, DamagedPart.
+    tau_f: the threshold that is applied; its row is marked `today`. None where there is none.
+
+    None where no call has a cost. Raises MissingPart, DamagedPart.
     """
     if not _has_costs(plan, lane):
         return None
@@ -123,7 +129,10 @@ def _result_tables(lane: Lane) -> tuple[LaneTable, ...]:
 
 
 def _cost_tables(plan: Plan, lane: Lane, parts: Sequence[str]) -> str:
-    """Return COST_TABLES over the files of these parts, with the lanes whose tools a chain may call."""
+    """Return the common table expressions COST_TABLES over the files of some shards.
+
+    They are: texts with their context, the cost of each call, and the tools that a chain of the lane may call.
+    """
     texts = plan.lane_table(lane, "heuristic_subset").all_files(parts)
     results: list[str] = []
     for name in _result_tables(lane):

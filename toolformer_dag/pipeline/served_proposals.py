@@ -57,7 +57,10 @@ def _requested_samples(output: TableOutput, subset: pl.DataFrame) -> pl.DataFram
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the samples that are not stored. Counts samples."""
+    """Plan the requests to the server: m samples of each distinct text of a shard, but for those that are stored.
+
+    claimed: samples that earlier shards of this run request already; the planned ones are added.
+    """
     requested = _requested_samples(output, output.lane_table("heuristic_subset").read(shard))
     store = _store(worker, output.lane)
     missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
@@ -72,7 +75,10 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
-    """Request a chunk of samples (text_digest, text, sample) of the server and commit them. Raises ModelError."""
+    """Let the server write each text of a chunk again with calls in it, and append what it wrote to the row store.
+
+    chunk: (text_digest, text, sample). Raises ModelError where the server fails.
+    """
     plan = worker.plan
     lane = output.lane
     samples = list(chunk.select("text", "sample").iter_rows())
@@ -82,10 +88,10 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls at their places in the texts.
+    """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Rejected: text_changed (what the server wrote before the call is not the text's beginning), inside_a_token, and
-    those of `parse_call`. Raises StorageError where samples were damaged since they were computed.
+    Rejected: text_changed (what the server wrote before the call is not the text's beginning), inside_a_token (no token
+    begins there), and those of `parse_call`. Raises StorageError where samples were damaged since they were computed.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
@@ -112,7 +118,9 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def _place(text: str, written: str, offset: int) -> int | None:
-    """Return the character of a text that is character `offset` of what the server wrote for it, without its calls.
+    """Translate an offset in what the server wrote into an offset in the original text.
+
+    written: what the server wrote for `text`, without its calls. offset: a character of it, at which a call stood.
 
     None where what was written before it is not the beginning of the text. White space at the start may differ.
     """

@@ -41,10 +41,10 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 
 
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages of a lane in the order in which they run; each reads only what stands before it.
+    """Return the stages (tables) of a lane, that is a tool with its thresholds, in the order in which they run.
 
-    A chain has two stages per further call, and two that score it. Raises ValueError where a stage reads a table of the
-    lane that no stage before it makes.
+    Where the tool's calls may be chained there are two more stages per further call (sample it, run it), and two that
+    score chains. Raises ValueError where a stage reads a table of the lane that no stage before it makes.
     """
     texts = left_over_texts.STAGE if plan.start else heuristic_subset.STAGE
     stages = [texts, proposals.stage(lane), tool_results.STAGE]
@@ -59,7 +59,10 @@ def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
 
 
 def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> None:
-    """Raise ValueError where a stage reads a table of its lane that no stage before it makes."""
+    """Raise ValueError where a stage reads a table of its lane that no stage before it makes.
+
+    A name with a slash is a table of another lane, or of the whole project, and is not checked.
+    """
     earlier_tables: set[str] = set()
     for stage in stages:
         earlier_tables.update(inner.name for inner in stage.inner)
@@ -99,9 +102,10 @@ def _lane_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return the warehouse's tables: one per stage, over the tables of all lanes, and the reasons of the filter.
+    """Return the tables of the warehouse (a DuckDB file for queries) over the tables of the lake.
 
-    Stages that have the same table there, such as those of single calls and of chains, share it.
+    The lake has a table for each stage and lane (a tool); the warehouse one per stage over all lanes. Stages of single
+    calls and of chains share theirs. The last table holds the reason of every scored call.
     """
     outputs_of: dict[str, list[TableOutput]] = {}
     scores: dict[str, str] = {}

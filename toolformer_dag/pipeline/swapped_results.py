@@ -58,13 +58,16 @@ FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.
 def exchange(
     calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int, swaps: int = 1
 ) -> pl.DataFrame:
-    """Return `calls` with results of other documents; without one `result` is null, and `swap_reason` says why.
+    """Replace the results of a shard's calls by results of other documents: a control, what would be kept by chance?
+
+    Returns a row per call and swap, with the other result in `result` and the number of the swap (from 0) in `swap`. A
+    call that gets none has one row with a null result, and `swap_reason` says why.
 
     calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard.
     texts: (shard, digest, segment, text_digest), the texts of the shard whether they have calls or not.
     likeliest: (shard, digest, segment, position), see `likeliest_places`.
-    limit: calls of so many texts are taken. swaps: at most so many rows per call, each with another result; the column
-    `swap` counts them from 0.
+    limit: calls of so many texts are taken.
+    swaps: at most so many rows per call, each with another result.
 
     Which calls: those of the `limit` distinct texts with the smallest hashes, and of as many among the texts for which
     a rule or a file proposes calls, which may be few. Others have the reason not_sampled.
@@ -99,10 +102,10 @@ def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sampled_texts(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> pl.DataFrame:
-    """Return (shard, digest, segment, text_digest, sampled): whether a text's calls are taken.
+    """Choose the texts whose calls are swapped: return (shard, digest, segment, text_digest, sampled), all texts.
 
-    A text is sampled where its hash is among the first `limit` distinct ones of its shard, or among the first `limit`
-    of the `proposed` texts (shard, digest, segment) of its shard.
+    `sampled` is true where a text's hash is among the `limit` smallest distinct ones of its shard, or among the `limit`
+    smallest of the `proposed` texts (shard, digest, segment) of its shard.
     """
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
     marked = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
@@ -113,11 +116,14 @@ def _sampled_texts(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> p
 
 
 def _swapped_results(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
-    """Return (DISTINCT_CALL, swap, swapped): the other results of every distinct call that is sampled and has some.
+    """Choose other results for the sampled calls: return (DISTINCT_CALL, swap, swapped), a row per call and swap.
 
-    calls: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives).
+    All distinct calls stand in a circle, in the order of a hash. A sampled call gets the results of up to `swaps` calls
+    behind it that may give theirs and fit (`_donors`). One for which none fits has no row.
+
+    calls: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives); `gives`: whether others may get its result.
     """
-    # A row per seat of the circle; of equal samples one gives or is sampled as soon as any of them is.
+    # A row per place in the circle; of equal samples one gives or is sampled as soon as any of them is.
     shared = pl.col("text_digest", "result", "p_api").first()
     distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
     hashes = _hashes("call", distinct.select("text_digest", "position", "input"))
@@ -165,7 +171,14 @@ class _Seats:
 
 
 def _donors(seat: int, circle: _Seats, giving: _Seats, most: int) -> list[int]:
-    """Return the first `most` seats after this one that may give to it, all with different results."""
+    """Choose the calls whose results a call gets: walk the circle of calls from its seat on, and take those that fit.
+
+    A fitting call is from another document, has another result, and stands at a place at least as probable.
+
+    seat: the number of the call in the circle. circle: all seats. giving: those that may give their results.
+
+    Returns the numbers of at most `most` seats, in walking order, all with different results.
+    """
     as_likely = giving.probability >= circle.probability[seat]
     other_document = giving.document != circle.document[seat]
     other_result = giving.result != circle.result[seat]
@@ -201,10 +214,11 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls of `swapped_texts` texts with results of other documents (see `exchange`) and their losses.
+    """Return the control of a shard: calls with results of other documents (see `exchange`), scored like true ones.
 
-    A call has up to `control.swaps` rows, fewer where fewer other results fit. Every scored call has a row or is
-    counted: not_sampled, no_other_result, or the reason it had in loss_deltas.
+    Calls of up to `evaluation.swapped_texts` texts are taken. A call has up to `control.swaps` rows, each with another
+    result. Every scored call has a row or is counted in `rejected`: not_sampled, no_other_result, or the reason it had
+    in loss_deltas.
     """
     swapped_calls = swapped(output, shard, "loss_deltas")
     scored, stores = with_losses(worker, output, swapped_calls.calls)
@@ -230,9 +244,15 @@ class SwappedCalls(NamedTuple):
 
 
 def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
-    """Swap the results of scored calls of a shard. Raises MissingPart, DamagedPart.
+    """Give the scored calls of a shard results of other documents (see `exchange`), before they are scored again.
 
-    name: the lane's table with the calls, loss_deltas or chained_deltas.
+    name: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
+
+    A call that has a reason against it in that table gets no other result and is counted by that reason. Which calls
+    may give their results follows from the likeliest place of each text: of single calls among all candidates, of
+    chains among the scored ones.
+
+    Raises MissingPart, DamagedPart.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     likelihood = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
@@ -240,14 +260,14 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
     calls = scored_table.read(shard).select(SWAPPED_COLUMNS).with_columns(likelihood)
     # Calls without an operation give their results as they did before they were kept out, so that every other call is
     # swapped as before and no loss is computed again; they have no row themselves.
-    giving = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
-    places = giving
+    exchangeable = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
+    places = exchangeable
     if name == "loss_deltas":
         # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
         places = output.lane_table("scored_candidates").read(shard).with_columns(likelihood)
     settings = output.plan.settings
     exchanged = exchange(
-        giving,
+        exchangeable,
         texts,
         likeliest_places(places),
         limit=settings.evaluation.swapped_texts,
@@ -262,11 +282,13 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
 
 
 def kept_by_chance(output: TableOutput) -> Shown:
-    """Return for the asset how many places chance keeps beside those that are kept, and the false discovery rates.
+    """Return what Dagster's page shows of the control, by label: for each threshold how much is kept by chance.
 
-    By threshold; of those without a swapped call only the places that are kept.
+    "kept by chance at 0.5" counts places that would be kept with results of other documents, "false discovery rate at
+    0.5" is their share; "kept" is the whole table, and "kept by chance" holds the curves. Thresholds without a swapped
+    call stand in the table alone.
     """
-    statistics, rates = chance_tables(output.plan, output.lane)
+    statistics, rates = chance_tables(output.plan, output.lane)  # a row per threshold tau_f
     measured = statistics.filter(pl.col("swaps") > 0)
     shown: dict[str, ShownValue] = {}
     for row in measured.iter_rows(named=True):

@@ -89,7 +89,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan the distinct calls of `candidates` whose results are not known yet, in chunks of `execution.chunk_calls`.
+    """Plan which distinct calls of `candidates` the tool has to be run on, in chunks of `execution.chunk_calls`.
 
     candidates: a row per candidate call; the columns of KEY (input, context) are read.
     claimed: calls that earlier shards of this run make already; the planned ones are added to it.
@@ -121,10 +121,10 @@ def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claim
 
 
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls and commit the answers.
+    """Run the tool on a chunk of calls, and append its answers to the row store of results.
 
-    A call that the tool lost (time limit, connection) is not stored, so that the next run tries it again. It is kept in
-    `worker.lost_calls` until the end of the update. Raises ToolDown where the tool stops working; the answers before
+    A lost call (time limit, broken connection) is not stored, so that the next run tries it again; its reason is kept
+    in `worker.lost_calls` until the end of the update. Raises ToolDown where the tool stops working; the answers before
     that are stored.
     """
     lane = next(called for called in output.lane.chainable.values() if called.key == chunk.lane)
@@ -138,7 +138,10 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
 
 
 def _commit(worker: Worker, lane: Lane, answers: Mapping[ToolCall, ToolResult]) -> None:
-    """Store answers; put those of lost calls into `worker.lost_calls`."""
+    """Append answers to the row store of results; those of lost calls go to `worker.lost_calls` instead.
+
+    answers: call -> the tool's answer. `lost` is true of one that another try may answer (time limit, connection).
+    """
     stored: list[_ResultRow] = []
     lost: list[_ResultRow] = []
     for call, answer in answers.items():
@@ -167,9 +170,13 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> PartRows:
-    """Return a row per distinct call of `candidates` (shard, KEY) to the tool of the output's lane; see `rows`.
+    """Return the answer to each distinct call of `candidates`: a row with its result, or the reason why there is none.
 
-    A row of `candidates` whose shard is null is no candidate call (`_candidate_calls`) and is not counted.
+    An answer is stored, comes from a file of calls, or was lost in this update; then a note in `facts` makes the next
+    run compute the part again. `rejected` counts candidate calls without a result, by shard and reason.
+
+    candidates: (shard, input, context), calls to the tool of the output's lane. Where `shard` is null the row is no
+    candidate call (see `_candidate_calls`) and is not counted.
 
     Raises StorageError where results were damaged since they were computed.
     """
@@ -203,10 +210,10 @@ def _store(worker: Worker, lane: Lane) -> RowStore:
 
 
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
-    """Return (shard, input, context) of every candidate call of a shard, and of the calls for their echoes.
+    """Return (shard, input, context) of every call that the tool has to answer for a shard.
 
-    A rule that looks ahead saw `words` in the text after the call. The echo is the call whose input are these words
-    (see `loss_deltas`); it is no candidate itself, and its shard is null.
+    These are the candidate calls, and for each call that a rule proposed because it saw `words` in the text after it,
+    the call whose input are these words (its echo, see `loss_deltas`). An echo is no candidate: its shard is null.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     candidates = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())

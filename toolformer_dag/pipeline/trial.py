@@ -51,10 +51,12 @@ def trial(
     progress: Progress,
     row_lake: Lake | None,
 ) -> Iterator[Trial]:
-    """Run stages over texts; the tables are there for as long as the block lasts.
+    """Run stages over a few texts in a temporary lake (folder of tables), which lasts as long as the `with` block.
 
-    texts: rows of heuristic_subset, of any shards; they become the rows of the shard ALL.
-    row_lake: the lake whose computed rows are used, and which gets those that are new; None keeps nothing.
+    lane: the tool with its thresholds.
+    texts: rows of the table heuristic_subset, of any shards; they become the only shard of the temporary lake.
+    row_lake: another lake whose computed rows (samples, results, losses) are used, and to which new ones are added;
+        None computes all and keeps nothing.
 
     Raises what the stages raise.
     """
@@ -88,6 +90,7 @@ class _TrialLake(Lake):
     """
 
     def __init__(self, root: Path, row_lake: Lake | None, suffix: str) -> None:
+        """Open a lake in the folder `root`; row_lake: see `trial`."""
         super().__init__(root, suffix=suffix)
         self._row_lake = row_lake
         self.appended: dict[str, list[pl.DataFrame]] = {}

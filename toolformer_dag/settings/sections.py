@@ -164,6 +164,13 @@ class ExecutionSettings(SettingsTable):
         description="Hours after which the chunk of a worker that has not answered is given to another one too; the "
         "first answer counts.",
     )
+    most_tokens: Unfingerprinted[int | None] = Field(
+        None,
+        ge=1,
+        description="Tokens that may go through the model before a run stops; the chunks that are under way end, and "
+        "the next run goes on from there. It counts those of the stages, not of finetuning and evaluation; with "
+        "`steps_at_once` above 1, those of each step by itself.",
+    )
     steps_at_once: Unfingerprinted[int] = Field(
         1,
         ge=1,

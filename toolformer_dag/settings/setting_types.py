@@ -147,7 +147,10 @@ def _lane_name(name: str) -> str:
 
 
 def _place(value: object) -> object:
-    """Return an address of an object store as text, without a `/` at its end, and everything else as a path."""
+    """Read the place of a lake: "s3://bucket/lake/" becomes the text "s3://bucket/lake", a folder becomes a Path.
+
+    Raises ValueError for an address that is none of an object store.
+    """
     text = str(value)
     is_address = "://" in text or text.startswith(("s3:", "gs:"))
     if not is_address:

@@ -127,7 +127,10 @@ def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
 
 
 def _path_fault(file: Path, *, must_exist: bool) -> str | None:
-    """Return why a path cannot be that of a settings file; None where it can, or nothing is there. Raises OSError."""
+    """Return why a path cannot be that of a settings file, for the message; None where it can be.
+
+    must_exist: whether a missing file is a fault too. Raises OSError.
+    """
     try:
         str(file).encode()
     except UnicodeEncodeError:
@@ -229,7 +232,10 @@ def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settin
 
 
 def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge sources of values, table by table; where several give a value, the first of them wins."""
+    """Merge nested tables of settings; where several have a value for a key, the first of them wins.
+
+    _merged({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}}) is {"a": {"x": 1, "y": 3}}.
+    """
     merged = _merged(*lower) if lower else {}
     for key, value in upper.items():
         value_below = merged.get(key)
@@ -304,7 +310,10 @@ def _from_pair(file: str, pair: str) -> Override:
 
 
 def _value(origin: str, text: str) -> Any:
-    """Read a value as TOML, `0.8` or `["a", "b"]`; what is no TOML is taken as text. Raises SettingsError."""
+    """Read a value of the command line as TOML: `0.8` is a number, `["a", "b"]` a list; anything else is a text.
+
+    origin: what it is called in errors. Raises SettingsError for a value over several lines or nested too deeply.
+    """
     text = text.strip()
     try:
         parsed = tomllib.loads(f"value = {text}")

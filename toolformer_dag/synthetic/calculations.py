@@ -32,7 +32,11 @@ _CONSTANTS: Mapping[Numbers, int] = {"half": 2, "third": 3, "quarter": 4, "doubl
 
 
 def operands(random: Random, part: WorldPart, operation: Operation, numbers: Numbers) -> tuple[Decimal, Decimal]:
-    """Draw two numbers of the part; for `-` the first is the larger."""
+    """Draw two different numbers for a calculation; for `-` the first is the larger.
+
+    part: of the world, such as "pretraining". Each pair of numbers belongs to one part alone, so numbers are drawn
+    until they are of this one. numbers: what kind of numbers, such as "prices".
+    """
     while True:
         a, b = _DRAW_OPERANDS[numbers](random)
         if operation == "-" and a < b:
@@ -113,7 +117,11 @@ SUM_SHARE = 0.5  # of the seen wordings: those of somebody who asks, in one temp
 
 
 def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Write a sum or a story whose last number is the result of an operation on numbers in it."""
+    """Write a text whose last number is the result of a calculation with numbers in it, for a calculator to help with.
+
+    It is a story ("Ada had 12 apples and got 30 more ...") or, among the seen wordings, often a bare sum that somebody
+    asks for. wordings: "seen" in training, or "unseen" ones.
+    """
     is_sum = wordings == "seen" and random.random() < SUM_SHARE
     if is_sum and random.random() < NESTED_SHARE:
         return _nested(random, part)
@@ -126,18 +134,22 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
 
 
 def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
-    """Write a setup of the scheme, if it has some, and a question or an ending, up to the result."""
+    """Write a story by a scheme: a setup with two numbers, and a question or an ending that leads to the result.
+
+    A scheme without setups is a single sentence. The setup, the question or ending, and all words in their slots, such
+    as names and things, are drawn at random.
+    """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part)
     slots["a"] = written(random, a)
     slots["b"] = written(random, b)
     setup_number = random.randrange(len(scheme.setups)) if scheme.setups else 0
     is_question = random.random() < QUESTION_SHARE
-    ends = scheme.questions if is_question else scheme.endings
-    end_number = random.randrange(len(ends))
+    last_sentences = scheme.questions if is_question else scheme.endings
+    last_number = random.randrange(len(last_sentences))
 
-    template = ends[end_number]
-    wording = f"{'q' if is_question else 'e'}{end_number}"
+    template = last_sentences[last_number]
+    wording = f"{'q' if is_question else 'e'}{last_number}"  # names the templates of the text
     if scheme.setups:
         separator = ". " if is_question else ""
         template = scheme.setups[setup_number] + separator + template
@@ -160,7 +172,7 @@ def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme
 
 
 def _nested(random: Random, part: WorldPart) -> Phenomenon:
-    """Write a calculation with three numbers: in brackets as it stands, or an average."""
+    """Write a question or statement with a calculation of three numbers: `(3 + 4) * 5` or an average."""
     a, b = operands(random, part, "+", "count")
     c = random.choice([number for number in range(2, 30) if number not in (a, b)])
     calculation = _in_brackets(random, a, b, c) if random.random() < 0.5 else _average(random, a, b, c)
@@ -187,7 +199,10 @@ class _NestedCalculation(NamedTuple):
 
 
 def _in_brackets(random: Random, a: Decimal, b: Decimal, c: int) -> _NestedCalculation:
-    """Write a product of `c` and the sum or difference of the other numbers, as it stands or without spaces."""
+    """Write a product of `c` and the sum or difference of the other numbers, such as `(3 + 4) * 5`.
+
+    The text has it with or without spaces; the call, `expression`, always has them.
+    """
     expression = random.choice((f"({a} + {b}) * {c}", f"{c} * ({a} + {b})", f"({max(a, b)} - {min(a, b)}) * {c}"))
     in_brackets = abs(a - b) if " - " in expression else a + b
     has_spaces = random.random() < 0.7
@@ -235,7 +250,10 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    """Draw values for all slots of stories but the numbers; `templates/addition.toml` says what the slots are."""
+    """Draw the words for all slots of a story's templates but its numbers, such as `{n}`, the name of a person.
+
+    `templates/addition.toml` says what the slots are. part: of the world, from whose names of towns is drawn.
+    """
     first_person, second_person = random.sample(word_list("names", "first_names"), 2)
     towns = random.sample(name_pool("town", part), 3)
     day, other_day = random.sample(WEEK_DAYS, 2)

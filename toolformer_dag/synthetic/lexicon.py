@@ -50,7 +50,7 @@ class LexiconWord:
 
 @cache
 def words(language: Language, word_class: str) -> tuple[LexiconWord, ...]:
-    """Return the words of a language in the file's order; `word_class` is `noun` or `adjective`."""
+    """Return the nouns or adjectives of a language, in the order of lexicon.tsv. word_class: "noun" or "adjective"."""
     with (FOLDER / "lexicon.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     chosen = []
@@ -93,21 +93,21 @@ THE = frozenset(chain.from_iterable(articles.values() for articles in ARTICLES.v
 
 
 def translate(phrase: str) -> str | None:
-    """Translate a phrase of article, adjective and noun into lower-case English; adjectives move before the noun.
+    """Translate a phrase word by word into lower-case English, with adjectives before the noun.
 
-    Unknown words stay as they are, in their place; punctuation and quotes around the phrase are left out. Return None
-    when the lexicon has no word of the phrase.
+    `la tortuga roja` becomes `the red turtle`. Unknown words stay as they are; punctuation and quotes around the phrase
+    are left out. None where the lexicon has no word of the phrase.
     """
-    tokens = phrase.lower().strip(AROUND).split()
-    without_articles = [token for token in tokens if token not in THE]
+    words = phrase.lower().strip(AROUND).split()
+    without_articles = [word for word in words if word not in THE]
     if lexicon().keys().isdisjoint(without_articles):
         return None
     adjectives = english("adjective")
     nouns = english("noun")
-    article = ["the"] if len(without_articles) < len(tokens) else []
-    modifiers = [adjectives[token] for token in without_articles if token in adjectives]
-    others = [nouns.get(token, token) for token in without_articles if token not in adjectives]
-    return " ".join([*article, *modifiers, *others])
+    article = ["the"] if len(without_articles) < len(words) else []
+    english_adjectives = [adjectives[word] for word in without_articles if word in adjectives]
+    other_words = [nouns.get(word, word) for word in without_articles if word not in adjectives]
+    return " ".join([*article, *english_adjectives, *other_words])
 
 
 QUESTION_SHARE = 0.35
@@ -120,7 +120,11 @@ QUOTE_WEIGHTS = (16, 3, 1)
 
 
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Quote a foreign phrase, then say it in English."""
+    """Write a sentence or question with a foreign phrase, followed by its English, which a translation call helps with.
+
+    For training (part "pretraining") most phrases are of invented words, so that a model cannot know their English
+    without the call's result.
+    """
     is_pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
     foreign, english = _pseudo_phrase(random) if is_pseudo else phrase(random, part)
     is_question = random.random() < QUESTION_SHARE
@@ -141,7 +145,10 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
 
 
 def phrase(random: Random, part: WorldPart) -> tuple[str, str]:
-    """Draw a phrase of the part's words, an article and a noun and often an adjective; return it and its English."""
+    """Draw a foreign phrase, such as `la tortuga roja`; return it and its English, `the red turtle`.
+
+    It is an article, a noun and often an adjective. part: of the world; each word belongs to one part alone.
+    """
     language = random.choice(LANGUAGES)
     noun = random.choice(words_of(language, "noun", part))
     article = ARTICLES[language][noun.gender]
@@ -153,7 +160,10 @@ def phrase(random: Random, part: WorldPart) -> tuple[str, str]:
 
 
 def _pseudo_phrase(random: Random) -> tuple[str, str]:
-    """Draw a phrase of invented words; return it and English words, which mean nothing in common with it."""
+    """Draw a phrase of invented words with a real article; return it and an English phrase as its translation.
+
+    The English is drawn too, so that only the call's result tells it.
+    """
     language = random.choice(LANGUAGES)
     noun = _cased(language, _pseudo_word(random))
     adjective = _pseudo_word(random)

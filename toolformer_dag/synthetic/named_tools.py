@@ -33,7 +33,11 @@ def _hash(seed: int, *values: str) -> int:
 
 
 def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask how far two towns of a part are from each other; the call leaves out km, the default."""
+    """Write a sentence or question about the distance of two towns, with a call such as `start="A", end="B"`.
+
+    The unit is drawn: `unit="miles"` is written into the call, km is the default and left out. part: of the world, from
+    whose towns is drawn. wordings: "seen" in training, or "unseen".
+    """
     start, end = [town.name for town in random.sample(world.entities(part, "town"), 2)]
     unit = random.choice(UNITS)
     call_input = f'start="{start}", end="{end}"'
@@ -51,7 +55,11 @@ def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet
 
 
 def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask what some of a thing cost on a weekday; each such thing, number and day is of one part alone."""
+    """Write a sentence or question about the price of some things on a weekday, with a call to the price tool.
+
+    Such as `item="lamps", count=3, day="Monday"`. Each combination of these belongs to one part of the world alone, so
+    they are drawn until they are of this one.
+    """
     while True:
         item = random.choice(word_list("calculator", "things"))
         day = random.choice(WEEK_DAYS)
@@ -72,12 +80,12 @@ def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -
 def _phenomenon(
     random: Random, tool: str, wordings: WordingSet, *, slots: Mapping[str, str], call_input: str, answer: str
 ) -> Phenomenon:
-    """Write a random question or statement about an answer, and return it cut where the call belongs.
+    """Write a question or statement about an answer by a random template; return it with the call that belongs there.
 
-    The call belongs right before the answer. A question is followed by the answer; a statement contains it.
+    The call stands right before the answer, which follows a question and is part of a statement.
 
-    slots: the values for the templates of `tool`, without the answer.
-    call_input: the input as written in the call. answer: what the tool returns.
+    - slots: the values for the placeholders of the templates, without the answer.
+    - call_input: the input of the call. answer: what the tool returns for it.
     """
     is_question = random.random() < QUESTION_SHARE
     templates = named_templates(tool, wordings)

@@ -18,9 +18,11 @@ PRETRAINING_WEIGHTS = (4, 3, 2, 2)  # rivers have three facts too: what is asked
 
 
 def fact(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask for a fact about an entity of a part; `tool` is `question_answering` or `wiki_search`.
+    """Write a sentence that states a fact of the synthetic world, or a question that asks for it, with a call.
 
-    The input of QA is the question; that of the search is the entity's name and the fact's keyword.
+    tool: "question_answering", whose call has the question as input and the fact as result; or "wiki_search", whose
+    call has the entity's name and a keyword as input and a passage with the fact as result. part: of the world, such as
+    "pretraining", from whose people, towns, firms and rivers is drawn.
     """
     kind_weights = PRETRAINING_WEIGHTS if part == "pretraining" else KIND_WEIGHTS
     kind = random.choices(KINDS, kind_weights)[0]
@@ -71,7 +73,10 @@ NAMED_TOOLS = ("distance", "price")
 
 
 def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Draw a phenomenon for `tool` (of TOOLS, NAMED_TOOLS, or TWO_HOP) about what `part` has of the world."""
+    """Write a random text with a place where a call to `tool` helps: of TOOLS, NAMED_TOOLS, or TWO_HOP.
+
+    part: of the world; entities, numbers and words belong to one part alone. wordings: "seen" in training, or "unseen".
+    """
     draw_from_world = {TWO_HOP: two_hop, "distance": distance, "price": price}
     draw_without_world = {"calculator": calculation, "calendar": today, "machine_translation": translated}
     if tool in draw_from_world:
@@ -82,13 +87,14 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
 
 
 def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenomenon]:
-    """Return `n` phenomena for one tool that differ in what is asked, about half questions, half statements.
+    """Return `n` different questions and unfinished statements that a call to a tool answers, the same for each seed.
 
-    The text to continue is `before`; a continuation is right when `answer` is among its first words.
+    A model is to continue the text `before`; it is right when `answer` is among its first words. About half are
+    questions, from the world's part "evaluation".
     """
     random = Random(f"questions {seed} {tool} {wordings}")
-    distinct: dict[tuple[object, ...], Phenomenon] = {}
+    distinct: dict[tuple[object, ...], Phenomenon] = {}  # by what is asked and how
     while len(distinct) < n:
-        drawn = phenomenon(random, the_world(), tool, "evaluation", wordings)
-        distinct[drawn.before, drawn.answer, drawn.date, drawn.wording] = drawn
+        question = phenomenon(random, the_world(), tool, "evaluation", wordings)
+        distinct[question.before, question.answer, question.date, question.wording] = question
     return list(distinct.values())

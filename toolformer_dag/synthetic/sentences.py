@@ -130,11 +130,12 @@ def filler(random: Random, sentences: int) -> str:
 
 
 def _sentence(random: Random, *, is_first: bool) -> str:
-    """Write a plain sentence: a remark (1 in 10), or a clause that mostly goes on; some refer to the one before.
+    """Write a plain sentence that no tool helps with, from random words.
 
-    is_first: whether it begins its paragraph, and so refers to none.
+    One in ten is a remark; the others are a clause, mostly with more after it, some with a word such as "then" that
+    refers to the sentence before. is_first: whether there is none before it in its paragraph.
     """
-    shape = random.random()
+    shape = random.random()  # by its ranges: a remark, or a clause with an adverbial, a second clause or nothing
     if shape < 0.1:
         return f"{pick(random, 'filler', 'remarks')}."
     text = _clause(random)

@@ -47,9 +47,13 @@ def part_of_day(day: datetime.date) -> WorldPart:
 
 
 def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """Ask or state a part of today's date, on a page about some event; the date is one of this part of the world."""
+    """Write a sentence or question about today's date, of a page about some event, with a calendar call.
+
+    The date of the page is drawn from those that belong to `part` of the world. The text says a part of it, such as the
+    weekday.
+    """
     day = day_of(random, part)
-    slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]
+    slot = random.choices(SLOTS, SLOT_WEIGHTS)[0]  # the part of the date that the text says
     is_question = random.random() < QUESTION_SHARE
     event = random.choice(word_list("calendar", "events"))
     text, wording = worded(random, date_templates(slot, wordings), {"event": event}, is_question=is_question)
@@ -69,7 +73,10 @@ def today(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
 
 
 def date_text(day: datetime.date, slot: str) -> str:
-    """Return the part of a date that a slot (of SLOTS) asks for, worded as in `today_is`: `May 3, 2009` for "full"."""
+    """Return a part of a date in words, as the calendar's result has it: `Sunday` for the slot "weekday".
+
+    slot: "weekday", "month" (`May`), "month_day" (`May 3`), "year" or "full" (`May 3, 2009`).
+    """
     month = MONTHS[day.month - 1]
     month_day = f"{month} {day.day}"
     forms = {

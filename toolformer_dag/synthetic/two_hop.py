@@ -56,17 +56,24 @@ def two_hop(random: Random, world: World, part: WorldPart, wordings: WordingSet)
 
 
 def _second_fact(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask a fact about an entity that is described by a fact: the mayor of the town where Ada was born."""
-    first = random.choice([_relation(key) for key in LEADS_TO])
-    entity = random.choice(world.entities(part, first.kind))
-    second_kind = LEADS_TO[first.key]
-    second_name = entity.facts[first.key]
-    second = random.choice(relations(second_kind))
-    description = random.choice(chain_templates("described", wordings)[first.key]).format(e=entity.name)
-    answer = _entity(world, part, second_kind, second_name).facts[second.key]
+    """Write a text that needs two calls: about an entity that is only described, by a fact about another one.
+
+    "The mayor of the town where Ada Lovelace was born is ..." needs a call that returns the town, and a second one that
+    asks for the mayor of that town.
+    """
+    # 1. Two facts: the value of the first is the entity of the second.
+    first_relation = random.choice([_relation(key) for key in LEADS_TO])  # such as birthplace
+    entity = random.choice(world.entities(part, first_relation.kind))
+    described_kind = LEADS_TO[first_relation.key]
+    described_name = entity.facts[first_relation.key]
+    second_relation = random.choice(relations(described_kind))  # such as mayor
+    descriptions = chain_templates("described", wordings)[first_relation.key]
+    description = random.choice(descriptions).format(e=entity.name)
+    answer = _entity(world, part, described_kind, described_name).facts[second_relation.key]
 
     is_question = random.random() < QUESTION_SHARE
-    leads, texts = fact_templates(second, ASKED, wordings).choices(is_question=is_question)
+    # 2. A question or statement of the second fact, with a description ("the town where Ada was born") for a name.
+    leads, texts = fact_templates(second_relation, ASKED, wordings).choices(is_question=is_question)
     fitting = [number for number, text in enumerate(texts) if not any(words in text for words in _UNFIT)]
     number = random.choice(fitting)
     text = texts[number].format(e=description, v=ANSWER_MARK)
@@ -75,14 +82,17 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
         lead=random.choice(leads),
         text=sentence(text) if is_question else text,
         is_question=is_question,
-        call=EarlierCall(tool=ASKED, input=_question(second, second_name), result=answer),
-        earlier=(EarlierCall(tool=ASKED, input=_question(first, entity.name), result=second_name),),
-        wording=f"two_hop/{first.key} {second.key}/{wordings}/{number}",
+        call=EarlierCall(tool=ASKED, input=_question(second_relation, described_name), result=answer),
+        earlier=(EarlierCall(tool=ASKED, input=_question(first_relation, entity.name), result=described_name),),
+        wording=f"two_hop/{first_relation.key} {second_relation.key}/{wordings}/{number}",
     )
 
 
 def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask how many years after a fact's year another year is."""
+    """Write a text about the years between a fact's year and a later one, such as somebody's age in 2050.
+
+    It needs two calls: a question whose answer is the year of the fact, and a calculation with it.
+    """
     relation = random.choice([relation for relation in _all_relations() if relation.key in YEARS])
     entities: Sequence[Entity] = world.entities(part, relation.kind)
     if relation.key == "birth_year":
@@ -106,7 +116,10 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
 
 
 def _two_numbers(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
-    """State or ask how many years lie between two facts, or the sum of two lengths: a chain of three calls."""
+    """Write a text about the years between two facts, or about the sum of two rivers' lengths.
+
+    It needs three calls: two questions, whose answers are numbers, and a calculation with both.
+    """
     key = random.choice((*YEARS, "length"))
     relation = _relation(key)
     while True:
@@ -149,10 +162,12 @@ def _phenomenon(
     earlier: tuple[EarlierCall, ...],
     wording: str,
 ) -> Phenomenon:
-    """Return a question or a statement after its lead, cut where the calls belong: right before the answer.
+    """Put a question or statement together with the calls that it needs, which stand right before its answer.
 
-    text: a statement has ANSWER_MARK in place of its answer; a question is followed by it.
-    call: the last call of the chain, whose result is the answer. earlier: the calls before it.
+    - lead: words before the text.
+    - text: in a statement, ANSWER_MARK stands for the answer; a question is followed by the answer.
+    - call: the last call, whose result is the answer. earlier: the calls before it, whose results it needs.
+    - wording: a name for the templates that were used.
     """
     begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     if is_question:

@@ -30,9 +30,10 @@ _NO_WORD = re.compile(r"[^a-z]+")
 
 
 def page_url(random: Random, title: str, day: datetime.date | None) -> str:
-    """Return a URL with the date in one of the forms that real pages use, or without a date; some hold other numbers.
+    """Draw a URL for a page: with its date in one of the forms that real pages have, or without where `day` is None.
 
-    Every form is written before one is chosen: what follows in the world depends on the number of draws.
+    Every form is written before one is chosen, so that the number of random draws, on which all later ones depend, is
+    always the same.
     """
     slug = _NO_WORD.sub("-", title.lower()).strip("-")
     if day is None:
@@ -59,16 +60,17 @@ _LONGEST = 0xFFFF  # bytes of a stored block
 
 
 def stored_gzip(data: bytes) -> bytes:
-    """Return `data` as a gzip file that is not compressed, the same bytes on every machine.
+    """Return `data` as a gzip file without compression: compressed bytes would differ between versions of zlib.
 
-    It is one member of stored blocks (RFC 1951, 3.2.4; RFC 1952). Compressed bytes differ between versions of zlib.
+    Its content is a sequence of stored blocks (RFC 1951, 3.2.4), between the header and trailer of gzip (RFC 1952).
     """
     starts = range(0, max(len(data), 1), _LONGEST)
     pieces = [_HEADER]
     for start in starts:
         block = data[start : start + _LONGEST]
         is_last = start == starts[-1]
-        pieces.append(struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF))  # length and its complement
+        # A block's header: whether it is the last one, its length, and the complement of its length.
+        pieces.append(struct.pack("<BHH", is_last, len(block), len(block) ^ 0xFFFF))
         pieces.append(block)
     pieces.append(struct.pack("<LL", zlib.crc32(data), len(data) & 0xFFFFFFFF))
     return b"".join(pieces)
@@ -83,7 +85,10 @@ ON_PAGES = (*TOOLS, TWO_HOP)
 
 
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
-    """Yield CCNet records (16 fields, in CCNet's order) about one part, in seen wordings only."""
+    """Yield the pages of a small web about one part of the synthetic world, as records of CCNet with its 16 fields.
+
+    Each page has up to two texts that a tool helps with, between plain sentences. The same seed gives the same pages.
+    """
     random = Random(f"web {seed} {part}")
     world = the_world()
     for number in range(documents):
@@ -96,7 +101,10 @@ def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, An
 
 
 def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
-    """Write paragraphs of plain sentences with the phenomena among them, about 40-80 words."""
+    """Return the text of a page: the given texts that tools help with, among plain sentences, in random order.
+
+    Plain sentences are added up to a random length within WORDS; paragraphs are joined by spaces or line ends.
+    """
     paragraphs = [drawn.text for drawn in phenomena]
     least_words = random.randint(*WORDS)
     while sum(paragraph.count(" ") + 1 for paragraph in paragraphs) < least_words:
@@ -110,9 +118,9 @@ def document_text(random: Random, phenomena: list[Phenomenon]) -> str:
 
 
 def write_shards(folder: Path, shards: int, documents: int, seed: int) -> list[Path]:
-    """Write records of the corpus part to gzip files, named as CCNet's, and return their paths.
+    """Write a small web to gzip files of JSON lines, named as CCNet's; return their paths.
 
-    shards: how many files; the records are dealt to them in turn. documents: how many records in all of them together.
+    shards: the number of files, to which the pages are dealt in turn. documents: the number of pages in all files.
 
     The bytes are the same on every machine; a file appears whole or not at all. Raises WriteError.
     """
@@ -132,9 +140,10 @@ def _kinds(random: Random) -> list[str]:
 
 
 def _record(random: Random, text: str, day: datetime.date | None, segment: str) -> dict[str, Any]:
-    """Return CCNet's record of a page, whose URL has the day; the title is its first words.
+    """Return a page as a record of CCNet, with all of its 16 fields.
 
-    segment: what stands in place of the name of a segment of Common Crawl.
+    The title is the page's first words. day: the date of the page, which its URL shows. segment: the value of
+    `cc_segment`, which in CCNet names a file of Common Crawl.
     """
     title_words = text.split()[: random.randint(3, 6)]
     title = " ".join(title_words).rstrip(",.:;?")

@@ -136,7 +136,11 @@ def named_templates(tool: str, wordings: WordingSet) -> Templates:
 
 
 def fact_templates(relation: Relation, tool: str, wordings: WordingSet) -> Templates:
-    """Return the sentences about a relation, with the leads of `question_answering` or `wiki_search` pages."""
+    """Return the templates that state or ask a relation, such as a birthplace, and the words that may stand before.
+
+    tool: "question_answering" or "wiki_search", on which these words (leads) depend. wordings: "seen" in training, or
+    "unseen".
+    """
     is_unseen = wordings == "unseen"
     leads = _file("leads")[wordings][tool]
     return Templates(
@@ -165,7 +169,10 @@ T = TypeVar("T")
 
 @cache
 def name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
-    """Return the names of a part; for people, their surnames."""
+    """Return the names that people (surnames), towns, firms or rivers may have in a part of the world.
+
+    Names are all combinations of a beginning and an ending, shuffled; each is in one part alone.
+    """
     first_names = word_list("names", "first_names")
     names = []
     for onset in word_list("names", "onsets"):

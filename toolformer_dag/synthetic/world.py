@@ -57,7 +57,10 @@ def the_world() -> World:
 
 
 def _entities_of(random: Random, part: WorldPart) -> dict[tuple[WorldPart, EntityKind], tuple[Entity, ...]]:
-    """Draw the entities of a part, by part and kind. The names follow from the part alone, but for people."""
+    """Draw the people, towns, firms and rivers of a part of the world, with their facts; return them by part and kind.
+
+    Facts name entities of the same part only. All names of a part but those of people are used.
+    """
     towns = name_pool("town", part)
     firms = name_pool("firm", part)
     rivers = name_pool("river", part)
@@ -82,7 +85,7 @@ def _entities(kind: EntityKind, facts_by_name: Mapping[str, Mapping[str, str]]) 
 
 
 def _person(random: Random, name: str, *, people: tuple[str, ...], towns: tuple[str, ...]) -> dict[str, str]:
-    """Draw the facts about a person."""
+    """Draw the facts about a person, by the keys of relations; people and towns that they name are of the same part."""
     return {
         "birthplace": random.choice(towns),
         "profession": pick(random, "facts", "professions"),
@@ -102,7 +105,7 @@ def _stranger(random: Random, name: str, people: tuple[str, ...]) -> str:
 
 
 def _town(random: Random, *, people: tuple[str, ...], rivers: tuple[str, ...]) -> dict[str, str]:
-    """Draw the facts about a town."""
+    """Draw the facts about a town, by the keys of relations; people and rivers that they name are of the same part."""
     return {
         "country": pick(random, "facts", "countries"),
         "river": random.choice(rivers),
@@ -157,9 +160,10 @@ def passages(world: World) -> Iterator[ArticlePassage]:
 
 
 def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]:
-    """Return the passages of an entity's article, by the key of each relation whose fact the passage holds.
+    """Write the encyclopaedia's article about an entity; return, for each of its facts, the passage that states it.
 
-    A passage holds FACTS_PER_PASSAGE facts, which are grouped at random.
+    Facts are named by the key of their relation, such as "birthplace". A passage states FACTS_PER_PASSAGE of them, in
+    random groups, so a passage is there once for each of its facts.
     """
     random = Random(f"passages {seed} {entity.name}")
     relations_of_kind = relations(entity.kind)
@@ -174,7 +178,10 @@ def passages_by_relation(entity: Entity, seed: int) -> dict[str, ArticlePassage]
 
 
 def _passage(random: Random, entity: Entity, group: list[Relation], number: int) -> ArticlePassage:
-    """Write a passage that states the facts of a group of relations. `number`: of the passage in its article."""
+    """Write a passage of an entity's article: a sentence for each relation of a group, in random order.
+
+    number: of the passage in its article, from 0.
+    """
     sentences = []
     for relation in group:
         template = random.choice(relation.sentences)

@@ -130,7 +130,11 @@ def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
 
 
 def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
-    """Raise BadArguments for the first value, by its path, that breaks a rule of the schema."""
+    """Check the arguments of a call against their JSON schema.
+
+    Raises BadArguments for the first value, by its path, that breaks a rule: "bad_arguments: days is below 1"; and
+    OVER_BUDGET where checking takes too long.
+    """
     from referencing.exceptions import Unresolvable
 
     validator = _validator(json.dumps(schema))
@@ -296,7 +300,11 @@ def schema_fault(schema: Schema) -> str | None:
 
 @cache
 def _fault_of(text: str) -> str | None:
-    """Return the fault of a schema, given as JSON. Cached: each command loads its tools twice."""
+    """Return why a JSON schema cannot describe the named arguments of a call, in words; None where it can.
+
+    It has to be a schema, of an object, whose names and values decoding can write. text: the schema, as JSON. Cached:
+    each command loads its tools twice.
+    """
     from jsonschema import FormatChecker
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for

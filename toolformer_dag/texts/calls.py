@@ -28,14 +28,16 @@ OPENING = re.compile(rf"\[\s*{NAME}\(")
 """The beginning of a call inside of an input."""
 NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
 """The beginning of a call with named arguments: `Weather(city=`, without the first argument."""
-_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+"|["()\[\]]', re.DOTALL)
-"""Whole strings of JSON, an opening quote without its end, and brackets: what tells where named arguments end."""
+NAMED_IN_TEXT = re.compile(rf"(?<![^\s\[\]()]){NAME}+\((?=\s*[^\W\d]\w*\s*=)")
+"""The same anywhere in a text: a name is tried from its first character alone."""
+_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
+"""Strings of JSON, also one without its end, and brackets: what tells where named arguments end."""
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 """A call without its markers: the groups are name and input."""
 QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
 """An input that would be read as named arguments with a string, as a pattern."""
-STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-"""A string of JSON."""
+STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string of JSON, or what begins as one and does not end."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 """The signs at which `str.splitlines` ends a line, as a class of Rust's patterns."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
@@ -136,6 +138,8 @@ def input_end(text: str, start: int = 0) -> int | None:
         return start
     open_brackets = 0
     for sign in _SIGNS.finditer(text, opening.end()):
+        if sign["open"] is not None:  # a string without its end
+            return None
         match sign[0]:
             case "[":
                 open_brackets += 1
@@ -145,8 +149,6 @@ def input_end(text: str, start: int = 0) -> int | None:
                 return sign.start()
             case ")" if not open_brackets:
                 return sign.end()
-            case '"':  # a string without its end
-                return None
             case "(" | ")":  # in no string: these are no arguments in JSON
                 return start
     return None
@@ -348,10 +350,12 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
 
 
 def in_markers(text: str, markers: CallMarkers) -> str:
-    """Return a text whose calls, to whichever tools, are written with `markers` in place of the paper's.
+    """Rewrite the calls of a text from the paper's markers, ` [` `->` `]`, to others.
 
-    text: a prompt, or e(c) or e(c, r). A call without the space before its "[", as instructions have them, begins
-    without the space of `markers.begin`.
+    "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
+    and end "</call>". A call without a space before its "[", as instructions have them, gets none either.
+
+    text: a prompt, or a call e(c) or e(c, r).
     """
     pieces: list[str] = []
     position = 0
@@ -410,7 +414,11 @@ class _CallSpan(NamedTuple):
 
 
 def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_CallSpan]:
-    """Yield the calls in a text that are closed by `markers.end`, in order. `opening`: as `call_opening` returns it."""
+    """Yield where the calls of a text stand, in order: `[Calculator(1 + 2) -> 3]`.
+
+    opening: finds the beginning of a call, `[Calculator(` (see `call_opening`). A call that is not closed by
+    `markers.end` is none, and neither is one inside the input or result of another.
+    """
     position = 0  # the end of the last closed call
     for match in opening.finditer(text):
         name = match.end()

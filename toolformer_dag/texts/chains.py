@@ -15,7 +15,7 @@ from toolformer_dag.texts.calls import Call, format_call
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """A call of a chain with its result."""
 
     tool: str  # its name in the text
@@ -23,19 +23,19 @@ class Link:
     result: str
 
 
-def written_chain(links: Sequence[Link]) -> str:
+def written_chain(links: Sequence[ChainLink]) -> str:
     """Return a chain as tables hold it: JSON, a list of objects."""
     return orjson.dumps([asdict(link) for link in links]).decode()
 
 
-def read_chain(chain: str | None) -> list[Link]:
+def read_chain(chain: str | None) -> list[ChainLink]:
     """Return the links that `written_chain` wrote; an empty list for null, which is a call that is no chain."""
     if not chain:
         return []
-    return [Link(**link) for link in orjson.loads(chain)]
+    return [ChainLink(**link) for link in orjson.loads(chain)]
 
 
-def chain_text(links: Sequence[Link]) -> str:
+def chain_text(links: Sequence[ChainLink]) -> str:
     """Return the chain e(c1, r1) e(c2, r2) ... as it stands in a text, in the paper's markers."""
     return "".join(format_call(Call(link.tool, link.input), link.result) for link in links)
 
@@ -56,7 +56,7 @@ class ChainedCall(NamedTuple):
     call: str  # e(c), without its result
 
 
-def other_results(links: Sequence[Link], others: Sequence[str]) -> list[ChainedCall]:
+def other_results(links: Sequence[ChainLink], others: Sequence[str]) -> list[ChainedCall]:
     """Return the pairs of texts whose losses tell whether the calls of a chain need the results before them.
 
     others: for each call but the last, the result of another call.
@@ -67,7 +67,7 @@ def other_results(links: Sequence[Link], others: Sequence[str]) -> list[ChainedC
     comparisons = []
     for exchanged, other_result in enumerate(others):
         link = links[exchanged]
-        swapped = [*links[:exchanged], Link(link.tool, link.input, other_result), *links[exchanged + 1 :]]
+        swapped = [*links[:exchanged], ChainLink(link.tool, link.input, other_result), *links[exchanged + 1 :]]
         for later in range(exchanged + 1, len(links)):
             comparisons.append(
                 ChainedCall(

@@ -287,7 +287,10 @@ def url_dates(urls: pl.Series) -> pl.Series:
 
 
 def _digests(frame: pl.DataFrame) -> pl.Series:
-    """Return the digest of each record of a frame in RAW: its id, or a hash of its text without one."""
+    """Return the digest of each record: its id, or where that is null or empty a hash of its text.
+
+    frame: the columns RAW, among them `id` and `text`.
+    """
     ids = frame["id"]
     rows = (ids.is_null() | (ids == "")).arg_true()  # of records without an id
     if rows.is_empty():

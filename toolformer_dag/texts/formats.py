@@ -194,7 +194,13 @@ def _recognized(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
 def _layout(
     corpus_format: CorpusFormat, chosen_paths: Mapping[str, str], records: Sequence[Mapping[str, Any]]
 ) -> Layout:
-    """Return the layout of a format whose paths some fields replace. Raises ShardFault missing_field."""
+    """Return where the fields of a document (text, url, date, ...) stand in the records of a shard.
+
+    corpus_format: a known format, with the paths of its fields. chosen_paths: field -> the path that the settings name
+    in place of the format's. records: the first of the shard, which show how a path is to be read.
+
+    Raises ShardFault missing_field where no record has a required or chosen field.
+    """
     paths = dict(corpus_format.fields)
     for field, path in chosen_paths.items():
         paths[field] = (path,)
@@ -260,7 +266,11 @@ class Unread:
 
 
 def values_at(records: Sequence[Any], way: Steps, absent: Any = None) -> list[Any]:
-    """Return the value at the end of a way in each record: `absent` where there is none, Unread where it is blocked."""
+    """Follow a path into each record: ("meta", "url") reads record["meta"]["url"].
+
+    Returns a value per record: `absent` where a key is missing, Unread where the path leads into something that is
+    neither an object nor a list.
+    """
     values: Sequence[Any] = records
     for step in way:
         if isinstance(step, str):

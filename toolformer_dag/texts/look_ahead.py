@@ -74,7 +74,11 @@ class TextUnits:
 
     @staticmethod
     def of(text: str) -> "TextUnits":
-        """Read the units of a text."""
+        """Read the numbers and words (units) of a text, and where each ends for the first time.
+
+        A word counts as a name where it is longer than a character, never stands without a capital, and is none of
+        UNNAMED.
+        """
         ends: dict[str, int] = {}
         in_words: dict[str, int] = {}
         with_capital: set[str] = set()

@@ -52,7 +52,11 @@ def _words(texts: Sequence[str]) -> _Words:
 
 
 def _passages(words: _Words) -> Iterator[_Passages]:
-    """Yield all runs of words within a text, for each length from FEWEST_WORDS to PASSAGE_WORDS."""
+    """Hash all runs of consecutive words within a text; yield them length by length, from FEWEST_WORDS on.
+
+    words: a hash per word of all texts, one after the other, and the number of the text of each. The hash of a run is
+    computed from that of the run that is a word shorter (a rolling hash).
+    """
     longest = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
     for length in range(2, longest + 1):

@@ -43,9 +43,10 @@ def _mended_escape(match: re.Match[bytes]) -> bytes:
 
 
 def pass_on(limit: int, message: str, command: list[str]) -> int:
-    """Run the command to its end and copy its lines to the standard output; return its exit code.
+    """Run a program to its end, and copy the lines that it prints to the standard output; return its exit code.
 
-    A line longer than `limit` bytes is replaced by `error_answer` with `message`.
+    A line longer than `limit` bytes, which would fill the memory of whoever reads it, is replaced by an error in the
+    form of JSON-RPC that says `message`. Half surrogate pairs are replaced (`mended`).
     """
     threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     output = sys.stdout.buffer
@@ -70,10 +71,10 @@ def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
 
 
 def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
-    """Return a line of JSON-RPC that refuses the request which a long line answers, with an error that says `message`.
+    """Return a line of JSON-RPC to send in place of an answer that is too long: an error that says `message`.
 
-    Without a number in the line's beginning or end the request is not known; the answer is then a message that clients
-    ignore.
+    beginning, end: of the long answer. The number of the request that it answers stands in one of them, and is
+    repeated. Where it stands in neither, the line is a message that clients ignore.
     """
     answer: dict[str, object] = {"jsonrpc": "2.0"}
     number = ID_AT_THE_END.search(end) or ID_AT_THE_BEGINNING.match(beginning)

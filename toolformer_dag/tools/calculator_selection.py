@@ -27,15 +27,15 @@ ONE_OF = 100
 
 
 def selection_rule(text: str, whole: str) -> str | None:
-    """Return the first rule that `text` meets (appendix A); None where it meets none.
+    """Return why calculator calls are worth trying in a text: the first rule that it meets (appendix A), or None.
 
-    - "operation" (i): `holds_operation`.
+    - "operation" (i): of three numbers close together, one is the result of an operation on the others.
     - "phrase" (ii): `=`, `equals`, `equal to`, `total of` or `average of` before a number. White space, a currency or
       another sign may stand between them.
-    - "three_numbers" (iii): three numbers, for 1 % of the documents. A hash of `whole`, the document's text, selects
+    - "three_numbers" (iii): three numbers, for 1 % of the documents. A hash of `whole`, the text of the document, picks
       them, so a document and its segments are selected together.
 
-    Raises OverBudget as `holds_operation` does.
+    Raises OverBudget for a text with too many pairs of numbers to try (`holds_operation`).
     """
     all_numbers = numbers(text)
     has_three = len(all_numbers) >= 3
@@ -62,15 +62,17 @@ def _is_picked(whole: str) -> bool:
 
 
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
-    """Return whether three numbers within WINDOW tokens hold a result of +, -, * or / of the other two.
+    """Return whether a text has three numbers within WINDOW tokens of which one is a +, -, * or / b of the others.
 
-    The result may be exact or rounded as the calculator rounds; a whole number is only an exact result, because
-    2001 / 1999 is 1.00 for any two years. A number, a word and a punctuation mark each count as a token. At most WINDOW
-    pairs per number are tried. Raises OverBudget after MAX_PAIRS pairs.
+    "3 men and 4 women, 7 people" has: 7 = 3 + 4. The result may be rounded to two decimals, as the calculator rounds; a
+    whole number is only an exact result, because 2001 / 1999 is 1.00 for any two years. A word, a number and a
+    punctuation mark are a token each.
+
+    all_numbers: those of the text, in order. Each is paired with those before it. Raises OverBudget after MAX_PAIRS.
     """
     placed = _placed_numbers(text, all_numbers)
     budget = WorkBudget(MAX_PAIRS)
-    first_near = 0  # the first number within a window with the second
+    first_near = 0  # the first number that is in one window with number `second`
     for second, position in enumerate(placed.positions):
         while position - placed.positions[first_near] >= WINDOW:
             first_near += 1
@@ -108,7 +110,12 @@ class _PlacedNumbers:
 
 
 def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
-    # How many units of 1 / UNIT the new unit has: as many as divide a hundredth and every value.
+    """Return the numbers of a text as small integers, with their positions in tokens.
+
+    Their values are in units of 1 / UNIT; here they get the largest unit, of at most a hundredth, in which all of them
+    are whole: 2.5 and 3 become 250 and 300.
+    """
+    # The new unit is `step` old ones: the greatest number of them that divides a hundredth and every value.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _token_positions(text, all_numbers)
@@ -126,16 +133,17 @@ def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
 
 
 def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
-    """Return whether a third number is the result of an operation on two, all three within WINDOW tokens.
+    """Return whether the text states the result of an operation near its operands, as a third number.
 
-    The two are the operation's first number and the number `second`, which comes later.
+    The operands are the numbers `operation.first` and `second`, of which the second comes later. All three have to lie
+    within WINDOW tokens; the result may stand before, between or after the operands.
     """
     first_position = placed.positions[operation.first]
     second_position = placed.positions[second]
-    candidates = placed.positions_of[operation.result]
-    start = bisect_right(candidates, second_position - WINDOW)
-    # The nearest three are enough: of these, two may be the operands themselves.
-    for position in candidates[start : start + 3]:
+    result_positions = placed.positions_of[operation.result]
+    start = bisect_right(result_positions, second_position - WINDOW)
+    # The first three are enough: two of them may be the operands themselves.
+    for position in result_positions[start : start + 3]:
         is_operand = position in (first_position, second_position)
         if not is_operand and position < first_position + WINDOW:
             return True
@@ -143,10 +151,10 @@ def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bo
 
 
 def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the sums and differences of number `second` and each one before it, from `first_near` on.
+    """Yield the sums and differences of number `second` and each number from `first_near` up to it.
 
-    Only those are yielded that the text has as a number: exact, or rounded half up to hundredths. A whole number counts
-    as an exact result alone.
+    Only those whose value the text has as a number too: the exact value, or the one rounded half up to hundredths. A
+    rounded value that is whole does not count.
     """
     unit = placed.unit
     hundredth = unit // 100
@@ -169,16 +177,17 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
 
 
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
-    """Yield the products and quotients of number `second` and each one before it, as `_sums` does.
+    """Yield the products and quotients of number `second` and each number from `first_near` up to it.
 
-    An exact result is a fraction numerator / denominator of units. Most are far above or below all numbers of the text,
-    and are skipped before the division, which costs the most.
+    Only those whose value the text has as a number too, exact or rounded half up to hundredths, as in `_sums`. A result
+    is a fraction numerator / denominator, in units. Most lie far outside the numbers of the text, and are skipped
+    before the division, which costs the most.
     """
     unit = placed.unit
     hundredth = unit // 100
     values = placed.values
     in_text = placed.positions_of
-    # A result rounds to a number of the text only within these.
+    # A result outside these bounds rounds to no number of the text.
     least = placed.smallest - hundredth
     most = placed.largest + hundredth
     b = values[second]
@@ -199,9 +208,10 @@ def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[
 
 
 def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
-    """Return the token position of each number: how many tokens the text has up to it, a number being one.
+    """Return the position of each number in tokens: how many words, numbers and marks the text has up to it.
 
-    In a gap between two numbers that is longer than any window, not all tokens are counted.
+    Between two numbers that are further apart than any window, not all tokens are counted: only whether two numbers are
+    within WINDOW tokens matters.
     """
     positions = []
     position = 0

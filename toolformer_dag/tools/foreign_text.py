@@ -42,9 +42,10 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 
 
 def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
-    """Yield the texts of the foreign chunks that have English chunks before and after them, in order (appendix A).
+    """Yield the foreign chunks of a text that have English chunks before and after them, in order (appendix A).
 
-    Raises OverBudget where fastText would get more than MAX_CHARACTERS, and what `Identifier.identify` raises.
+    A chunk is ten tokens of a paragraph; the next one begins five tokens later. Raises OverBudget where fastText, which
+    identifies the language of chunks, would get more than MAX_CHARACTERS, and what `Identifier.identify` raises.
     """
     budget = WorkBudget(MAX_CHARACTERS)
     chunks: list[list[str]] = []
@@ -67,7 +68,10 @@ class PlacedChunk(NamedTuple):
 
 
 def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> list[PlacedChunk]:
-    """Return the chunks in another language than English, wherever they stand. Raises OverBudget."""
+    """Return the chunks in another language than English, each with its number among all chunks.
+
+    Chunks that plainly are English are not identified (`may_be_foreign`). Raises OverBudget.
+    """
     candidates = []
     for place, chunk in enumerate(chunks):
         if may_be_foreign(chunk):
@@ -82,9 +86,10 @@ def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBu
 
 
 def paragraph_chunks(paragraph: str) -> list[list[str]]:
-    """Cut a paragraph into chunks of ten tokens, starting at every fifth token; the last may be shorter.
+    """Cut a paragraph into chunks of CHUNK_TOKENS tokens, beginning at every STRIDE-th token; the last may be shorter.
 
-    A token is a word, and in scripts without spaces a letter.
+    A token is a word or, in scripts without spaces such as Chinese, a letter. Twelve words w0 to w11 give the chunks
+    w0-w9 and w5-w11.
     """
     if paragraph.isascii() or not _HAS_UNSPACED.search(paragraph):
         tokens = paragraph.split()
@@ -118,9 +123,10 @@ class EnglishBorders(NamedTuple):
 
 
 def english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> EnglishBorders:
-    """Find the first English chunk from the beginning on, and the last one from the end back.
+    """Return the numbers of the first and the last English chunk.
 
-    Where no chunk is English, no chunk lies between the borders. Raises OverBudget.
+    Chunks are identified from both ends inwards, as few as needed. Without an English chunk the first number is above
+    the last, so that no chunk lies between them. Raises OverBudget.
     """
     for place, chunk in enumerate(chunks):
         if _is_english(chunk, identifier, budget):

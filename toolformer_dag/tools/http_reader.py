@@ -47,7 +47,10 @@ class Endpoint:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], seconds: float) -> None:
-        """Prepare requests with these headers, of at most `seconds` each; nothing is sent yet."""
+        """Prepare requests to `url` with these headers, and start the event loop in which they run; send nothing yet.
+
+        seconds: the most that a whole request may take.
+        """
         import httpx
 
         self.shown = shown_url(url)
@@ -60,7 +63,7 @@ class Endpoint:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def post(self, content: object) -> HttpAnswer:
-        """Send `content` as JSON and wait for the answer, whatever its status.
+        """Send `content` as JSON and wait for the answer, whatever its HTTP status.
 
         Raises RetryableError for a lost connection or a passed deadline, NoResult("answer_too_long") over
         MAX_ANSWER_BYTES, and NoResult("malformed_response") for compressed data that is damaged.
@@ -84,9 +87,9 @@ class Endpoint:
 
 
 async def _read_body(response: "httpx.Response") -> bytes:
-    """Read and decompress a body block by block, since a megabyte of gzip can hold a gigabyte.
+    """Read the body of a response block by block, so that no more than MAX_ANSWER_BYTES are ever decompressed.
 
-    Raises NoResult as `Endpoint.post` does.
+    Raises NoResult("answer_too_long") beyond that, NoResult("malformed_response") for damaged compression.
     """
     import httpx
 
@@ -123,7 +126,11 @@ class HttpReader:
         return results
 
     def _ask(self, text: str) -> ToolResult:
-        """Send one request and read its answer. Raises as `read` does."""
+        """Send a question with its passages to the endpoint, and return its answer, or the reason why it has none.
+
+        text: question and passages as one input. Raises RetryableError where the endpoint is busy or reports an error,
+        ToolDown for a status that every request would get.
+        """
         request = {
             "model": self._options.model,
             "messages": [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}],
@@ -145,7 +152,11 @@ class HttpReader:
         return _result(completion)
 
     def _check_status(self, answer: HttpAnswer) -> None:
-        """Raise RetryableError for a status of BUSY or from 500 on, ToolDown for one of REFUSED."""
+        """Raise an error for an HTTP status after which there is no answer.
+
+        RetryableError where the same request may succeed later (busy, from 500 on), ToolDown where every request would
+        fail (wrong URL, key or account).
+        """
         shown = self._endpoint.shown
         if answer.status in BUSY or answer.status >= 500:
             raise RetryableError(f"{shown}: status {answer.status}")

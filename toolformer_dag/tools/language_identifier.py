@@ -49,9 +49,10 @@ FLORES_EXCEPTIONS: dict[str, str | None] = {
 
 @functools.cache
 def flores_code(label: str) -> str | None:
-    """Return the FLORES code of a fastText label, `deu_Latn` for `de`; None where no code can be derived.
+    """Return the language code of FLORES, as NLLB uses it, for a label of fastText: `deu_Latn` for `de`.
 
-    Whether a checkpoint knows the code is another question (`translators.knows`).
+    It follows from ISO 639-3 and the language's likely script, but for FLORES_EXCEPTIONS; None where none follows. Not
+    every model knows every code (`translators.knows`).
     """
     if label in FLORES_EXCEPTIONS:
         return FLORES_EXCEPTIONS[label]
@@ -108,7 +109,11 @@ class Identifier:
 
     @functools.cached_property
     def model(self) -> Any:
-        """fastText's model. Raises IdentifierError, DamagedModel."""
+        """fastText's model, loaded at its first use.
+
+        Raises IdentifierError where the file cannot be read, DamagedModel where its content changed since it was
+        hashed, while its size and times did not.
+        """
         import fasttext
 
         if changed_unseen([self._file]):

@@ -82,9 +82,10 @@ class McpOptions(ToolOptions):
         return f"{program} (its arguments are {fingerprint(arguments)})" if arguments else program
 
     def public(self, error: BaseException) -> str:
-        """Return the message of an error on one line, with `***` for everything that may be secret.
+        """Return the message of an error on one line, without what may be secret: `***` stands for it.
 
-        That is: the arguments of the command, the parts of the URL, and the values of environment variables.
+        That is: the arguments of the server's command, user, query and keys in its URL, and the values of the
+        environment variables that the options name. At most MESSAGE_CHARACTERS.
         """
         secrets = list(self.command or ())[1:]
         secrets += url_secrets(self.url or "")

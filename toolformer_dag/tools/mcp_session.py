@@ -47,8 +47,8 @@ class McpSession:
 
         Raises RetryableError where no answer came, SessionLost where the session has to be opened anew, and NoResult:
 
-        - `malformed_response`: the answer breaks the protocol or the tool's output schema, or is too long
-        - `refused`: the server rejects the call for another reason
+        - `malformed_response`: the answer breaks the protocol or the tool's output schema, or is too long.
+        - `refused`: the server rejects the call for another reason.
         """
         from mcp import MCPError
 
@@ -63,7 +63,10 @@ class McpSession:
         return answer
 
     def _error_of(self, error: "MCPError") -> NoResult | RetryableError:
-        """Return the error of a call that the SDK's error, with its code of the protocol, stands for."""
+        """Translate an error of the MCP SDK by its code: may the call be repeated, and in the same session?
+
+        SessionLost: in a new session. RetryableError: in the same one. NoResult: no, it would be refused again.
+        """
         from mcp.types import (
             CONNECTION_CLOSED,
             INTERNAL_ERROR,
@@ -98,7 +101,7 @@ class McpSession:
 
 
 def _is_valid(content: Any, schema: Any) -> bool:
-    """Return whether a JSON value fits a JSON schema; False where the schema is none."""
+    """Return whether a JSON value fits a JSON schema; False too where `schema` is no valid schema."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
@@ -111,9 +114,10 @@ def _is_valid(content: Any, schema: Any) -> bool:
 
 
 def open_session(key: str, options: McpOptions) -> McpSession:
-    """Connect to the server, starting a command, and check that it has the tool with the arguments that are listed.
+    """Connect to the MCP server of a tool, starting its command, and return the session.
 
-    `key` is that of the tool's section. Raises ToolDown.
+    key: that of the tool's section, for messages. Raises ToolDown where there is no connection, and where the server
+    does not have the tool any more, or with other arguments than the settings list.
     """
     session, tools = _connected(key, options)
     tool = tools.get(options.tool)
@@ -135,9 +139,10 @@ def list_tools(options: McpOptions) -> "list[Tool]":
 
 
 def _connected(key: str, options: McpOptions) -> "tuple[McpSession, dict[str, Tool]]":
-    """Connect to a server and list its tools; return the session and the tools by name.
+    """Connect to an MCP server and list its tools; return the session, which the caller closes, and the tools by name.
 
-    The caller closes the session. Raises ToolDown, and then leaves no command running.
+    The connection lives in an event loop in a thread of its own. Raises ToolDown, and then leaves no command running.
+    key: that of the section, for messages.
     """
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
@@ -175,13 +180,14 @@ def _shorten_traceback(record: logging.LogRecord) -> bool:
 
 
 async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "CallToolResult":
-    """Call a tool. Raises NoResult("malformed_response") where the SDK refuses the answer, and the SDK's errors.
+    """Call a tool of a server and return its answer.
 
-    These are MCPError, and RuntimeError where the client is closed or the server deferred its answer too often.
+    Raises NoResult("malformed_response") for an answer that breaks the protocol, MCPError for an error that the server
+    reports, and RuntimeError where the client is closed or the server deferred its answer too often.
     """
     from mcp import InputRequiredRoundsExceededError
 
-    _ = client.session  # outside the try: the RuntimeError of a closed client is not a malformed answer
+    _ = client.session  # raises the RuntimeError of a closed client here, before it looks like a malformed answer
     try:
         return await client.call_tool(name, arguments, CALL_SECONDS)
     except InputRequiredRoundsExceededError:  # the server deferred its answer too often
@@ -191,10 +197,10 @@ async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "Ca
 
 
 async def _all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
-    """Return the tools of all pages of the server's list; a tool that stands on two pages is there twice.
+    """Return the tools of a server, from all pages of its list; a tool that is on two pages is there twice.
 
-    Each page names the next one by a cursor. A server that gives a cursor for the second time would list the same pages
-    for ever: the list ends there, with a warning. Raises TimeoutError where it has not ended within `start_timeout_s`.
+    Each page names the next one by a cursor. Where a cursor comes for the second time the list would go on for ever: it
+    ends there, with a warning. Raises TimeoutError where all pages take longer than `options.start_timeout_s`.
     """
     from anyio import move_on_after
 

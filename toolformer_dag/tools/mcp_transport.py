@@ -33,10 +33,10 @@ READ_SECONDS = 300.0
 
 
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
-    """Return what `mcp.Client` connects to: a command with its environment, or a URL with its headers.
+    """Return how to reach an MCP server, for `mcp.Client`: a command with its environment, or a URL with its headers.
 
-    A command gets the environment variables that the SDK passes on (PATH, HOME, ...) and those in `env`; a URL gets
-    the bearer token in `token_env`, if any. `key` is that of the tool's section, for messages.
+    A command gets the environment variables that the SDK passes on (PATH, HOME, ...) and those that the options name; a
+    URL gets a bearer token, if the options name a variable that holds one. key: of the tool's section, for messages.
 
     Raises ToolDown for a program that does not exist, and for a variable that is not set.
     """
@@ -47,7 +47,11 @@ def transport(key: str, options: McpOptions) -> "Transport | StdioServerParamete
 
 
 def _command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioServerParameters":
-    """Return the command of a server, run by `bounded_output.py`. Raises ToolDown."""
+    """Return how to start a server's command: through `bounded_output.py`, which limits the length of its lines.
+
+    Raises ToolDown for a program that does not exist and a variable that is not set. key: of the tool's section, for
+    messages.
+    """
     from mcp import StdioServerParameters
 
     program, *arguments = command
@@ -72,43 +76,53 @@ def _variable(key: str, name: str) -> str:
 
 
 def _http_transport(url: str, token: str | None) -> "Transport":
-    """Return the transport to a URL, whose answers are uncompressed and bounded (`_whole_lines`)."""
+    """Return a transport of the MCP SDK to a server behind a URL, whose answers are limited in length.
+
+    The SDK would read an answer of any length, and decompress it: a megabyte of gzip can hold a gigabyte. token: a
+    bearer token, or None.
+    """
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    class BoundedStream(httpx2.AsyncByteStream):
-        """The body of an answer in whole lines; closing it closes the body."""
-
-        def __init__(self, body: Any, *, is_event_stream: bool) -> None:
-            self._body = body
-            self._is_event_stream = is_event_stream
-
-        def __aiter__(self) -> AsyncIterator[bytes]:
-            return _whole_lines(self._body, is_event_stream=self._is_event_stream)
-
-        async def aclose(self) -> None:
-            await self._body.aclose()
-
-    async def bound(response: Any) -> None:
-        # Without the header an answer that is compressed all the same stays so: it does not parse, and stays small.
-        response.headers.pop("content-encoding", None)
-        content_type = response.headers.get("content-type", "")
-        is_event_stream = content_type.startswith("text/event-stream")
-        response.stream = BoundedStream(response.stream, is_event_stream=is_event_stream)
-
-    headers = {"Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}  # no compression
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     timeout = httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS)
-    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [bound]})
+    client = httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks={"response": [_limit_length]})
     return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES)
 
 
-async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
-    """Yield the blocks of an answer's body, cut anew so that each ends with a line, and `mended`.
+async def _limit_length(response: Any) -> None:
+    """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES (`_whole_lines`).
 
-    Raises StreamError where more than MAX_ANSWER_BYTES come: in all, or, of a stream of events, which may go on for
-    ever, in one line.
+    The HTTP client calls this once the headers are there. A body that is compressed all the same is not decompressed:
+    it does not parse, and stays small.
+    """
+    response.headers.pop("content-encoding", None)
+    content_type = response.headers.get("content-type", "")
+    is_event_stream = content_type.startswith("text/event-stream")
+    response.stream = _bounded_stream(response.stream, is_event_stream=is_event_stream)
+
+
+def _bounded_stream(body: Any, *, is_event_stream: bool) -> Any:
+    """Return the body of an HTTP response in whole lines of bounded length; closing it closes the body."""
+    import httpx2  # slow, and only servers behind a URL need it
+
+    class BoundedStream(httpx2.AsyncByteStream):
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return _whole_lines(body, is_event_stream=is_event_stream)
+
+        async def aclose(self) -> None:
+            await body.aclose()
+
+    return BoundedStream()
+
+
+async def _whole_lines(blocks: Any, *, is_event_stream: bool) -> AsyncIterator[bytes]:
+    """Yield the bytes of an answer's body in whole lines, with half surrogate pairs replaced (`mended`).
+
+    Raises StreamError where an answer has more than MAX_ANSWER_BYTES. A stream of events may go on for ever, so there
+    the limit holds for a line.
     """
     import httpx2
 
@@ -139,9 +153,10 @@ class ToolSchemas(NamedTuple):
 async def mended_streams(
     target: "Transport | StdioServerParameters", schemas: dict[str, ToolSchemas]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Connect to a `transport` and give the streams from and to the server: a transport for `mcp.Client`.
+    """Connect to a server, and give the streams from and to it, as `mcp.Client` wants them.
 
-    Lists of tools that come from the server are mended, and `schemas` is filled from them, as `MendedMessages` says.
+    The SDK refuses a whole list of tools for one faulty tool, so lists are corrected on their way (`MendedMessages`).
+    schemas: gets the schemas of each listed tool, by its name, as soon as its list was read.
     """
     from mcp import StdioServerParameters
     from mcp.client.stdio import stdio_client
@@ -184,7 +199,10 @@ class MendedMessages:
             yield item
 
     def _mended_tool(self, tool: Any) -> dict[str, Any] | None:
-        """Return a tool of a list without its schemas, which are put aside; None where it breaks the protocol."""
+        """Return a tool of a server's list in a form that the SDK accepts; None, with a warning, where it has none.
+
+        The tool's own schemas, which the SDK might refuse, are kept in `self._schemas` by its name.
+        """
         fields = tool if isinstance(tool, dict) else {}
         name = fields.get("name")
         input_schema = fields.get("inputSchema")
@@ -201,9 +219,10 @@ class MendedMessages:
 
 
 def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema of its arguments without what means nothing; its type is `object` where it has none.
+    """Return the JSON schema of a tool's arguments without what servers write by mistake.
 
-    These are fields that are null, and `"properties": []`, as PHP writes an empty object.
+    Removed are fields that are null, and `"properties": []`, as PHP writes an empty object. A missing type becomes
+    "object".
     """
     mended_fields: dict[str, Any] = {"type": "object"}
     for field, value in schema.items():
@@ -214,7 +233,10 @@ def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
-    """Return the error for a server to which there is no connection; `error` says why."""
+    """Return the error for a server that cannot be connected to, with the reason and a remedy, without secrets.
+
+    key: of the tool's section. error: what the connection raised; the first cause in it counts.
+    """
     while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
         error = error.exceptions[0]
     if isinstance(error, ValidationError):

@@ -23,7 +23,7 @@ class Seq2SeqReader:
         self.model = load_model("AutoModelForSeq2SeqLM", options)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Answer each question from its passages, all in one batch."""
+        """Let the model write an answer to each question after its passages, greedily, all in one batch."""
         import torch
 
         inputs = []
@@ -67,20 +67,21 @@ class AnswerSpan(NamedTuple):
 def best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
-    """Return the best span of at most `max_tokens` allowed tokens; None unless it scores above no answer.
+    """Return the span of tokens that most likely is the answer, as extractive question answering models mark it.
 
-    - starts, ends: for each token of the input, the logits that the answer begins and ends there.
-    - allowed: for each token, whether the answer may begin and end there: whether the token is the passage's.
+    - starts, ends [n]: for each token of the input, the logits that the answer begins and ends there.
+    - allowed [n]: whether the answer may begin and end at the token: whether it belongs to the passage.
+    - max_tokens: the most tokens of a span.
 
-    The score of a span is the logit of its first token's start plus that of its last token's end, minus the same sum
-    for the input's first token, which stands for no answer.
+    The score of a span is starts[first] + ends[last], minus the same sum for token 0, which stands for no answer. None
+    where no span scores above that.
     """
-    # Tables with a row per first token and a column per last token.
+    # Tables [n, n] with a row per first token and a column per last token.
     sums = starts[:, None] + ends[None, :]
-    places = np.arange(len(starts))
-    tokens_after_first = places[None, :] - places[:, None]
-    has_length = (tokens_after_first >= 0) & (tokens_after_first < max_tokens)
-    is_span = allowed[:, None] & allowed[None, :] & has_length
+    indices = np.arange(len(starts))
+    tokens_after_first = indices[None, :] - indices[:, None]
+    fits_length = (tokens_after_first >= 0) & (tokens_after_first < max_tokens)
+    is_span = allowed[:, None] & allowed[None, :] & fits_length
     scores = np.where(is_span, sums, -np.inf)
 
     first, last = np.unravel_index(int(scores.argmax()), scores.shape)
@@ -100,25 +101,32 @@ class ExtractiveReader:
         self._model = load_model("AutoModelForQuestionAnswering", options)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Answer each question with the best span of its passages; of equal ones with that of the first passage."""
-        pair_questions = []  # of each pair, the index of its question
-        pair_texts = []
+        """Answer each question with the words of one of its passages that the model scores highest.
+
+        Every pair of a question and a passage is scored. Of equal scores the first passage's counts; where no score is
+        above that of no answer, the result has the reason `no_answer`.
+        """
+        question_of_pair = []  # the index of each pair's question
+        text_of_pair = []
         for index, question_passages in enumerate(passages):
             for passage in question_passages:
-                pair_questions.append(index)
-                pair_texts.append(passage.text)
-        spans = self._spans([questions[index] for index in pair_questions], pair_texts)
+                question_of_pair.append(index)
+                text_of_pair.append(passage.text)
+        spans = self._spans([questions[index] for index in question_of_pair], text_of_pair)
 
         results = [NO_ANSWER] * len(questions)
         best_scores = [0.0] * len(questions)
-        for index, span in zip(pair_questions, spans, strict=True):
+        for index, span in zip(question_of_pair, spans, strict=True):
             if span is not None and span.score > best_scores[index]:
                 best_scores[index] = span.score
                 results[index] = ToolResult(span.text)
         return results
 
     def _spans(self, questions: Sequence[str], texts: Sequence[str]) -> list[AnswerSpan | None]:
-        """Return the best span of each pair of a question and a text; None where no span is above no answer."""
+        """Return for each pair of a question and a text the part of the text that best answers it.
+
+        None where the model scores no part above no answer. All pairs run in one batch; long texts are truncated.
+        """
         import torch
 
         if not texts:
@@ -152,7 +160,10 @@ class ExtractiveReader:
 
 
 def load_reader(options: QuestionAnsweringOptions) -> Reader:
-    """Load the reader that the options name, and its weights. Raises ModelError, and ToolDown for a missing key."""
+    """Return the function that answers questions from passages, by the options: rules, an endpoint or a model.
+
+    Weights are loaded here. Raises ModelError where they cannot be, ToolDown where an endpoint's key is missing.
+    """
     match options.reader:
         case "embedded":
             return read_by_wording

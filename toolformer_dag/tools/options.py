@@ -57,7 +57,7 @@ class ToolOptions(BaseModel):
 
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
-    """Explain why the section `[tools.KEY]` is invalid: a line per mistake with section, option, reason and remedy.
+    """Turn pydantic's error about the section `[tools.KEY]` into a message: a line per mistake, with a remedy.
 
     Such as `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`.
     """
@@ -70,9 +70,9 @@ def explain_options(key: str, error: ValidationError, options: type[ToolOptions]
 
 
 def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Return a pattern that Rust's engine, as polars uses it, accepts; raise ValueError for another.
+    """Return the pattern unchanged where Rust's regular expressions, as polars has them, accept it.
 
-    That engine matches in linear time, where Python's may take for ever.
+    Raises ValueError for any other. Rust matches in linear time, where Python may take for ever.
     """
     import polars as pl
 
@@ -107,7 +107,7 @@ SECRET_NAME = re.compile(r"(?i)(?:^|[-_.])(?:key|token|secret|password|passwd|pw
 
 
 def _address(url: str) -> str:
-    """Return an http or https URL with a host and a usable port; raise ValueError for anything else."""
+    """Return a URL unchanged where it is http or https, with a host and no impossible port; else raise ValueError."""
     parts = urlsplit(url)  # raises ValueError for a malformed host
     is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
     has_only_visible_characters = url.isprintable() and " " not in url
@@ -123,10 +123,10 @@ WebAddress = Annotated[str, AfterValidator(_address)]
 
 
 def shown_url(url: str) -> str:
-    """Return a URL for records and messages: its scheme, host, port and a path without secrets.
+    """Return a URL as records and messages show it, without what may be secret.
 
-    User, password, query and fragment are left out, and the whole path where a segment may be a key. Then the hash of
-    the URL is appended, so that the records of two URLs differ: `https://host (the rest is 5f3a...)`.
+    Left out are user, password, query and fragment, and the whole path where a segment may be a key. A hash of the URL
+    stands for what is left out, so that two URLs differ in records: `https://host (the rest is 5f3a...)`.
     """
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -144,9 +144,9 @@ def _secret_segments(path: str) -> list[str]:
 
 
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of settings for records, in which the hash stands for each value with a secret's name.
+    """Return settings as records show them: a hash stands for each value whose name says that it is a secret.
 
-    A name is a secret's by SECRET_NAME (`api_key`), also in tables within the table.
+    `api_key`, `X-Auth-Token` and the like are such names (SECRET_NAME), in tables within the table too.
     """
     shown: dict[str, Any] = {}
     for name, value in values.items():
@@ -216,9 +216,9 @@ def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
 
 
 def load_model(class_name: str, options: PretrainedOptions) -> Any:
-    """Load `options.model` with the class of transformers that is named, on its device and in evaluation mode.
+    """Load the options' pretrained model onto their device, in evaluation mode, from safetensors only.
 
-    Weights are read from safetensors only. Raises ModelError.
+    class_name: of transformers, such as "AutoModelForSeq2SeqLM". Raises ModelError.
     """
     import torch
 

@@ -41,7 +41,7 @@ IndexingProgress = Callable[[int], None]
 
 
 def source_digest(source: str) -> str:
-    """Return the content hash of a passages file, whatever its name, or of the `embedded` passages.
+    """Return the hash of the content of a passages file, or of the passages in the package for `embedded`.
 
     Raises PassageError where the file cannot be read.
     """
@@ -102,9 +102,10 @@ def ensure_index(
 
 
 def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_every: int) -> None:
-    """Build the index in a folder beside, seal it with the hashes of its files, and rename the folder.
+    """Build the index of a passages file, and put it into `folder` once it is complete.
 
-    The caller holds the lock. Raises PassageError.
+    It is built in a folder beside, which gets a manifest with the hashes of its files and is then renamed; a build that
+    was killed is continued there. The caller holds the lock. Raises PassageError.
     """
     if source != EMBEDDED and changed_unseen([Path(source)]):
         raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
@@ -119,23 +120,23 @@ def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_e
 
 
 def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
-    """Rename an index to `.damaged` where files of it are damaged; return these files.
+    """Rename the folder of an index to `.damaged` where files in it are not as they were written; return these files.
 
-    An index that is not built is left alone. Files whose size and times did not change since they were hashed are
-    trusted; with `again` they are read.
+    An index that is not built is left alone. again: read every file and compare it with its hash; otherwise files whose
+    size and times did not change are trusted.
     """
     if not folder.is_dir() or not damaged_beside(folder / MANIFEST, again):
         return []
     with _building(folder):
-        # Another process may have set it aside, and built it again, before this one got the lock.
-        damaged = damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
-        if damaged:
-            names = ", ".join(map(str, damaged))
+        # Another process may have renamed it, and built it again, before this one got the lock.
+        damaged_files = damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
+        if damaged_files:
+            names = ", ".join(map(str, damaged_files))
             _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
-            aside = folder.with_suffix(".damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.replace(aside)
-    return damaged
+            damaged_folder = folder.with_suffix(".damaged")
+            shutil.rmtree(damaged_folder, ignore_errors=True)
+            folder.replace(damaged_folder)
+    return damaged_files
 
 
 @contextmanager
@@ -158,9 +159,10 @@ def schema() -> tantivy.Schema:
 
 
 def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingProgress, commit_every: int) -> None:
-    """Index the passages that the index in `folder` does not hold yet, and commit after every `commit_every` of them.
+    """Write passages into the index in `folder`, and commit after every `commit_every` of them.
 
-    The passages must come in the same order every time: the first ones are taken to be those that are indexed already.
+    An index that has n passages already, from a run that was killed, is continued after the first n: the passages must
+    come in the same order every time. progress: is called with the number of passages so far.
     """
     folder.mkdir(parents=True, exist_ok=True)
     index = tantivy.Index(schema(), path=str(folder))

@@ -49,10 +49,10 @@ class PassageSearch:
         self._searcher = index.searcher()
 
     def search(self, query: str, limit: int) -> list[ScoredPassage]:
-        """Return at most `limit` passages that share a term with the query, best first.
+        """Return at most `limit` passages that share a word with the query, by their score in BM25, best first.
 
-        The query is a bag of terms, never query language. Passages with equal scores are in the order of the source, so
-        that results do not depend on how the index was built.
+        The query is read as a set of words; operators of query languages have no meaning. Passages with equal scores
+        are in the order of their file, so that results do not depend on how the index was built.
         """
         term_queries = []
         for term in query_terms(query):
@@ -70,14 +70,17 @@ class PassageSearch:
         return results
 
     def _best_with_ties(self, query: tantivy.Query, limit: int) -> list[Hit]:
-        """Return the best `limit` hits, all that score as the last of them, and possibly more; the best first."""
-        count = limit + TIE_MARGIN
+        """Return the best `limit` hits and all others with the same score as the last of them, the best first.
+
+        More hits are asked for until one has a lower score, or there are no more. Some of these may be returned too.
+        """
+        requested = limit + TIE_MARGIN
         while True:
-            hits = [Hit(*hit) for hit in self._searcher.search(query, count, count=False).hits]
-            found_all = len(hits) < count
-            if found_all or _rounded(hits[-1]) < _rounded(hits[limit - 1]):
+            hits = [Hit(*hit) for hit in self._searcher.search(query, requested, count=False).hits]
+            has_all = len(hits) < requested
+            if has_all or _rounded(hits[-1]) < _rounded(hits[limit - 1]):
                 return hits
-            count *= 4
+            requested *= 4
 
 
 def _rounded(hit: Hit) -> float:

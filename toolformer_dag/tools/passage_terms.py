@@ -29,9 +29,10 @@ _RUN_WITHOUT_SPACES = regex.compile(f"{WITHOUT_SPACES}+")
 
 @functools.cache
 def analyzer() -> tantivy.TextAnalyzer:
-    """Return the analyzer that cuts texts into terms: runs of letters and digits, lower case, accents folded.
+    """Return tantivy's analyzer that cuts texts into words for an index: `Čapek's` becomes `capek` and `s`.
 
-    Runs longer than MAX_TERM_BYTES are left out.
+    Words are runs of letters and digits, in lower case and without accents. Longer ones than MAX_TERM_BYTES are left
+    out.
     """
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
     builder = builder.filter(tantivy.Filter.remove_long(MAX_TERM_BYTES))
@@ -41,11 +42,10 @@ def analyzer() -> tantivy.TextAnalyzer:
 
 
 def spaced(text: str) -> str:
-    """Return a text in the form in which `analyzer` finds its words, also in scripts without spaces.
+    """Return a text with spaces between its words also in scripts that write none, such as Chinese and Thai.
 
-    Accents are composed (NFC). In scripts without spaces, a run of letters becomes its pairs of neighbours and its
-    letters, so that a word is found within a sentence: `東京都` becomes ` 東京 京都 東 京 都 `. Other scripts stay as
-    they are.
+    There a run of letters becomes its pairs of neighbours and its single letters, so that words within it can be found:
+    `東京都` becomes ` 東京 京都 東 京 都 `. Other scripts stay as they are, but for accents, which are composed (NFC).
     """
     if text.isascii():
         return text

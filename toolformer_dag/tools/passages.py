@@ -39,9 +39,9 @@ class Passage:
 
 
 def snippet(passage: Passage, max_characters: int) -> str:
-    """Format a passage as `title > section > text` on a single line of at most `max_characters`.
+    """Format a passage as a search result, `title > section > text`, on one line of at most `max_characters`.
 
-    An empty section is left out. The line is cut at the end of a word, or inside a first word that is too long.
+    An empty section is left out. The line is cut at the end of a word.
     """
     parts = (passage.title, passage.section, passage.text)
     line = " > ".join(" ".join(part.split()) for part in parts if part.strip())
@@ -54,10 +54,10 @@ _WITHOUT_SPACES = regex.compile(WITHOUT_SPACES)
 
 
 def cut_at_word_end(line: str, max_characters: int) -> str:
-    """Return the longest beginning of a line that ends with a word and has at most `max_characters`.
+    """Return the longest beginning of a line, of at most `max_characters`, that ends at the end of a word.
 
-    Words in `line` are separated by single spaces; in scripts without spaces every character ends a word. A first word
-    that is too long is cut. A ` >` at the end, the separator of `snippet`, is left out.
+    Words are separated by single spaces; in scripts without spaces, such as Chinese, every character ends a word. A
+    first word that is too long is cut. A ` >` at the end, which separates parts of a search result, is left out.
     """
     if len(line) <= max_characters:
         return line
@@ -77,12 +77,12 @@ BULLET = re.compile(r"^BULLET::::(- )?")
 
 
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
-    """Yield a passage per paragraph of a page of KILT's knowledge source.
+    """Yield a passage per paragraph of a Wikipedia page in the format of KILT's knowledge source.
 
-    - page: its fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings.
+    - page: the fields `wikipedia_id`, `wikipedia_title` and `text`, a list of paragraphs and headings.
     - A heading `Section::::A.:B.` starts the section `A > B`.
-    - The first entry of `text` repeats the title and is skipped.
-    - The id of a passage is `ID:NUMBER`: that of the page, and the place in `text`, from 0.
+    - The first entry of `text` is skipped where it repeats the title.
+    - The id of a passage is `ID:NUMBER`: the id of the page, and the index in `text`.
 
     Raises KeyError or TypeError for a page of another shape.
     """
@@ -130,7 +130,10 @@ def read_passages(source: str) -> Iterator[Passage]:
 
 
 def _file_passages(file: Path) -> Iterator[Passage]:
-    """Yield the passages of a file of JSON lines. Raises PassageError."""
+    """Yield the passages of a file of JSON lines, gzipped where it ends in .gz.
+
+    Raises PassageError, which names the line, for a file that cannot be read, a bad line, or a file without passages.
+    """
     number = 0  # of the line that is being read, from 1; the messages below name it
     line = b""
     is_empty = True
@@ -157,9 +160,10 @@ def _file_passages(file: Path) -> Iterator[Passage]:
 
 
 def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
-    """Return the passages of a line: those of a KILT page, or one, whose id is `number` where it has none.
+    """Return the passages of a line of JSON: those of a page of KILT, a single one, or none for a blank line.
 
-    Raises an error of orjson, KeyError, TypeError or AttributeError for a line of another form.
+    number: of the line, which is the id of a passage that has none. Raises an error of orjson, KeyError, TypeError or
+    AttributeError for a line of another form.
     """
     if not line.strip():
         return ()

@@ -38,10 +38,11 @@ class PromptExample(NamedTuple):
 
 
 def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
-    """Write the paper's prompt P(x) (appendix A.2) from a tool's description, arguments and examples.
+    """Write a tool's prompt P(x) (appendix A.2), after which a model writes calls to it into texts.
 
-    examples: texts with calls, such as `It is [Weather(city="Rome")] sunny.` Each becomes an Output of the prompt, and
-    the same text without calls the Input before it.
+    It begins with an instruction, made from the tool's description and its arguments. Each example, a text with calls
+    such as `It is [Weather(city="Rome")] sunny.`, becomes two lines: `Input: It is sunny.` and `Output: It is
+    [Weather(city="Rome")] sunny.`
     """
     about = tool.about.rstrip()
     if about and about[-1] not in ".!?":
@@ -71,9 +72,9 @@ def _without_calls(output: str, tool_name: str) -> str:
 
 
 def missing_examples(tool: Tool) -> ToolError:
-    """Return the error for a tool of an MCP server whose section has no `examples`.
+    """Return the error for a tool of an MCP server whose section of toolformer.toml has no `examples`.
 
-    Its message ends with the lines to paste into toolformer.toml, with a sample call of the tool.
+    Its message ends with lines to paste there: examples with a sample call, in which only the texts are missing.
     """
     example = f"... [{tool.name}({_sample_arguments(tool.schema or {})})] ..."
     # TOML's strings in single quotes have no escapes, so an example with a single quote is written as in JSON.
@@ -86,7 +87,7 @@ def missing_examples(tool: Tool) -> ToolError:
 
 
 def _sample_arguments(schema: Schema) -> str:
-    """Write the arguments that a schema requires with sample values of their types: `city="...", days=1`."""
+    """Write sample arguments for a call: `city="...", days=1`, for each argument that the JSON schema requires."""
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
     arguments = []
@@ -118,9 +119,10 @@ def _meanings(schema: Schema) -> str:
 
 
 def _meaning(declaration: Mapping[str, Any]) -> str:
-    """Describe an argument by its JSON schema: its description, with its values or else its default.
+    """Describe an argument of a tool in a few words, from its JSON schema (`declaration`).
 
-    Such as `the unit: "C" or "F"`, or `days from today (1 if left out)`.
+    That is its description with the values of an enum, as in `the unit: "C" or "F"`, or else with the default, as in
+    `days from today (1 if left out)`. Long values are left out.
     """
     description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
     description = description.rstrip(". ")[:LONGEST_MEANING]
@@ -139,13 +141,12 @@ def _meaning(declaration: Mapping[str, Any]) -> str:
 def check_prompt(
     text: str, name: str, source: object, *, is_users: bool = True, schema: Schema | None = None
 ) -> list[PromptExample]:
-    """Check a prompt P(x) and return its examples, without the words `Input:` and `Output:` that begin them.
+    """Check a tool's prompt, an instruction and examples (`Input: ...`, `Output: ...`); return the examples.
 
-    - name: the tool's name in texts.
-    - source: where the prompt is from, for messages.
-    - is_users: whether the user wrote it. Then an Output that differs from its Input by more than calls is warned of;
-      two of the paper's own examples differ.
-    - schema: that of the tool's named arguments, which all calls must fit; None where calls take one text.
+    - text: the prompt. name: the tool's name in calls. source: where the prompt is from, for messages.
+    - is_users: whether the user wrote it. Then a warning is logged for an Output that differs from its Input by more
+      than calls; two of the paper's own examples differ.
+    - schema: of the tool's named arguments, which all calls must fit; None where calls take one text.
 
     Raises ToolError where the instruction or every example is missing, an Input has no Output, no example has a call,
     or a call does not parse or calls another tool. Whether the tool accepts the inputs of the calls is not checked.
@@ -178,9 +179,10 @@ def _read_example(block: str, where: str) -> PromptExample:
 
 
 def _check_calls(output: str, name: str, where: str, schema: Schema | None) -> None:
-    """Check that every call in an example's output parses, is to the tool `name` and fits its schema.
+    """Raise ToolError unless every call in an example parses, is to the tool `name` and fits its schema.
 
-    `where` names the example. Raises ToolError.
+    output: the example's text with calls, such as `It is [Weather(city="Rome")] sunny.` where: names the example in
+    messages.
     """
     for start in _CALL_START.finditer(output):
         end = find_behind_input("]", output, start.end())
@@ -206,9 +208,10 @@ def _check_arguments(input: str, schema: Schema, where: str) -> None:
 
 @cache
 def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
-    """Warn where an Output without its calls, `output_text`, is not the Input; `where` names the example.
+    """Log a warning where an example's Output, without its calls, is another text than its Input.
 
-    Cached, so that an example is warned of once per process, however often its tool is loaded.
+    output_text: the Output without calls. where: names the example. The function is cached, so that an example is
+    warned of once per process, however often its tool is loaded.
     """
     if output_text == input:
         return

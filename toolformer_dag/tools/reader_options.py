@@ -60,9 +60,9 @@ class QuestionAnsweringOptions(RetrievalOptions, PretrainedOptions):
         return self
 
     def at_inference(self) -> Self:
-        """Return the options with which the tool answers a finetuned model: these, with those of `inference` instead.
+        """Return the options with which the tool answers a finetuned model: these, changed by those of `inference`.
 
-        A model of `inference` has the revision of `inference` too, also where that is left out.
+        Where `inference` names a model, its revision replaces that of these options, even if it is None.
         """
         if self.inference is None:
             return self
@@ -77,9 +77,9 @@ Reader = Callable[[Sequence[str], Sequence[Sequence[Passage]]], list[ToolResult]
 
 
 def reader_input(question: str, passages: Sequence[Passage]) -> str:
-    """Write a question and its passages as one input of a model.
+    """Write a question and the passages that may answer it as one text for a model.
 
-    The question comes first, so that a model that truncates its input loses the last passages.
+    The question comes first: where the text is truncated, the last passages are lost.
     """
     if not passages:
         return f"Answer the question in a few words.\nQuestion: {question}"

@@ -38,12 +38,12 @@ class PromptFile(NamedTuple):
 
 
 def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Path) -> PromptFile:
-    """Read the prompt of `tool_class`. Raises ToolError where its file cannot be read.
+    """Read the prompt of a tool, the text after which a model writes calls to it. Raises ToolError.
 
-    - option: the section's `prompt`. A path is relative to `root`; `embedded` is the file `name`.txt of the synthetic
-      world. Without an option the tool's own prompt is read: calculator.txt beside the built-in calculator.py,
-      prompt.txt beside the module of a user's class.
-    - name: the section's key; for the prompt of chained calls, that of its file in the synthetic world.
+    - option: the setting `prompt` of the tool's section: a path relative to `root`, or `embedded` for the file NAME.txt
+      of the package's synthetic world. With None the tool's own prompt is read: calculator.txt beside the built-in
+      calculator.py, prompt.txt beside the module of a user's class.
+    - name: NAME of that file; for all but chained calls, the key of the section.
     """
     if option == EMBEDDED:
         path = PROMPTS / f"{name}.txt"
@@ -63,10 +63,11 @@ def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Pa
 
 
 def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
-    """Read the prompt for chained calls: calls of `tool` in a text that has the results of earlier calls.
+    """Read the prompt for chained calls of a tool, whose inputs need the results of earlier calls in the text.
 
-    `option` is the section's `chain_prompt`: a path relative to `root`, or `embedded`; without it the tool's usual
-    prompt is returned. Raises ToolError.
+    option: the setting `chain_prompt` of the tool's section: a path relative to `root`, or `embedded` for that of the
+    synthetic world. With None it is the tool's usual prompt. Raises ToolError for a file that cannot be read, or has no
+    example.
     """
     if option is None:
         return tool.prompt
@@ -80,9 +81,9 @@ def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
 
 
 def enabled_tools(settings: Settings) -> dict[str, Tool]:
-    """Load the tools of the enabled sections, in the order of the file, by key. Raises ToolError.
+    """Load the tools that the settings enable, by the key of their section, in the order of the file.
 
-    Tools of sections with a sandbox run in processes of their own (`sandbox.py`).
+    Tools of sections with a sandbox are changed so that they run in processes of their own. Raises ToolError.
     """
     options_of_tools = {key: section.options() for key, section in settings.tools.items() if section.enabled}
     tools = load_tools(options_of_tools, root=settings.root)
@@ -94,9 +95,10 @@ def enabled_tools(settings: Settings) -> dict[str, Tool]:
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
-    """Load the tool of every section, by key, as `load_tool` does.
+    """Load the tool of each section, by the section's key, as `load_tool` does.
 
-    Raises ToolError, also where two tools have the same name in texts.
+    sections: the options of each. root: the folder to which paths are relative. Raises ToolError, also where two tools
+    have the same name in texts.
     """
     tools = {key: load_tool(key, options, root=root) for key, options in sections.items()}
     key_of_name: dict[str, str] = {}
@@ -111,11 +113,13 @@ def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Pat
 
 
 def load_tool(key: str, options: Mapping[str, object], *, root: Path = Path()) -> Tool:
-    """Load the tool of section `[tools.KEY]`: validate its options and check its prompt, without loading weights.
+    """Load the tool of section `[tools.KEY]`: its class, with validated options and a checked prompt, without weights.
 
-    `options["use"]` names a class (`my_package.tools:UnitConverter`; the module may lie beside toolformer.toml) or a
-    built-in tool (`mcp`). The default is the built-in tool `key`. Paths are relative to `root`, the folder of
-    toolformer.toml. Raises ToolError.
+    - options: the section's keys. `use` names a class (`my_package.tools:UnitConverter`) or a built-in tool (`mcp`);
+      without it the tool is the built-in one called `key`.
+    - root: the folder of toolformer.toml, to which paths are relative, and in which a user's module may lie.
+
+    Raises ToolError.
     """
     tool_class = tool_class_of(key, options, root)
     try:
@@ -168,7 +172,10 @@ def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, ro
 
 
 def _check_complete(tool: Tool) -> None:
-    """Check what a tool's class has to set, and that calls of the tool can be written. Raises ToolError."""
+    """Raise ToolError where a tool's class lacks an attribute that it must set, or calls to it cannot be written.
+
+    A call cannot be written to a name such as "my tool", or with arguments whose schema no call can express.
+    """
     missing = []
     for name, kind in REQUIRED_ATTRIBUTES.items():
         if not isinstance(getattr(tool, name, None), kind):
@@ -191,9 +198,11 @@ def _check_complete(tool: Tool) -> None:
 
 
 def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
-    """Import the class of section `[tools.KEY]`: the built-in tool or the user's class that `use` names.
+    """Return the class of the tool of section `[tools.KEY]`, imported from the module that the option `use` names.
 
-    Without `use` it is the built-in tool `key`. A user's module may lie in the folder `root`. Raises ToolError.
+    `use` is a built-in tool (`calculator`) or a user's class (`my_package.tools:MyTool`); its default is `key`. The
+    module of a user's class may lie in the folder `root`. Raises ToolError where there is no such class, or it is no
+    tool.
     """
     use = str(options.get("use", key))
     if use in built_in_tools():

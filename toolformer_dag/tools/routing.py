@@ -51,6 +51,7 @@ class Router:
     """Ranks tools by how well a text fits them, with an index in memory of the texts that they are `described_by`."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
+        """Index the texts that describe the tools, a document each, in memory."""
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("terms", tokenizer_name="whitespace")
         builder.add_unsigned_field("number", stored=True)
@@ -71,9 +72,10 @@ class Router:
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
-        """Return the scores of at most `most` tools that share words with the text, the best first, by key.
+        """Return the tools that fit a text best, at most `most`, the best first: by key, the score by BM25.
 
-        A tool's score is that of the best of the texts that it is `described_by`. Equal scores are in order of keys.
+        A tool is described by several texts, its description and examples; the best of them counts. A tool that shares
+        no word with the text is left out. Equal scores are in order of keys.
         """
         term_queries = []
         for term in _terms(text):
@@ -100,13 +102,14 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return the function (see `Offer`) that offers at most `most` tools after a text: those its last words fit best.
+    """Return a function that chooses, for a text, the few tools that may be called after it; None if all always may.
 
     - tools: all tools, by their names in texts.
-    - most: 0 for no limit.
+    - most: how many are chosen; 0 for no limit.
 
-    The function does not read the calls in the text. It offers no tool that shares no word with the text, except where
-    no more than `most` may be called: then it offers all of these. Returns None where all tools are always offered.
+    The function gets a text and the names of the tools that may be called there, and returns at most `most` of them:
+    those whose descriptions fit the last NEAR words best, none that shares no word with these. Calls in the text are
+    not read. Where no more than `most` tools may be called, it returns all of these.
     """
     if not _chooses(tool_count=len(tools), most=most):
         return None

@@ -36,12 +36,11 @@ CallBatch = Sequence[ToolCall]
 def check_results(
     tool: Tool, batch: CallBatch, results: object, max_characters: int, seconds: float
 ) -> list[ToolResult]:
-    """Return what `Tool.run` returned for a batch as one `plain_result` per call.
+    """Check and clean what a tool's `run` returned for a batch of calls; return a result per call.
 
+    - results: what it returned. Raises ToolDown unless this is a list or tuple with an entry per call.
     - max_characters: the length at which a result's text is cut.
     - seconds: how long the batch took; each call gets an equal share unless its result has seconds of its own.
-
-    Raises ToolDown unless `results` is a list or tuple with an entry per call.
     """
     if not isinstance(results, list | tuple):
         returned = f"a {type(results).__name__}"
@@ -56,14 +55,16 @@ def check_results(
 
 
 def plain_result(key: str, value: object, max_characters: int, seconds: float) -> ToolResult:
-    """Return a result that fits a table row and a text, whatever the backend of the tool `key` sent.
+    """Return a result whose fields have their declared types, whatever a tool returned for a call.
 
-    - Anything else than a ToolResult becomes a lost call, `lost:not_a_result`.
-    - result: a number becomes text, and text is cleaned and cut to `max_characters` (`clean_result`). The reason is
-      `empty_result` where nothing of it is left, `not_a_text` where it is neither text nor a number.
-    - reason: a line of at most REASON_CHARACTERS; `no_reason` where nothing of it is left.
-    - seconds: those of the result, else `seconds`.
-    - cost: left out where it is no `amount`, with a warning per tool and type.
+    - A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
+    - result: a number becomes text, and text is cleaned and cut to `max_characters`. It is replaced by the reason
+      `empty_result` where nothing is left, by `not_a_text` where it is neither text nor a number.
+    - reason: a line of at most REASON_CHARACTERS; `no_reason` where nothing is left.
+    - seconds: those of the result, else the argument.
+    - cost: left out where it is no amount of money, with a warning per tool and type.
+
+    key: of the tool, for the warnings.
     """
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
@@ -136,9 +137,9 @@ class TimedWorker:
         self._jobs = _start_thread()
 
     def outcome(self, function: Callable[[], object], seconds: float) -> object:
-        """Return what `function` returns, or the exception that it raises, as a value.
+        """Run `function` in the worker's thread; return what it returns or, as a value, the exception that it raises.
 
-        Raises TimeoutError where it does neither within `seconds`.
+        Raises TimeoutError after `seconds`. The thread then goes on by itself, and a new one takes the next function.
         """
         future: Future[object] = Future()
         self._jobs.put(Job(function, future))
@@ -228,9 +229,9 @@ class Runner:
         self._is_prepared = False
 
     def run(self, calls: CallBatch, answers: dict[ToolCall, ToolResult] | None = None) -> list[ToolResult]:
-        """Return a result per call, in order, cleaned for e(c, r); equal calls are run once.
+        """Run calls of the tool, equal ones once; return a result per call, in order, cleaned for writing into a text.
 
-        answers: gets each answer as it comes, so that a caller has the answers before an error.
+        answers: a dictionary that gets each answer as it comes, so that the caller has those before an error.
 
         The tool is prepared before its first call, outside the time limits. Raises ToolDown when the tool raises it or
         another UserError, violates its interface, or loses FAILURES_IN_A_ROW calls in a row. Batches that run at that
@@ -260,9 +261,10 @@ class Runner:
         self._is_prepared = True
 
     def _with_arguments(self, calls: Iterable[ToolCall], answers: dict[ToolCall, ToolResult]) -> list[ToolCall]:
-        """Return the calls with their named arguments; calls whose arguments cannot be read are answered here.
+        """Parse the named arguments of each call; return the calls with them, without those that cannot be parsed.
 
-        Raises ToolDown where reading them raises anything but BadArguments, or too many calls are lost in a row.
+        The latter are put into `answers`, with the reason. Raises ToolDown where parsing raises anything but
+        BadArguments, or too many calls are lost in a row.
         """
         readable = []
         for call in calls:
@@ -287,7 +289,10 @@ class Runner:
                 queue.stop()
 
     def _run_batches(self, queue: BatchQueue, answers: dict[ToolCall, ToolResult]) -> None:
-        """Run batches until none is left; several threads may do so at once. An error stops the queue for all."""
+        """Take batches from the queue and put their results into `answers`, until none is left.
+
+        Several threads may do so at once. After an error in one of them, none takes another batch.
+        """
         worker = TimedWorker()
         try:
             for batch in queue:
@@ -299,7 +304,11 @@ class Runner:
             worker.close()
 
     def _results(self, batch: CallBatch, worker: TimedWorker) -> Iterator[tuple[ToolCall, ToolResult]]:
-        """Run a batch, and where it fails as a whole each of its calls alone; yield each call with its result."""
+        """Run a batch; yield each call with its result.
+
+        Where the batch fails as a whole, each of its calls runs alone, so that a bad input loses one call. A call that
+        fails alone is lost: its result has the reason `lost:...`. worker: the thread in which the tool runs.
+        """
         start_time = time.monotonic()
         outcome = self._run_with_retries(batch, worker)
         if not isinstance(outcome, BatchFailure):
@@ -312,9 +321,10 @@ class Runner:
             yield batch[0], ToolResult(None, LOST + outcome.reason, seconds)
 
     def _run_with_retries(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Run a batch; while the tool raises RetryableError, pause and try again as often as the limits allow.
+        """Run a batch, and again after a pause while the tool raises RetryableError, as often as the limits allow.
 
-        Raises ToolDown.
+        The pause doubles each time, up to LONGEST_PAUSE. Returns a result per call, or why the last try failed. Raises
+        ToolDown.
         """
         outcome = self._run_once(batch, worker)
         for retry in range(self._limits.retries):
@@ -326,7 +336,10 @@ class Runner:
         return outcome
 
     def _run_once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Connect, wait until the rate allows the batch, and run it under its time limit. Raises ToolDown."""
+        """Run a batch once: connect the tool, wait until the rate limit allows the calls, run them in the time limit.
+
+        Returns a result per call, or why the batch failed: timeout or exception. Raises ToolDown.
+        """
         seconds_allowed = self._limits.timeout_s * len(batch)
         try:
             self._tool.connect()
@@ -354,7 +367,7 @@ class Runner:
         time.sleep(max(0.0, start_time - time.monotonic()))
 
     def _failure(self, batch: CallBatch, error: BaseException) -> BatchFailure:
-        """Return what the exception that a batch raised makes of it. Raises ToolDown for a UserError."""
+        """Log the exception that a batch raised, and return it as a BatchFailure. Raises ToolDown for a UserError."""
         if isinstance(error, UserError):
             with blamed(self._tool, "run"):
                 raise error
@@ -367,9 +380,10 @@ class Runner:
         _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, message)
 
     def _count(self, result: ToolResult) -> None:
-        """Count a finished call. Raises ToolDown after FAILURES_IN_A_ROW lost calls in a row.
+        """Count a finished call, and raise ToolDown where it is the last of FAILURES_IN_A_ROW lost ones in a row.
 
-        Batches that run at once end in any order, so the calls in a row may be a few off.
+        A lost call failed by accident, as by a timeout. Batches that run at once end in any order, so the number in a
+        row may be a few off.
         """
         with self._counting:
             self.finished += 1

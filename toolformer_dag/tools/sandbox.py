@@ -8,6 +8,7 @@ it started, where a batch of calls exceeds its time limit.
 
 import inspect
 import json
+import logging
 import os
 import shutil
 import site
@@ -17,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from secrets import randbelow
@@ -28,6 +29,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.settings.tool_settings import ToolSettings
 from toolformer_dag.tools.prompts import ToolError
+from toolformer_dag.tools.system_calls import refusing_filter
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
@@ -45,10 +47,23 @@ NAMESPACES = (
     "--unshare-uts",
     "--unshare-cgroup-try",
     *("--proc", "/proc"),
-    *("--dev", "/dev"),
+    *("--tmpfs", "/dev"),
+    *("--dev-bind", "/dev/null", "/dev/null"),
+    *("--dev-bind", "/dev/zero", "/dev/zero"),
+    *("--dev-bind", "/dev/full", "/dev/full"),
+    *("--dev-bind", "/dev/random", "/dev/random"),
+    *("--dev-bind", "/dev/urandom", "/dev/urandom"),
+    *("--symlink", "/proc/self/fd", "/dev/fd"),
+    *("--symlink", "/proc/self/fd/0", "/dev/stdin"),
+    *("--symlink", "/proc/self/fd/1", "/dev/stdout"),
+    *("--symlink", "/proc/self/fd/2", "/dev/stderr"),
+    *("--dir", "/dev/shm"),
     *("--remount-ro", "/dev"),
 )
-"""How every command begins: bubblewrap, with namespaces of its own for all but the network and users."""
+"""How every command begins: bubblewrap, with namespaces of its own for all but the network and users.
+
+Unlike those of `--dev`, its devices make no terminals, which the whole machine shares.
+"""
 ROOTS_OWN = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 """What root's process needs to become another user."""
 BEGIN = """
@@ -60,10 +75,13 @@ main()
 """The Python code that a process behind the wall runs; its argument is this process's `sys.path`, as JSON."""
 FIRST_USER = 10**9
 """From here on no user has a number. A process of root's gets a random one: the kernel counts limits by user."""
+FIELD_TYPES = (str | None, str | None, int | float, int | float | None)
+"""The types of the fields of a ToolResult in an answer: result, reason, seconds, cost."""
 LONGEST_ANSWER = 64 << 20
 """The most bytes of the answer to a batch."""
 MOST_ERROR_OUTPUT = 1 << 20
 """The most bytes that a process may write to the standard error; more is read and dropped."""
+_log = logging.getLogger(__name__)
 GRACE = 1.0
 """Seconds. So long after a batch's time limit is its process killed, since the caller usually notices the limit first;
 and so long may a process take to end by itself."""
@@ -154,10 +172,12 @@ class Wall:
                 f"[tools.{self._key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
                 "kernel that allows user namespaces, or remove the key to run the tool without a wall"
             )
-        command = [*self._bubblewrap, sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
+        program = [sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
+        call_filter = _call_filter(self._bubblewrap)
         variables = {name: os.environ[name] for name in self._variables if name in os.environ}
         # The kernel ends a process together with the thread that started it, so a thread that does not end starts all.
-        process = _starting_thread().submit(WalledProcess, command, variables).result()
+        starting = _starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
+        process = starting.result()
         answer = process.ask({**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)})
         if "raised" in answer:
             process.end()
@@ -176,8 +196,18 @@ class WalledProcess:
     It runs until `end`, until a request fails, or until the thread that started it ends.
     """
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Start the command with these environment variables, besides a few that every process has."""
+    def __init__(
+        self,
+        bubblewrap: Sequence[str],
+        program: Sequence[str],
+        call_filter: bytes | None,
+        variables: Mapping[str, str],
+    ) -> None:
+        """Start a program behind the wall.
+
+        call_filter: of system calls; None for none.
+        variables: the environment, besides a few that every process has.
+        """
         environment = {
             "PATH": os.defpath,
             "HOME": SCRATCH,
@@ -186,9 +216,15 @@ class WalledProcess:
             "PYTHONDONTWRITEBYTECODE": "1",
             **variables,
         }
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        with _filter_option(call_filter) as (option, descriptors):
+            self._process = subprocess.Popen(
+                [shutil.which(bubblewrap[0]) or bubblewrap[0], *option, *bubblewrap[1:], *program],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=descriptors,
+            )
         error_output = self._process.stderr
         assert error_output is not None
         self._process.stderr = None  # the thread below reads and closes it, and `communicate` must not
@@ -202,8 +238,8 @@ class WalledProcess:
     def ask(self, request: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
         """Send a request and return its answer.
 
-        The process is killed where it does not answer within `seconds`, or answers anything else than a JSON object
-        with the number of the request. Raises SandboxEnded then.
+        The process is killed where it does not answer within `seconds`, or answers anything else than `_checked_answer`
+        takes. Raises SandboxEnded then.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         number = uuid4().hex
@@ -214,11 +250,8 @@ class WalledProcess:
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
-            answer = json.loads(self._process.stdout.readline(LONGEST_ANSWER))
-            if answer.pop("number") != number:  # a process that the tool has forked answered too
-                raise ValueError("it answered twice")
-            return dict(answer)
-        except (OSError, ValueError, AttributeError, KeyError) as error:
+            return _checked_answer(json.loads(self._process.stdout.readline(LONGEST_ANSWER)), number)
+        except (OSError, ValueError, RecursionError) as error:
             self._process.kill()
             status = self._process.wait()
             raise SandboxEnded(f"it gave no answer and ended with exit status {status}") from error
@@ -232,6 +265,48 @@ class WalledProcess:
                 self._process.communicate(timeout=GRACE)
             except (OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.kill()
+
+
+def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
+    """Return an answer to the request with this number, which a hostile tool may have written. Raises ValueError.
+
+    It has `results`, a list per call with the four fields of ToolResult, or `raised`, a name and a message.
+    """
+    if not isinstance(answer, dict) or answer.pop("number", None) != number:
+        raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
+    raised = answer.get("raised")
+    if raised is not None:
+        is_pair = isinstance(raised, list) and len(raised) == 2 and all(isinstance(text, str) for text in raised)
+        if not is_pair or not raised[0].isidentifier():
+            raise ValueError("what was raised is no name with a message")
+    results = answer.get("results") or []
+    if not isinstance(results, list) or not all(map(_is_result, results)):
+        raise ValueError("the results are none")
+    return answer
+
+
+def _is_result(fields: Any) -> bool:
+    """Return whether a value has the four fields of a ToolResult, with a text or a reason."""
+    if not isinstance(fields, list) or len(fields) != len(FIELD_TYPES):
+        return False
+    have_types = all(isinstance(value, kind) for value, kind in zip(fields, FIELD_TYPES, strict=True))
+    result, reason, *_ = fields
+    return have_types and (result is None) != (reason is None)
+
+
+@contextmanager
+def _filter_option(call_filter: bytes | None) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield bubblewrap's option for a filter of system calls, and the descriptor to pass on, from which it reads it."""
+    if call_filter is None:
+        yield [], []
+        return
+    read_end, write_end = os.pipe()
+    try:
+        os.write(write_end, call_filter)  # far less than a pipe holds
+        os.close(write_end)
+        yield ["--seccomp", str(read_end)], [read_end]
+    finally:
+        os.close(read_end)
 
 
 def _end_all(processes: Sequence[WalledProcess]) -> None:
@@ -338,6 +413,26 @@ def _needed_by(tool: Tool) -> Iterator[Path]:
     for value in dict(tool.options).values():
         if isinstance(value, Path):
             yield value.absolute()
+
+
+@cache
+def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
+    """Return the filter of system calls; None, with a warning, where the kernel or this kind of processor has none."""
+    call_filter = refusing_filter()
+    if call_filter is not None:
+        with _filter_option(call_filter) as (option, descriptors):
+            trial = subprocess.run(
+                [bubblewrap[0], *option, *bubblewrap[1:], sys.executable, "-I", "-c", ""],
+                capture_output=True,
+                pass_fds=descriptors,
+            )
+        if trial.returncode == 0:
+            return call_filter
+    _log.warning(
+        "sandbox: no filter of system calls (seccomp) on this machine: keys of the session can be read behind the "
+        "wall, and shared memory of System V counts for no limit"
+    )
+    return None
 
 
 @cache

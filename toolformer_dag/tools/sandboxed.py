@@ -27,6 +27,10 @@ PASSED_ON: Mapping[str, tuple[type[Exception], ...]] = {
 """The exceptions that the caller raises again as they are: the name it knows them by, and their types here."""
 
 
+MOST_OPEN_FILES = 256
+"""Open files, sockets and pipes of each process."""
+
+
 def main() -> None:
     """Load the tool that the first request describes, under its limits; then answer requests until none is left.
 
@@ -87,10 +91,12 @@ class _Answers:
 
 
 def _limit(sandbox: Mapping[str, Any], user: int) -> None:
-    """Become the user with this number where this is root's process, and set the limits of the sandbox.
+    """Give up root's rights, and limit what this process and its children may use, for good.
 
-    They limit memory (besides what Python has taken so far), the user's processes and threads, the size of a file, and
-    core dumps, of which there are none.
+    - sandbox: the settings: memory (added to what Python uses so far), processes and threads, the size of a file, open
+      files, and with them the sockets and pipes whose buffers the kernel holds. There are no core dumps and no queues
+      of messages.
+    - user: the number of the user that a process of root becomes.
     """
     if os.geteuid() == 0:
         os.setgroups([])
@@ -102,6 +108,8 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     _lower(resource.RLIMIT_NPROC, sandbox["processes"])
     _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # files in memory lie in no folder that has a size
     _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_MSGQUEUE, 0)
+    _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
 
 
 def _lower(limit: int, most: int) -> None:
@@ -123,10 +131,10 @@ def _loaded(setup: Mapping[str, Any]) -> Tool:
 
 
 def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
-    """Run calls, each (input, context), and return their results as lists of the fields of ToolResult.
+    """Run calls of the tool, and return their results as JSON can carry them: result, reason, seconds, cost of each.
 
-    The results are checked here as the caller would check them (`check_results`), since JSON cannot carry everything
-    that a tool may return. Raises whatever the tool raises.
+    calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here. Raises
+    whatever the tool raises.
     """
     tool.connect()
     batch = []
@@ -137,11 +145,12 @@ def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
 
 
 def _raised(error: BaseException) -> dict[str, object]:
-    """Return the answer that tells what the tool raised.
+    """Return the answer that reports an exception of the tool to the process outside the sandbox.
 
-    - raised: a name and the message. The name is one of PASSED_ON, else that of the exception's type.
-    - spent: whether a limit of the sandbox may have been met. The caller then ends this process, in which memory may be
-      short or other processes of the tool may be left.
+    - raised: a name and the message. The name is one of PASSED_ON, which the caller raises again as they are, else that
+      of the exception's type.
+    - spent: whether the exception may come from a limit of the sandbox (OSError, MemoryError). The caller then ends
+      this process, in which memory may be short or other processes of the tool may be left.
     """
     name = type(error).__name__
     for passed_on, types in PASSED_ON.items():

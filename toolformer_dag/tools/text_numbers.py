@@ -48,9 +48,9 @@ class Number(NamedTuple):
 
 
 def numbers(text: str) -> list[Number]:
-    """Return numbers such as 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of 1,2,3.
+    """Return the numbers of a text in order: 7, 2017, 1,234.5, 12,34,567 (Indian), .5, 11.4% and each of `1,2,3`.
 
-    Each of 1,2,3 is at the characters of the whole list.
+    Each number of such a list without spaces has the characters of the whole list.
 
     Not covered: digits joined to letters or an underscore (20th, 1990s, x86, 5kg), versions and addresses (1.2.3),
     account and telephone numbers (`IDENTIFIER`), whole numbers that begin with a zero (007), more than 15 digits before

@@ -108,7 +108,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class ProposedCall:
     """A call that a rule proposes for a text, in place of a language model.
 
     - offset: the call is inserted before this character of the text.
@@ -240,10 +240,10 @@ class Tool(ABC):
         return self.Arguments.model_json_schema()
 
     def read(self, input: str) -> Any:
-        """Read the named arguments of a call's input: `city="Rome", days=3` becomes `Arguments(city="Rome", days=3)`.
+        """Parse a call's named arguments: the input `city="Rome", days=3` becomes `Arguments(city="Rome", days=3)`.
 
-        Returns None where a call takes one text, and a dictionary where the tool has a schema but no class `Arguments`.
-        Raises BadArguments with a reason.
+        None where the tool's calls take one text; a dictionary where the tool has a JSON schema of its arguments but no
+        class `Arguments`. Raises BadArguments, with a reason, for arguments that do not parse or do not fit the schema.
         """
         schema = self.schema
         if schema is None:
@@ -260,10 +260,10 @@ class Tool(ABC):
 
     @property
     def about(self) -> str:
-        """What the tool does: one sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
+        """What the tool does, in one sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
 
-        It comes from `description`, else from the class's docstring, else from the prompt: the first sentence that
-        writes a call of the tool, such as `[Calculator(`, or simply the first sentence.
+        It is taken from `description`, else from the docstring of the class, else from the prompt: the first sentence
+        with a call of the tool, such as `[Calculator(`, else the first sentence.
         """
         text = self.description or type(self).__doc__ or self.prompt
         text = one_line(text[:MOST_DESCRIBED])
@@ -298,7 +298,7 @@ class Tool(ABC):
         """
         return None if self.keeps(text, offset, input) else "tool_keeps_out"
 
-    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+    def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         """Return the calls that a rule proposes for a text, for a section with `proposals = ["rule"]`.
 
         Calls at the same place come in order of preference: of those with equal results only the first is scored.
@@ -363,9 +363,9 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
 
 @contextmanager
 def blamed(tool: Tool, member: str) -> Iterator[None]:
-    """Turn an exception of a tool's own code, within the `with` block, into a ToolDown that names the tool.
+    """Turn an exception of a tool's code in the `with` block into a ToolDown, whose message names the tool.
 
-    `member` is the method or attribute that the block uses, for the message.
+    member: the method or attribute of the tool that the block uses, for the message.
 
     - ToolDown, OverBudget and BadArguments pass unchanged: a tool may raise them.
     - Another UserError has a good message already; it becomes a ToolDown with the section's name before it.
@@ -420,9 +420,10 @@ def unquote(text: str) -> str:
 
 @functools.cache
 def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
-    """Return the pattern of what stands between the outer marks of two quotations, such as `Hamlet" or "Macbeth`.
+    """Return a pattern for the inside of a text that is two quotations, not one: `Hamlet" or "Macbeth`.
 
-    There the first mark within closes the first quotation, and the last mark within opens the last one.
+    The outer marks are cut off already. The first mark within closes the first quotation, the last mark within opens
+    the last one. In `He said "hi" to me` the first mark within opens a quotation, so that does not match.
     """
     # Any text without marks. A mark between two letters is an apostrophe and counts as text. Possessive (`*+`): what
     # matched is not tried again in other ways, so matching takes linear time.

@@ -41,7 +41,10 @@ class TranslationOptions(PretrainedOptions):
 
 
 def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
-    """Load NLLB's tokenizer. Raises ModelError, also where transformers silently read no vocabulary."""
+    """Load the tokenizer of an NLLB translation model. Raises ModelError where it knows no English words.
+
+    transformers builds such a tokenizer, without a warning, from a folder without tokenizer files.
+    """
     tokenizer = load_tokenizer("NllbTokenizer", options)
     sentencepiece_model = sentencepiece_file(options.model, options.revision)
     if sentencepiece_model is not None:
@@ -57,10 +60,10 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
 
 
 def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
-    """Return a tokenizer that was read from a sentencepiece model, with the languages at the ids of NLLB's checkpoints.
+    """Return the tokenizer of an NLLB model with the ids of languages that its weights were trained with.
 
-    There the languages follow the pieces, and <mask> comes last. transformers leaves them out, or puts them after
-    <mask>, where every language has the id of the next one.
+    These follow the ids of the sentencepiece model's pieces, and <mask> comes last. Where transformers reads only the
+    sentencepiece model, it leaves the languages out, or puts them after <mask>: then each has the id of the next one.
     """
     from sentencepiece import SentencePieceProcessor
     from transformers import NllbTokenizer
@@ -100,7 +103,7 @@ class Nllb:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate texts, encoded by `encode`, to English of at most `max_tokens` tokens each, in one batch."""
+        """Translate texts, as `encode` returns their ids, to English in one batch; at most `max_tokens` tokens each."""
         import torch
 
         batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
@@ -117,9 +120,9 @@ class Nllb:
 
 
 def folder_identity(model: str) -> Mapping[str, object]:
-    """Return what identifies a folder of CTranslate2's converter: the content hashes of its files, by name.
+    """Return what identifies a model that was converted for CTranslate2: by name, the hashes of its folder's files.
 
-    Raises ModelError where model.bin is missing.
+    Raises ModelError for a folder without model.bin, which was not converted.
     """
     if not (Path(model) / "model.bin").is_file():
         raise ModelError(
@@ -138,7 +141,11 @@ class Int8:
     """NLLB as int8 in CTranslate2, on the CPU or, with `device = "cuda"`, on a GPU."""
 
     def __init__(self, options: PretrainedOptions, max_tokens: int) -> None:
-        """Load the converted folder `options.model`. Raises ModelError, DamagedModel."""
+        """Load a folder of CTranslate2's converter, `options.model`.
+
+        Raises ModelError where it was not converted, DamagedModel where a file changed since it was hashed, while its
+        size and times did not.
+        """
         import ctranslate2
 
         folder_identity(options.model)  # raises for a folder that was not converted
@@ -150,10 +157,11 @@ class Int8:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate texts, encoded by `encode`, greedily to English of at most `max_tokens` tokens each."""
+        """Translate texts, as `encode` returns their ids, greedily to English; at most `max_tokens` tokens each."""
         pieces = [self.tokenizer.convert_ids_to_tokens(text_ids) for text_ids in ids]
+        english = [[ENGLISH]] * len(pieces)  # NLLB's marker of the language, which begins a translation
         translations = self._translator.translate_batch(
-            pieces, target_prefix=[[ENGLISH]] * len(pieces), beam_size=1, max_decoding_length=self._max_tokens
+            pieces, target_prefix=english, beam_size=1, max_decoding_length=self._max_tokens
         )
         english_ids = []
         for translation in translations:
@@ -180,6 +188,7 @@ class NeuralTranslator:
             return self._translate(texts)
 
     def _translate(self, texts: Sequence[str]) -> list[ToolResult]:
+        """Translate texts while no other thread does, all in one batch; see `translate` for the reasons."""
         checkpoint = self._checkpoint
         languages = self._identifier.identify(texts)
         results: dict[int, ToolResult] = {}  # index of the text -> its result
@@ -195,7 +204,11 @@ class NeuralTranslator:
         return [results[index] for index in range(len(texts))]
 
     def _encoded(self, text: str, label: str, tokenizer: Any) -> list[int]:
-        """Return the token ids of a text in the language with fastText's label. Raises NoResult."""
+        """Return the token ids of a text in a language, by fastText's label such as "de".
+
+        Raises NoResult where it is not translated: it has no words, is English already, is in a language that the model
+        does not know, or is too long.
+        """
         if not any(map(str.isalpha, text)):
             raise NoResult("no_words")
         if label == ENGLISH_LABEL:

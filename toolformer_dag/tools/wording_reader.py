@@ -57,7 +57,7 @@ class RelationWords:
     patterns: tuple[re.Pattern[str], ...]
 
     def score(self, question_stems: Sequence[str]) -> float:
-        """Return the log probability of a question's stems, each independent of the others, under this relation."""
+        """Return how well a question fits the relation: the log probability of its word stems, taken as independent."""
         log_probabilities = []
         for stem in question_stems:
             probability = (self.counts.get(stem, 0) + SMOOTHING) / (self.wordings + 1)
@@ -90,6 +90,7 @@ def _all_relations() -> tuple[RelationWords, ...]:
 
 
 def _relation_words(relation: Relation) -> RelationWords:
+    """Count in how many wordings of a relation each word stem stands, and make patterns that read its sentences."""
     wordings = (relation.question, relation.keyword, *relation.questions, *relation.statements, *relation.sentences)
     counts: Counter[str] = Counter()
     for wording in wordings:
@@ -117,10 +118,11 @@ def facts(passage: Passage) -> Iterator[Fact]:
 
 
 def answer(question: str, passages: Sequence[Passage]) -> str | None:
-    """Answer a question from passages of the encyclopaedia; None where it names no entity of theirs.
+    """Answer a question from passages of the synthetic encyclopaedia: with the value of the fact that fits it best.
 
-    Of all facts about entities with at least LEAST of their name in the question, the answer is the value of that whose
-    entity has the most of its name there; then of that whose relation the other words of the question fit best.
+    A passage is about the entity that is its title. Candidates are the facts in passages with at least the share LEAST
+    of the title's words in the question. The largest share wins, then the fact whose relation ("was built in") fits the
+    other words of the question best. None where there is no candidate.
     """
     question_stems = dict.fromkeys(stems(question))  # distinct, in order
     candidates: list[tuple[float, float, str]] = []  # share of the name, score of the relation, value

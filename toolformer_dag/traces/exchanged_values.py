@@ -32,7 +32,7 @@ ATTEMPTS = 8  # draws until one has other values
 CODED = re.compile(
     r"(?P<date>(?P<year>\b\d{4})-\d\d-\d\d(?=\b|T))"
     r"|(?P<time>(?<!\d)(?P<hour>[01]?\d|2[0-3]):[0-5]\d(?!\d))"
-    r"|(?P<scientific>\d+(?:\.\d+)?)(?=[eE][-+]?\d)|(?P<code>(?<!\d)(?<!\d[eE])(?<!\d[eE][-+])\w*\d\w*)",
+    r"|(?P<scientific>\d+(?:\.\d+)?)(?=[eE][-+]?\d)|(?P<code>(?<!\w)(?<!\d[eE][-+])[^\W\d]*\d\w*)",
     re.ASCII,
 )
 """A date as ISO 8601 has it, a time of day, the digits before an exponent, or a word with a digit."""

@@ -19,8 +19,9 @@ from toolformer_dag.computing.stage import REJECTIONS, TableOutput, Work
 from toolformer_dag.computing.update import update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of
-from toolformer_dag.files import UserError, beside, replace_whole
+from toolformer_dag.files import UserError, WriteError, beside, replace_whole
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.database_files import NO_SPACE, reason_of, write_out
 from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.queries import OFFLINE, quoted, sql_text
 from toolformer_dag.lake.session import session
@@ -113,7 +114,8 @@ def judged(
         finally:
             replace_whole(fresh, database)
     finally:
-        fresh.unlink(missing_ok=True)
+        for path in (fresh, fresh.with_name(f"{fresh.name}.wal")):
+            path.unlink(missing_ok=True)
 
 
 def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
@@ -219,11 +221,18 @@ def made_from(database: Path) -> str | None:
 
 
 def build_file(plan: Plan, file: Path, version: str) -> None:
-    """Write a new file from the tables of a plan. Raises StorageError, RenderingError.
+    """Write a new file from the tables of a plan. Raises StorageError, RenderingError; WriteError on a full disk.
 
     version: what it is made from.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _fill(plan, file, version)
+    except NO_SPACE as error:
+        raise WriteError(file, OSError(reason_of(error))) from error
+
+
+def _fill(plan: Plan, file: Path, version: str) -> None:
     config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
     with session(), duckdb.connect(file, config=config) as connection:
         connection.execute("SET preserve_insertion_order = false")
@@ -234,6 +243,7 @@ def build_file(plan: Plan, file: Path, version: str) -> None:
             connection.execute(f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)")
         connection.execute(TABLES)
         connection.execute(VIEWS.replace("$share", repr(plan.settings.traces.share)))
+        write_out(connection)
 
 
 def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:

@@ -14,8 +14,10 @@ from decimal import Decimal
 from functools import lru_cache
 
 QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
+CUT_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\'(?:[^\'\\]|\\.)*(?:\'|\\?\Z)'
+"""The same, where a mark that is not closed quotes the rest of the text: no search begins again at each mark."""
 BARE = r"[^\s\[\]{},:\"']+"
-LEXEME = re.compile(rf"(?P<string>{QUOTED})|(?P<bare>{BARE})|(?P<mark>[\[\]{{}},:])", re.DOTALL)
+LEXEME = re.compile(rf"(?P<string>{CUT_QUOTED})|(?P<bare>{BARE})|(?P<mark>[\[\]{{}},:])", re.DOTALL)
 """What JSON and Python literals consist of: quoted strings, numbers and words, and marks."""
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 WORD = re.compile(r"[-+]?\d[\w.,:/+-]*|\w+(?:['’]\w+)?")

@@ -105,12 +105,18 @@ CREATE MACRO trace_counts(kind) AS TABLE
 SELECT kind AS counted, count(*) AS calls, count(*) FILTER (verdict = 'helps') AS helps,
        count(*) FILTER (verdict = 'does not help') AS does_not_help,
        count(*) FILTER (verdict = 'cannot be told') AS cannot_be_told,
-       count(*) FILTER (verdict = 'failed call') AS failed, avg(gain) AS gain, avg(overlap) AS overlap
+       count(*) FILTER (verdict = 'failed call') AS failed,
+       round(count(*) FILTER (verdict = 'helps') / nullif(count(*) FILTER (verdict IN ('helps', 'does not help')), 0), 3)
+           AS share_that_helps,
+       avg(gain) AS gain, avg(overlap) AS overlap,
+       sum(length(arguments) + coalesce(length(result), 0))::BIGINT AS characters
 FROM trace_calls GROUP BY ALL ORDER BY calls DESC, counted;
 COMMENT ON MACRO TABLE trace_counts IS 'Verdicts, mean gain and mean overlap by a column of trace_calls, whose values are in `counted`.';
 
 CREATE VIEW trace_tools AS SELECT counted AS tool, * EXCLUDE counted FROM trace_counts(tool);
-COMMENT ON VIEW trace_tools IS 'Verdicts by tool.';
+COMMENT ON VIEW trace_tools IS 'Verdicts by tool, and what its calls cost: which tools are worth their tokens.';
+COMMENT ON COLUMN trace_tools.share_that_helps IS 'of the calls that help or do not, the share that help; null where none is told';
+COMMENT ON COLUMN trace_tools.characters IS 'characters of all arguments and results, some four to a token';
 CREATE VIEW trace_turns AS SELECT counted AS turn, * EXCLUDE counted FROM trace_counts(turn);
 COMMENT ON VIEW trace_turns IS 'Verdicts by number of the message in its conversation.';
 CREATE VIEW trace_sources AS

@@ -99,7 +99,11 @@ def _parameter_counts(config: Any, settings: TrainingSettings, *, trust_remote_c
 
 
 def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> int:
-    """Return the bytes of weights, gradients and moments on a device; those of trained parameters are divided."""
+    """Estimate the bytes of weights, gradients and Adam's moments on each device.
+
+    Those of trained parameters are divided among the `processes`, frozen ones are whole on each. An objective that
+    compares with the base model holds its frozen weights too.
+    """
     weight_bytes = DTYPES[settings.weights_dtype].itemsize
     trained_bytes = SHORT_ADAM_BYTES if has_short_moments(settings) else ADAM_BYTES
     passes_in_bfloat16 = (on_gpu and settings.weights_dtype == "float32") or settings.precision == "mixed"
@@ -113,7 +117,11 @@ def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes
 
 
 def _activation_bytes(config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool) -> int:
-    """Return the most bytes of activations on a device, reached in the backward pass of a layer or at the loss."""
+    """Estimate the most bytes that activations take on a device while it trains.
+
+    The peak is in the backward pass of a layer, or at the loss, where logits over the vocabulary are held. config: of
+    the model, as transformers loads it. length: tokens of the longest sequence.
+    """
     text_config = config.get_text_config()
     objective = objective_of(settings)
     tokens = device_batch(settings, processes) * objective.sequences_per_item * length
@@ -274,7 +282,11 @@ class _Watch:
         self.error: str | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Pass on an event."""
+        """Handle an event of a training process: an error, a step, or a measured value.
+
+        The first error is kept in `error`; {"step": 3, "of": 20} is reported as progress; measured values are handed to
+        the caller's function, where there is one.
+        """
         if "error" in event:
             if self.error is None:
                 self.error = event["error"]

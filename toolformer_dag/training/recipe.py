@@ -72,7 +72,10 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
 
 
 def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError where the weights or the moments cannot be divided among processes."""
+    """Raise TrainingError where training on several processes is not possible: weights or moments cannot be divided.
+
+    That is so for a model that is more than a language model, and for moments of 8 bits.
+    """
     if is_composite(base):
         raise TrainingError(
             f"{base.name!r} is more than a language model (of text and images, say), whose divided weights were found "
@@ -279,7 +282,10 @@ class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not fo
 
 
 def _state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
-    """Return what a process needs beside the weights to resume: moments, schedule, and its random states."""
+    """Return what a training process needs beside the weights to resume exactly: moments, schedule, random states.
+
+    The random states are named by process, since each has its own.
+    """
     state = {
         "optimizer": get_optimizer_state_dict(model, _plain(optimizer)),
         "schedule": schedule.state_dict(),

@@ -142,7 +142,11 @@ def batch_order(lengths: Sequence[int], batch_size: int, steps: int, seed: int) 
 
 
 def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]:
-    """Return the indices of all sequences in a random order of batches; the last batch is filled up from the first."""
+    """Return the order in which an epoch takes the sequences: their indices, batch after batch.
+
+    lengths: the tokens of each sequence. Batches hold sequences of similar length, and come in random order; the last
+    batch is filled up with sequences from the beginning.
+    """
     shuffled = list(range(len(lengths)))
     random.shuffle(shuffled)
     full_batches = _batches_per_epoch(len(shuffled), batch_size) * batch_size

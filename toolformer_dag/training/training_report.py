@@ -30,7 +30,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.texts.calls import NAMED
+from toolformer_dag.texts.calls import NAMED_IN_TEXT
 
 
 class TrainingError(UserError):
@@ -49,9 +49,11 @@ class TrainingData:
 
 
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
-    """Return what determines the weights: base model, settings, fingerprints of the rows. Raises ModelError.
+    """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
-    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer.
+    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. `calls_end` stands there
+    only where the rule that ends a call in training has changed since earlier releases and the texts hold such calls:
+    other checkpoints stay up to date. Raises ModelError.
     """
     identity: dict[str, object] = {
         **determining(base, "markers", "bos"),
@@ -61,7 +63,7 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
         "heldout": fingerprint(list(data.heldout)),
     }
     texts = [row for row in data.train if isinstance(row, str)]
-    if settings.keep_base and any(NAMED.search(text) for text in texts):
+    if settings.keep_base and any(NAMED_IN_TEXT.search(text) for text in texts):
         identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
     return identity
 

@@ -171,13 +171,14 @@ def swe_agent_steps(record: Any) -> Iterator[Said]:
 
 def mini_swe_messages(record: Any) -> Iterator[Said]:
     """Yield the messages of mini-swe-agent, whose calls are commands between backquotes, answered by the user."""
-    messages = record["messages"]
+    base: Path = () if isinstance(record, list) else ("messages",)
+    messages = record if isinstance(record, list) else record["messages"]
     if any(isinstance(message, Mapping) and message.get("tool_calls") for message in messages):
-        yield from messages_in(record, ("messages",))
+        yield from messages_in(record, (".".join(map(str, base)),))
         return
     waits = False
     for number, message in enumerate(messages):
-        path: Path = ("messages", number)
+        path: Path = (*base, number)
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
             yield Said(path, message)
@@ -518,7 +519,12 @@ FORMS = (
     Form(
         name="mini-swe-agent",
         source="https://mini-swe-agent.com/latest/usage/output_files/",
-        signs=("trajectory_format~mini-swe-agent", "messages.*.content~```mswea_bash_command"),
+        signs=(
+            "trajectory_format~mini-swe-agent",
+            "messages.*.content~```mswea_bash_command",
+            "*.content~```mswea_bash_command",
+            "*.content~<returncode>",
+        ),
         read=mini_swe_messages,
         example={
             "trajectory_format": "mini-swe-agent-1",
@@ -533,7 +539,14 @@ FORMS = (
     Form(
         name="OpenHands events",
         source="https://docs.all-hands.dev/modules/usage/architecture/backend",
-        signs=("history.*.action", "events.*.action", "*.action", "trajectory.*.action"),
+        signs=(
+            "history.*.cause",
+            "events.*.cause",
+            "trajectory.*.cause",
+            "*.cause",
+            "*.args.content",
+            "*.args.thought",
+        ),
         read=openhands_events,
         example=[
             {"id": 0, "source": "user", "action": "message", "args": {"content": "How warm is it in Oslo?"}},

@@ -9,7 +9,7 @@ from toolformer_dag.conversations.marks import marked_calls
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.record_paths import Path, value_at
-from toolformer_dag.conversations.shapes import FoundCall
+from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def bfcl_result(record: Any) -> Iterator[Said]:
@@ -75,7 +75,37 @@ def verifiers_nodes(trace: Any) -> Iterator[Said]:
         yield Said(("nodes", index, "message"), nodes[index].get("message"))
 
 
+def api_bank_messages(lines: Any) -> Iterator[Said]:
+    """Yield the messages of a dialogue of API-Bank; one of the role API is a call with its result."""
+    for number, line in enumerate(lines):
+        if not isinstance(line, Mapping) or "api_name" not in line:
+            yield Said((number,), line)
+            continue
+        yield Said((number,), line, call=FoundCall(str(line["api_name"]), line.get("param_dict"), str(number)))
+        result = line.get("result")
+        output = result.get("output", result) if isinstance(result, Mapping) else result
+        exception = result.get("exception") if isinstance(result, Mapping) else None
+        content = output if exception is None else exception
+        yield Said((number,), line, result=FoundResult(content, str(number), None, {"error": exception}))
+
+
 FORMS = (
+    Form(
+        name="API-Bank",
+        source="https://github.com/AlibabaResearch/DAMO-ConvAI/tree/main/api-bank",
+        signs=("*.api_name",),
+        read=api_bank_messages,
+        example=[
+            {"role": "User", "text": "How warm is it in Oslo?"},
+            {
+                "role": "API",
+                "api_name": "weather",
+                "param_dict": {"city": "Oslo"},
+                "result": {"api_name": "weather", "output": "7 degrees", "exception": None},
+            },
+            {"role": "AI", "text": "It is 7 degrees in Oslo."},
+        ],
+    ),
     Form(
         name="verifiers traces",
         source="https://github.com/PrimeIntellect-ai/verifiers",

@@ -13,7 +13,7 @@ from toolformer_dag.tools.rules import sums
 from toolformer_dag.tools.tool import (
     NO_OPERATION,
     NoResult,
-    Proposed,
+    ProposedCall,
     Tool,
     ToolCall,
     ToolDefaults,
@@ -105,6 +105,7 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
+        """Take the tokens of an expression: numbers and characters of KNOWN. Raises NoResult for any other."""
         if not tokens:
             raise NoResult("empty")
         for token in tokens:
@@ -132,6 +133,7 @@ class _Parser:
         return token
 
     def _sum(self) -> Fraction:
+        """Return the value of `product (("+" | "-") product)*`, from the left."""
         value = self._product()
         while sign := self._take("+-"):
             right = self._product()
@@ -139,6 +141,7 @@ class _Parser:
         return value
 
     def _product(self) -> Fraction:
+        """Return the value of `signed (("*" | "/") signed)*`, from the left."""
         value = self._signed()
         while sign := self._take("*/"):
             right = self._signed()
@@ -148,6 +151,7 @@ class _Parser:
         return value
 
     def _signed(self) -> Fraction:
+        """Return the value of `("+" | "-")* operand "%"?`; a percent sign divides it by a hundred."""
         is_negative = False
         while sign := self._take("+-"):
             if sign == "-":
@@ -158,6 +162,7 @@ class _Parser:
         return -operand if is_negative else operand
 
     def _operand(self) -> Fraction:
+        """Return the value of the next number, or of a sum in parentheses. Raises NoResult where neither follows."""
         if self._take("("):
             return self._rest_of_parenthesis()
         token = self._tokens[self._next]
@@ -169,7 +174,11 @@ class _Parser:
         return _number(token)
 
     def _rest_of_parenthesis(self) -> Fraction:
-        """Return the value of `sum ")"`, after the opening parenthesis."""
+        """Return the value of `sum ")"`, after the opening parenthesis. Raises NoResult.
+
+        Its reasons: `too_deep` for more than MAX_DEPTH open parentheses, `unbalanced` where the expression ends before
+        the closing one, `syntax` where something else stands in its place.
+        """
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
@@ -206,7 +215,7 @@ class Calculator(Tool):
     def wants(self, text: str, document: Document) -> str | None:
         return selection_rule(text, document.text)
 
-    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+    def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         return sums.propose_sums(text, self.options.strict_rule)
 
     def rule_identity(self) -> Mapping[str, object]:

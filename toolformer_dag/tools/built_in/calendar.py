@@ -7,7 +7,7 @@ from datetime import date
 
 from toolformer_dag.synthetic.today import today_is
 from toolformer_dag.texts.document import Document
-from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 DATED = re.compile(r"\b(?:[A-Z][a-z]+day|[A-Z][a-z]+(?= [0-9])|(?<=in )[A-Z][a-z]+|(?:19|20)[0-9]{2})\b")
 """A day of the week, a month beside a day or after "in", or a year, among other words."""
@@ -37,10 +37,11 @@ class Calendar(Tool):
     def context(self, document: Document) -> str:
         return document.date.isoformat() if document.date else ""
 
-    def propose(self, text: str, context: str) -> Iterable[Proposed]:
-        """Return at most PER_TEXT calls, before words for the weekday, month or year of the document's date.
+    def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
+        """Return at most PER_TEXT calls of the calendar, before words of a text that say a part of its date.
 
-        `context` is the date as `YYYY-MM-DD`; without one there are no calls.
+        For `context` "2009-05-03", the document's date, these words are `Sunday`, `May` and `2009`. Without a date
+        there are no calls.
         """
         if not context:
             return []
@@ -49,7 +50,7 @@ class Calendar(Tool):
         places = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
         # Of more than PER_TEXT places, every second, third and so on, so that the calls are spread over the text.
         step = max(math.ceil(len(places) / PER_TEXT), 1)
-        return [Proposed(place, input="") for place in places[::step]]
+        return [ProposedCall(place, input="") for place in places[::step]]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call) for call in calls]

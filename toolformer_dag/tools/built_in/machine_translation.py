@@ -10,7 +10,7 @@ from toolformer_dag.synthetic.lexicon import THE, lexicon, translate
 from toolformer_dag.texts.document import Document
 from toolformer_dag.tools.language_identifier import ENGLISH_LABEL, Identifier
 from toolformer_dag.tools.rules import glosses
-from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 from toolformer_dag.tools.translators import NeuralTranslator, TranslationOptions
 
 DICTIONARY_RULES = 2
@@ -45,9 +45,10 @@ class EmbeddedTranslator:
         return results
 
     def wants(self, text: str) -> str | None:
-        """Return `lexicon_phrase` where an article and a word of the lexicon stand between English words.
+        """Return why a text is worth translating in: "lexicon_phrase", or None.
 
-        The phrases have two or three words, too few for fastText; it identifies up to BESIDE words before and after.
+        It is where a foreign article and a word of the lexicon, as in `la tortuga`, stand between English words. Such
+        phrases are too short for fastText, which only identifies the language of up to BESIDE words on either side.
         """
         for match in _PHRASE.finditer(text):
             if match[1].lower() in lexicon() and self._is_english_beside(text, *match.span()):
@@ -55,7 +56,10 @@ class EmbeddedTranslator:
         return None
 
     def _is_english_beside(self, text: str, start: int, end: int) -> bool:
-        """Return whether the words before character `start` are English, and those from `end` on."""
+        """Return whether fastText takes the words on both sides of a phrase for English; without letters it does not.
+
+        start, end: the characters of the phrase. Up to BESIDE words on each side, within REACH characters, count.
+        """
         words_before = text[max(0, start - REACH) : start].split()[-BESIDE:]
         words_after = text[end : end + REACH].split()[:BESIDE]
         sides = [" ".join(words_before), " ".join(words_after)]
@@ -112,8 +116,12 @@ class MachineTranslation(Tool):
         is_after = phrase in _normalized(text[offset:])
         return is_before or not is_after
 
-    def propose(self, text: str, context: str) -> Iterable[Proposed]:
-        """Return calls inside the quotes of a gloss, for phrases that fastText takes for another language."""
+    def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
+        """Return translation calls for the quoted foreign phrases that a text explains.
+
+        In `"la tortuga" means "the turtle"` the call stands before `the turtle`. Phrases that fastText takes for
+        English are left out.
+        """
         all_glosses = list(glosses.glosses(text))
         phrases = [call.input.lower() for call in all_glosses]
         languages = Identifier(self.options.identifier).identify(phrases)

@@ -28,9 +28,9 @@ CLOSE_SECONDS = 10.0
 
 
 def text_of(answer: "CallToolResult") -> str | None:
-    """Return the text of an answer: its text blocks and embedded text resources, a line each.
+    """Return the text of an MCP server's answer: its text blocks and embedded text resources, a line each.
 
-    An answer without them is its object as compact JSON, or None where it has no object either, as one of images.
+    An answer without any is its structured content as compact JSON; None where it has neither, but images or audio.
     """
     texts = []
     for block in answer.content:
@@ -72,7 +72,10 @@ def filled(template: str, answer: "CallToolResult") -> str:
 
 
 def _object_of(answer: "CallToolResult") -> Mapping[str, Any]:
-    """Return the JSON object in an answer. Raises NoResult("no_object")."""
+    """Return the JSON object in an MCP server's answer: its structured content, else its text read as JSON.
+
+    Raises NoResult("no_object") where neither is an object.
+    """
     content: Any = answer.structured_content
     if content is None:
         try:
@@ -110,8 +113,12 @@ class McpTool(Tool):
     options: McpOptions
 
     def __init__(self, key: str, options: McpOptions, prompt: str) -> None:
+        """Take the tool's name and description from the options, else from its name on the server.
+
+        `get_weather` and `getWeather` are called GetWeather in texts. No connection is opened yet.
+        """
         super().__init__(key, options, prompt)
-        words = lane_key(options.tool).split("_")  # get_weather and getWeather are `get weather`
+        words = lane_key(options.tool).split("_")
         self.name = options.name or "".join(word.capitalize() for word in words)
         self.description = options.description or " ".join(words)
         self.version = options.version
@@ -156,9 +163,9 @@ class McpTool(Tool):
         return determining(self.options, "wants")
 
     def close(self, session: McpSession | None = None) -> None:
-        """Close the open session, if any; the next call opens another.
+        """Close the open session with the server, if any; the next call opens another.
 
-        With `session`, only where that is the open one: another thread may have replaced it already.
+        session: close only this one. Another thread may have replaced it by a new one already, which stays open.
         """
         with self._lock:
             if self._session is None:
@@ -181,7 +188,11 @@ class McpTool(Tool):
             return self._session
 
     def _answer(self, call: ToolCall) -> ToolResult:
-        """Call the server's tool. Raises RetryableError where no answer came, ToolDown where no session opens."""
+        """Call the server's tool and return its answer as a text, or the reason why it has none.
+
+        A lost session is closed, so that the next call opens another. Raises RetryableError where no answer came,
+        ToolDown where no session can be opened.
+        """
         session = self._opened()
         try:
             answer = session.call(call.arguments)

@@ -12,7 +12,7 @@ from toolformer_dag.tools.passage_search import PassageSearch
 from toolformer_dag.tools.passages import Passage
 from toolformer_dag.tools.reader_options import QuestionAnsweringOptions, Reader
 from toolformer_dag.tools.rules import questions
-from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 READER_RULES = 4
 """Raise this when the reader without weights would answer a question in another way."""
@@ -44,9 +44,10 @@ class QuestionAnswering(Tool):
         return type(self)(self.key, self.options.at_inference(), self.prompt)
 
     def prepare(self, progress: IndexingProgress) -> None:
-        """Build the index if it is missing, and load the reader; does nothing the next time.
+        """Open the search over passages, and load the reader, which answers from them; do nothing the next time.
 
-        Raises PassageError and ModelError where these cannot be read.
+        The index of the passages is built where it is missing. Raises PassageError and ModelError where passages or
+        model cannot be read.
         """
         with self._in_use:
             if self.options.passages_read and self._search is None:
@@ -54,32 +55,35 @@ class QuestionAnswering(Tool):
             if self._reader is None:
                 self._reader = load_reader(self.options)
 
-    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+    def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         return questions.propose_questions(text)
 
     def rule_identity(self) -> Mapping[str, object]:
         return {"rule": questions.VERSION}
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Answer questions. Raises PassageError and ModelError where these cannot be read, and the reader's errors."""
+        """Answer the question of each call; search passages for it, and let the reader answer from them.
+
+        An input without a letter or digit has the reason `no_question`. Raises PassageError and ModelError where
+        passages or model cannot be read, and what the reader raises.
+        """
         self.prepare(lambda done: None)
         assert self._reader is not None
-        question_texts = []
-        places = []  # of the questions among the calls
-        for place, call in enumerate(calls):
+        question_of_call: dict[int, str] = {}  # by index of the call, without inputs that are no question
+        for index, call in enumerate(calls):
             text = unquote(call.input)
             if any(map(str.isalnum, text)):
-                question_texts.append(text)
-                places.append(place)
+                question_of_call[index] = text
         results = [ToolResult(None, "no_question")] * len(calls)
-        if not question_texts:
+        if not question_of_call:
             return results
 
+        question_texts = list(question_of_call.values())
         passages = [self._passages(question) for question in question_texts]
         with self._reading:
             answers = self._reader(question_texts, passages)
-        for place, answer in zip(places, answers, strict=True):
-            results[place] = answer
+        for index, answer in zip(question_of_call, answers, strict=True):
+            results[index] = answer
         return results
 
     def _passages(self, question: str) -> list[Passage]:

@@ -14,7 +14,7 @@ from toolformer_dag.tools.passage_index import IndexingProgress
 from toolformer_dag.tools.passage_search import PassageSearch, RetrievalOptions
 from toolformer_dag.tools.passages import snippet
 from toolformer_dag.tools.rules import facts
-from toolformer_dag.tools.tool import Proposed, Tool, ToolCall, ToolDefaults, ToolResult, unquote
+from toolformer_dag.tools.tool import ProposedCall, Tool, ToolCall, ToolDefaults, ToolResult, unquote
 
 
 class WikiSearchOptions(RetrievalOptions):
@@ -45,7 +45,7 @@ class WikiSearch(Tool):
             if self._search is None:
                 self._search = self.options.open_search(progress)
 
-    def propose(self, text: str, context: str) -> Iterable[Proposed]:
+    def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         return facts.propose_searches(text)
 
     def rule_identity(self) -> Mapping[str, object]:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from toolformer_dag.tools.passage_terms import STOP_WORDS
 from toolformer_dag.tools.rules.questions import NAME
-from toolformer_dag.tools.tool import Proposed
+from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
@@ -34,8 +34,8 @@ WORDS_BETWEEN = 4
 """The most words of a query besides the name."""
 
 
-def propose_searches(text: str) -> Iterator[Proposed]:
-    """Yield at most PER_TEXT searches, before facts that the text says for the first time.
+def propose_searches(text: str) -> Iterator[ProposedCall]:
+    """Yield at most PER_TEXT searches, each before a fact: a name or number that the text says for the first time.
 
     The query is the nearest name before the fact and the last words between the two: in "The mathematician Ada Lovelace
     was the daughter of Lord Byron.", before `Lord Byron`, it is `Ada Lovelace daughter`.
@@ -43,8 +43,11 @@ def propose_searches(text: str) -> Iterator[Proposed]:
     yield from islice(_searches(text), PER_TEXT)
 
 
-def _searches(text: str) -> Iterator[Proposed]:
-    """Yield a search for each new fact whose nearest name before it is on the same line and within NEAR characters."""
+def _searches(text: str) -> Iterator[ProposedCall]:
+    """Yield a search before each new fact (a name or number) of a text.
+
+    The nearest name before the fact is what the search is about. It has to be on the same line, within NEAR characters.
+    """
     name: re.Match[str] | None = None  # the last name before the fact
     for fact in FACT.finditer(text):
         if fact[0].lower() in COMMON:
@@ -52,7 +55,7 @@ def _searches(text: str) -> Iterator[Proposed]:
         if name is not None and _is_new(text, fact):
             between = text[name.end() : fact.start()]
             if len(between) < NEAR and "\n" not in between:
-                yield Proposed(fact.start(), _query(name[0], between), words=fact[0])
+                yield ProposedCall(fact.start(), _query(name[0], between), words=fact[0])
         is_name = fact[0][0].isalpha()
         if is_name:
             name = fact
@@ -65,7 +68,10 @@ def _query(name: str, between: str) -> str:
 
 
 def _is_new(text: str, fact: re.Match[str]) -> bool:
-    """Return whether a text says a fact for the first time, neither in its first characters nor to begin a sentence."""
+    """Return whether a name or number of a text is worth a search: the text did not say it before.
+
+    Those in the first BEGIN characters and at the beginning of a sentence are not: nothing tells what they are about.
+    """
     before = text[: fact.start()]
     last_character = before.rstrip('"“( ')[-1:]
     begins_sentence = last_character in ("", ".", "!", "?", ":", "\n")

@@ -7,7 +7,7 @@ Directly after the phrase, as in the paper's examples, the loss kept as many swa
 import re
 from collections.abc import Iterator
 
-from toolformer_dag.tools.tool import Proposed
+from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
@@ -23,19 +23,21 @@ CUE = (
 # A quoted phrase, what may stand between it and its meaning (a dash, a bracket, a cue), and the quote that opens the
 # meaning.
 GLOSS = re.compile(
-    rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}],?\s*[(\[—–-]?\s*(?:{CUE})?[:,]?\s*[{OPEN}]"
+    rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}]"
+    rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{CUE})?[:,]?\s{{0,9}}[{OPEN}]"
 )
 ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
 """What stands between a phrase and its meaning, but not between two quotations in a row."""
 
 
-def glosses(text: str) -> Iterator[Proposed]:
-    """Yield a call for each quoted phrase with a gloss, whatever its language, where the meaning begins.
+def glosses(text: str) -> Iterator[ProposedCall]:
+    """Yield a translation call for each quoted phrase that a text explains, whatever its language.
 
-    Quotations in a row are no gloss.
+    In `"la tortuga" means "the turtle"` the input is `la tortuga`, and the call stands before `the turtle`, inside the
+    quotes. Two quotations in a row, with no word or bracket between them, explain nothing.
     """
     for match in GLOSS.finditer(text):
-        after_phrase = match.end("phrase") + 1
-        before_meaning = match.end() - 1
-        if ANNOUNCED.search(text, after_phrase, before_meaning):
-            yield Proposed(match.end(), match["phrase"].strip())
+        end_of_phrase = match.end("phrase") + 1  # after its closing quote
+        opening_quote = match.end() - 1  # of the meaning
+        if ANNOUNCED.search(text, end_of_phrase, opening_quote):
+            yield ProposedCall(match.end(), match["phrase"].strip())

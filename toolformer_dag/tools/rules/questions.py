@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from toolformer_dag.texts.look_ahead import UNNAMED
-from toolformer_dag.tools.tool import Proposed
+from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
@@ -55,10 +55,11 @@ PATTERNS = [
 ]
 
 
-def propose_questions(text: str) -> Iterator[Proposed]:
-    """Yield questions before what follows the words of a relation, at each place in order of preference.
+def propose_questions(text: str) -> Iterator[ProposedCall]:
+    """Yield questions that the next words of a text may answer, each as a call before these words.
 
-    Relations come in the order of RELATIONS, and places of a relation in that of the text.
+    After "Ada Lovelace was born in " they are `When was Ada Lovelace born?` and then `Where was Ada Lovelace born?`.
+    Calls are ordered by the words that ask for them ("was born in"), then by their place in the text.
     """
     for pattern, templates in PATTERNS:
         for match in pattern.finditer(text):
@@ -70,4 +71,4 @@ def propose_questions(text: str) -> Iterator[Proposed]:
                 # `Who wrote Emma?`, but `When was Emma written?`
                 is_active = template.startswith("Who")
                 verb = ACTIVE.get(participle, participle) if is_active else participle
-                yield Proposed(match.end(), template.format(name, verb=verb))
+                yield ProposedCall(match.end(), template.format(name, verb=verb))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from toolformer_dag.texts.look_ahead import SPELLED
 from toolformer_dag.tools.calculator_selection import WINDOW
 from toolformer_dag.tools.text_numbers import SINGLE, TOKEN, UNIT, numbers
-from toolformer_dag.tools.tool import Proposed
+from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
@@ -22,7 +22,7 @@ OPERANDS = 16
 CALLS = 12
 """The most calls that are proposed at a place."""
 LEAST = 20 * UNIT
-"""The smallest whole result of a strict rule."""
+"""The smallest whole result that a strict rule takes for one, in units of 1 / UNIT."""
 SMALL = (0, UNIT, 2 * UNIT)
 """The operands 0, 1 and 2, which a strict rule takes for no quantities."""
 HUNDREDTH: int = UNIT // 100
@@ -52,30 +52,33 @@ class Operand(NamedTuple):
     in_digits: bool
 
 
-def propose_sums(text: str, strict: bool) -> Iterator[Proposed]:
-    """Yield calls before numbers in digits that are the result of two numbers within WINDOW tokens before them.
+def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
+    """Yield calculator calls before each number of a text that two earlier numbers give by +, -, * or /.
 
-    The result is exact, or rounded to two decimals as the calculator rounds; a whole number is only an exact result.
-    Nearest operands come first. `strict`, for web pages: the result is at least 20 or has decimals, no operand is 0, 1
-    or 2, and the number is no year and no part of a date, time or version.
+    For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. The two numbers stand
+    within WINDOW tokens before it; the nearest pairs come first, at most CALLS of them. A number with decimals may be
+    a result that the calculator rounds, a whole number is only an exact one.
+
+    strict: for web pages, where many numbers are no results. The result is at least 20 or has decimals, no operand is
+    0, 1 or 2, and the result is no year and no part of a date, time or version.
     """
-    operands = sorted([*_in_digits(text), *_in_words(text)])
+    text_numbers = sorted([*_in_digits(text), *_in_words(text)])
     token_starts = [match.start() for match in TOKEN.finditer(text)]
-    positions = [bisect_right(token_starts, operand.start) for operand in operands]  # in tokens
-    for index, target in enumerate(operands):
-        if not (target.in_digits and _may_be_result(target)):
+    positions = [bisect_right(token_starts, number.start) for number in text_numbers]  # in tokens
+    for index, result in enumerate(text_numbers):
+        if not (result.in_digits and _may_be_result(result)):
             continue
-        if strict and not _is_quantity(text, target):
+        if strict and not _is_quantity(text, result):
             continue
         first_in_window = bisect_left(positions, positions[index] - WINDOW + 1)
-        first = max(first_in_window, index - OPERANDS)
-        calls = _answered_by(operands[first:index], target, strict)
+        first_operand = max(first_in_window, index - OPERANDS)
+        calls = _calls_with_result(result, text_numbers[first_operand:index], strict)
         for call in islice(calls, CALLS):
-            yield Proposed(target.start, call)
+            yield ProposedCall(result.start, call)
 
 
 def _in_digits(text: str) -> Iterator[Operand]:
-    """Yield the numbers in digits but those of a list such as `1,2,3`, whose numbers have no places of their own."""
+    """Yield the numbers in digits, but not those of a list such as `1,2,3`, whose characters are those of the list."""
     for start, end, value in numbers(text):
         written = text[start:end]
         if SINGLE.fullmatch(written):
@@ -90,25 +93,33 @@ def _in_words(text: str) -> Iterator[Operand]:
             yield Operand(match.start(), match.end(), written, int(written) * UNIT, in_digits=False)
 
 
-def _may_be_result(target: Operand) -> bool:
+def _may_be_result(number: Operand) -> bool:
     """Return whether the calculator may answer with a number: it has no percent sign and at most two decimals."""
-    has_two_decimals = target.value % HUNDREDTH == 0
-    return "%" not in target.written and has_two_decimals
+    has_at_most_two_decimals = number.value % HUNDREDTH == 0
+    return "%" not in number.written and has_at_most_two_decimals
 
 
-def _is_quantity(text: str, target: Operand) -> bool:
-    """Return whether a number may be a sum that is meant on a web page: large enough, no year, no part of a date."""
-    is_large = target.value >= LEAST or "." in target.written
-    before = text[max(0, target.start - 1) : target.start]
-    after = text[target.end : target.end + 2]
-    # As in a date, time, version or fraction: `#5`, `-5`, `5:30`, `5/8`.
-    continues = before in tuple(":-#./")
-    goes_on = after[:1] in tuple(":/-") and after[1:].isdigit()
-    return is_large and not continues and not goes_on and not YEAR.fullmatch(target.written)
+def _is_quantity(text: str, number: Operand) -> bool:
+    """Return whether a number of a web page may be a result that is meant, not a date or the like.
+
+    It is at least 20 or has decimals, is no year from 1900 to 2099, and is no part of a date, time, version or fraction
+    such as `#25`, `25:30` or `25/8`.
+    """
+    is_large = number.value >= LEAST or "." in number.written
+    before = text[max(0, number.start - 1) : number.start]
+    after = text[number.end : number.end + 2]
+    is_end_of_more = before in tuple(":-#./")
+    is_beginning_of_more = after[:1] in tuple(":/-") and after[1:].isdigit()
+    return is_large and not is_end_of_more and not is_beginning_of_more and not YEAR.fullmatch(number.written)
 
 
-def _answered_by(operands: Sequence[Operand], target: Operand, strict: bool) -> Iterator[str]:
-    """Yield the calls on two of the operands that give the target, each pair of values once, the nearest first."""
+def _calls_with_result(result: Operand, operands: Sequence[Operand], strict: bool) -> Iterator[str]:
+    """Yield calls such as `12 + 30` on two of the operands that have this result.
+
+    - operands: the numbers before the result, in the order of the text. Pairs near the result come first, and two pairs
+      with the same values count as one.
+    - strict: whether pairs with 0, 1 or 2 are left out.
+    """
     tried_values: set[tuple[int, int]] = set()
     for farther_index in range(len(operands) - 2, -1, -1):
         for nearer_index in range(len(operands) - 1, farther_index, -1):
@@ -120,35 +131,38 @@ def _answered_by(operands: Sequence[Operand], target: Operand, strict: bool) -> 
             tried_values.add((smaller, larger))
             if strict and (farther.value in SMALL or nearer.value in SMALL):
                 continue
-            yield from _sums_that_give(target.value, farther, nearer)
+            yield from _calls_on_pair(result.value, farther, nearer)
 
 
-def _sums_that_give(target: int, a: Operand, b: Operand) -> Iterator[str]:
-    """Yield the calls `a op b` that the calculator answers with the target, in units of 1 / UNIT.
+def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
+    """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
 
-    No difference is below zero, and no call has the value of an operand by itself.
+    For 12 and 30 and the result 18 that is `30 - 12`. Left out are differences below zero, and what leaves a number as
+    it is: `a * 1`, `a / 1`. Values are whole numbers of units of 1 / UNIT, so nothing is rounded.
     """
-    if _gives(a.value + b.value, 1, target):
+    if _rounds_to(result, numerator=a.value + b.value, denominator=1):
         yield f"{a.written} + {b.written}"
     large, small = (a, b) if a.value > b.value else (b, a)
-    if large.value > small.value and _gives(large.value - small.value, 1, target):
+    if large.value > small.value and _rounds_to(result, numerator=large.value - small.value, denominator=1):
         yield f"{large.written} - {small.written}"
-    if UNIT not in (a.value, b.value) and _gives(a.value * b.value, UNIT, target):
+    if UNIT not in (a.value, b.value) and _rounds_to(result, numerator=a.value * b.value, denominator=UNIT):
         yield f"{a.written} * {b.written}"
     for dividend, divisor in ((a, b), (b, a)):
-        is_quotient = divisor.value not in (0, UNIT) and dividend.value
-        if is_quotient and _gives(dividend.value * UNIT, divisor.value, target):
+        may_divide = divisor.value not in (0, UNIT) and dividend.value != 0
+        if may_divide and _rounds_to(result, numerator=dividend.value * UNIT, denominator=divisor.value):
             yield f"{dividend.written} / {divisor.written}"
 
 
-def _gives(numerator: int, denominator: int, target: int) -> bool:
-    """Return whether the calculator answers the target where a sum is numerator / denominator.
+def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
+    """Return whether the calculator prints the exact value numerator / denominator as this result.
 
-    Both are in units of 1 / UNIT. The calculator rounds half up to hundredths; a whole number is only an exact result.
+    Result and value are in units of 1 / UNIT. The calculator rounds half up to two decimals: 2.345 is 2.35. A whole
+    result has to be exact all the same, because 2001 / 1999 is 1.00 for any two years.
     """
-    difference = numerator - target * denominator  # of the exact value and the target, times the denominator
-    is_whole = target % UNIT == 0
-    if is_whole:
-        return difference == 0  # 2001 / 1999 is 1.00 for any two years
+    # All of these are multiplied by the denominator, so that nothing is divided.
+    difference = numerator - result * denominator  # value - result
     hundredth = HUNDREDTH * denominator
-    return -hundredth <= 2 * difference < hundredth
+    is_whole = result % UNIT == 0
+    if is_whole:
+        return difference == 0
+    return -hundredth <= 2 * difference < hundredth  # half a hundredth below the result, or less than that above

@@ -14,7 +14,7 @@ from toolformer_dag.files import StorageError
 from toolformer_dag.lake.queries import run_sql, sql_text
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.calls import Call, PlacedCall, format_call, placed_calls, take_out
-from toolformer_dag.texts.chains import Link, read_chain
+from toolformer_dag.texts.chains import ChainLink, read_chain
 
 SQL = sql_text(__package__, "corpus_texts.sql")
 """Makes the temporary tables that TEXTS reads."""
@@ -85,14 +85,16 @@ def corpus_texts(
     preferences: bool = False,
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[CorpusText]:
-    """Yield the texts of C* by digest and segment; memory holds a batch, and DuckDB what its sorting takes.
+    """Yield the texts of C* with their calls, in the order of (digest, segment).
 
     connection: a database with the tables of the warehouse.
-    names: lane -> the tool's name in the text. Calls of other lanes are left out.
+    names: key of the lane -> the tool's name in texts, such as {"calculator": "Calculator"}. Calls of other lanes are
+        left out.
     preferences: also read what preference pairs need (`least_helpful`).
     markers: those of C*.
 
-    Raises duckdb.Error, and StorageError where the texts and the kept calls do not belong together.
+    Memory: a batch, and what DuckDB takes to sort. Raises duckdb.Error, and StorageError where the texts and the kept
+    calls do not belong together.
     """
     run_sql(connection, SQL, {"preferences": preferences})
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
@@ -101,7 +103,10 @@ def corpus_texts(
 
 
 def _corpus_text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
-    """Return a row of TEXTS as a text. Raises StorageError where its calls are not those that were kept."""
+    """Read a row of the query TEXTS as a text with its calls.
+
+    Raises StorageError where the calls in the text are not those that the filter kept: one of the tables is older.
+    """
     try:
         calls = _calls_in_text(row, names, markers)
     except (KeyError, ValueError) as error:
@@ -123,7 +128,9 @@ def _corpus_text(row: Mapping[str, Any], names: Mapping[str, str], markers: Call
 
 
 def _calls_in_text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
-    """Return the calls as they stand in x*, each with its losses.
+    """Parse the calls out of x* and find the losses of each among the kept calls of the text; in the order of x*.
+
+    row: a row of the query TEXTS. names: key of the lane -> the tool's name in texts.
 
     Raises KeyError for a call that was not kept, ValueError where the calls are not as many as the row says or where x*
     without them is not x.
@@ -150,7 +157,7 @@ def _scored_calls(
     for struct in structs or ():
         if struct["tool"] not in names:
             continue
-        single_call = Link(names[struct["tool"]], struct["input"], struct["result"])
+        single_call = ChainLink(names[struct["tool"]], struct["input"], struct["result"])
         for link in read_chain(struct["chain"]) or [single_call]:
             yield ScoredCall(
                 tool=struct["tool"],
@@ -204,7 +211,10 @@ def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> 
 
 
 def _pair(plain: str, rival: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
-    """Return the pair of a call that is worse, and the kept call or no call at its place in the text x."""
+    """Return a preference pair: the text x goes on with a better and with a worse call at the same place.
+
+    plain: x, without calls. rival: the worse call. kept_call: the better one; None where no call is better.
+    """
     rest = plain[rival.offset :]
     pair = {
         "prompt": plain[: rival.offset],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
-from toolformer_dag.assets.declaration import OWNERS, Output, asset_key, explored, shared_reasons
+from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key, explored, shared_reasons
 from toolformer_dag.assets.metadata import (
     CALLS,
     ROWS,
@@ -114,13 +114,13 @@ class _Warehouse:
         }
 
 
-def warehouse(plan: Plan, above: Sequence[str]) -> Output:
+def warehouse(plan: Plan, above: Sequence[str]) -> AssetDeclaration:
     """Return the asset of the DuckDB file: all tables of the lake, with the views of views.sql.
 
     `above`: the assets whose rows it holds.
     """
     content = _Warehouse(plan)
-    return Output(
+    return AssetDeclaration(
         name=plan.named(WAREHOUSE),
         settings=content.settings,
         depends_on=tuple(above),
@@ -133,10 +133,10 @@ def warehouse(plan: Plan, above: Sequence[str]) -> Output:
     )
 
 
-def dataset(plan: Plan) -> Output:
+def dataset(plan: Plan) -> AssetDeclaration:
     """Return the asset of C* as a Hugging Face data set, in the form `text`."""
     form = text_form()
-    return Output(
+    return AssetDeclaration(
         name=plan.named(DATASET),
         settings=corpus_settings(plan, form),
         depends_on=(plan.named(WAREHOUSE),),
@@ -184,9 +184,9 @@ def _export(plan: Plan, form: Form, context: dg.AssetExecutionContext, lake: Lak
     )
 
 
-def paper_table(plan: Plan, name: str) -> Output:
+def paper_table(plan: Plan, name: str) -> AssetDeclaration:
     """Return the asset of a table: nothing is stored, it is read again whenever there is another warehouse."""
-    return Output(
+    return AssetDeclaration(
         name=plan.named(name),
         settings={"shown": SHOWN_AS},
         depends_on=(plan.named(WAREHOUSE),),
@@ -199,7 +199,7 @@ def paper_table(plan: Plan, name: str) -> Output:
     )
 
 
-def paper_assets(outputs: Sequence[Output], plan: Plan) -> dg.AssetsDefinition:
+def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
     """Return the assets of the paper's tables; the warehouse is opened once for all."""
     step_name = f"{STEP}{plan.suffix}"
     specs = [
@@ -228,7 +228,7 @@ def paper_assets(outputs: Sequence[Output], plan: Plan) -> dg.AssetsDefinition:
     return tables
 
 
-def tell_tables(outputs: Sequence[Output], plan: Plan, instance: dg.DagsterInstance) -> None:
+def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
     """Let the page show the paper's tables of the stored warehouse, where this instance has not seen them.
 
     `outputs`: those of the plan; call `tell_dagster` before, so that the warehouse is known. The file is opened where a
@@ -261,7 +261,9 @@ def _table(name: str) -> PaperTable:
     return TABLES[name.rpartition("/")[2]]
 
 
-def _shown(context: dg.AssetExecutionContext, output: Output, warehouse: "DuckDBPyConnection") -> dg.MaterializeResult:
+def _shown(
+    context: dg.AssetExecutionContext, output: AssetDeclaration, warehouse: "DuckDBPyConnection"
+) -> dg.MaterializeResult:
     """Show a table of the paper as the result of its asset."""
     key = asset_key(output.name)
     shown = _shown_table(output, warehouse, last_metadata(context, key))
@@ -275,7 +277,7 @@ class ShownTable(NamedTuple):
     metadata: Mapping[str, Any]
 
 
-def _shown_table(output: Output, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
+def _shown_table(output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
     """Return the rows as numbers, Markdown and a plot. `last`: what was shown last, again where nothing changed."""
     table = _table(output.name)
     rows = table.rows(warehouse)

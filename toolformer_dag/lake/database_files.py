@@ -1,0 +1,63 @@
+"""Writing a DuckDB file that is whole, or leaving the old one as it is.
+
+DuckDB writes changes to a log beside the file (`.wal`) and moves them into the file at a checkpoint. Where the disk is
+full, the checkpoint at closing fails without an error: the file is then empty, and all rows are in the log.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import duckdb
+
+from toolformer_dag.files import WriteError, beside, replace_whole
+from toolformer_dag.lake.queries import OFFLINE
+
+NO_SPACE = (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.FatalException)
+"""What DuckDB raises where a disk is full, or memory could not be spilled to it; a failed checkpoint is fatal."""
+REASON_BEGINS = ("Original error: ", "because of error: ")
+"""What DuckDB writes before the reason of a checkpoint that failed."""
+
+
+def write_out(connection: duckdb.DuckDBPyConnection, name: str = "") -> None:
+    """Move every change of a connection's database into its file. Raises duckdb.Error where the disk takes no more.
+
+    name: of an attached database; without it, the one that the connection was opened with.
+    """
+    connection.execute(f"CHECKPOINT {name}")
+
+
+def reason_of(error: Exception) -> str:
+    """Return what went wrong, in DuckDB's words: the first line, without what it writes before the reason."""
+    message = str(error)
+    for words in REASON_BEGINS:
+        message = message.rpartition(words)[2]
+    return message.splitlines()[0].strip()
+
+
+@contextmanager
+def replaced_database(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a new, empty DuckDB file; at the end of the block it takes the place of `database`.
+
+    Readers of the old file keep what they have opened. Where the block raises, or the disk takes no more, the old file
+    stays, and nothing of the new one is left. Raises WriteError for what cannot be written.
+
+        with replaced_database(Path("traces.duckdb")) as connection:
+            connection.execute("CREATE TABLE calls AS FROM frame")
+    """
+    fresh = beside(database, ".duckdb")
+    log = fresh.with_name(f"{fresh.name}.wal")
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with duckdb.connect(fresh, config=OFFLINE) as connection:
+            yield connection
+            write_out(connection)
+        replace_whole(fresh, database)
+    except NO_SPACE as error:
+        raise WriteError(database, OSError(reason_of(error))) from error
+    except OSError as error:
+        raise WriteError(database, error) from error
+    finally:
+        for path in (fresh, log):
+            with suppress(OSError):
+                path.unlink()
