@@ -280,3 +280,55 @@ def test_a_list_of_a_million_things_is_read_or_named(numbers: str, place: str) -
         assert not calls and "unknown_form" in reasons
     else:
         assert len(calls) == 1 and not reasons
+
+
+ASKED = {"role": "assistant", "tool_calls": [function(NORRBY, "1")]}
+ANSWERED = {"role": "tool", "tool_call_id": "1", "content": "114 cm"}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"turns": [QUESTION, ASKED, ANSWERED]},
+        {"data": {"messages": [QUESTION, ASKED, ANSWERED]}},
+        {"custom_id": "x", "method": "POST", "body": {"model": "m", "messages": [QUESTION, ASKED, ANSWERED]}},
+        {
+            "request_body": {"messages": [QUESTION, ASKED, ANSWERED]},
+            "response_body": {"choices": [{"message": ANSWER}]},
+        },
+    ],
+    ids=["turns", "data", "batch", "proxy"],
+)
+def test_messages_are_found_where_batches_and_proxies_keep_them(record: Any) -> None:
+    assert rows(record) == ([("gauge", NORRBY, "114 cm", False)], [])
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"custom_id": "x", "response": {"status_code": 200, "body": {"choices": [{"message": ASKED}]}}},
+        {"object": "chat.completion", "choices": [{"index": 0, "message": ASKED}]},
+    ],
+)
+def test_an_answer_alone_is_a_conversation(record: Any) -> None:
+    assert rows(record) == ([("gauge", NORRBY, None, False)], [])
+
+
+@pytest.mark.parametrize(
+    ("beside", "way"),
+    [
+        ({"tool_calls": [function(NORRBY, "1")]}, "tool_calls"),
+        ({"rejected": [ASKED]}, "rejected.0.tool_calls"),
+        ({"log": {"requests": [{"name": "gauge", "arguments": NORRBY}]}}, "log.requests.0"),
+    ],
+)
+def test_a_call_beside_messages_without_one_is_named_with_its_place(beside: dict[str, Any], way: str) -> None:
+    [conversation] = read([{"messages": [QUESTION, ANSWER], **beside}])
+    [(reason, detail)] = conversation.faults
+    assert reason == "unknown_field" and detail == f"no call was read, and {way} holds one"
+
+
+def test_descriptions_of_tools_are_no_calls() -> None:
+    described = {"type": "function", "function": {"name": "gauge", "parameters": {"type": "object"}}}
+    expected = {"evaluation_criteria": {"actions": [{"name": "gauge", "arguments": NORRBY}]}}
+    assert rows({"messages": [QUESTION, ANSWER], "tools": [described], "task": expected}) == ([], [])

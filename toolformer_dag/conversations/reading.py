@@ -1,12 +1,13 @@
 """Read the conversations of the records of a file, in whatever form they are."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
 from toolformer_dag.conversations.forms import FILE_FORMS, FORMS
 from toolformer_dag.conversations.forms.form import Form
+from toolformer_dag.conversations.leftovers import unread_call
 from toolformer_dag.conversations.marked_messages import with_marked_calls
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.conversations.pairing import paired
@@ -118,7 +119,13 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
     if form is None:
         yield _unread(record, "unknown_form", f"no conversation; {described(record.value)}")
         return
-    yield from _read_parts(record.number, form, record.value)
+    conversations = list(_read_parts(record.number, form, record.value))
+    if not any(message.calls for conversation in conversations for message in conversation.messages):
+        unread = unread_call(record.value)
+        if unread is not None and not any(conversation.faults for conversation in conversations):
+            fault = ("unknown_field", f"no call was read, and {unread} holds one")
+            conversations[0] = replace(conversations[0], faults=(fault,))
+    yield from conversations
 
 
 def record_form(value: Any) -> Form | None:
