@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from toolformer_dag.conversations.forms import ALL_FORMS
+from toolformer_dag.conversations.marked_messages import BETWEEN_CALLS
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.conversations.raw_messages import Said, read_message
 from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, said_in
@@ -36,7 +37,7 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
     left = without(record, gone)
     if left is GONE:
         return [] if isinstance(record, list) else {}
-    return form.after_drop(left) if form.after_drop is not None else left
+    return form.after_drop(left, record) if form.after_drop is not None else left
 
 
 def can_drop(form: str) -> bool:
@@ -61,6 +62,6 @@ def _is_emptied(said: Said, gone: Collection[Path]) -> bool:
         return True
     for message in read_message(said._replace(value=left), 0, []):
         has_results = any(result.text.strip() for result in message.results)
-        if message.calls or has_results or message.text.strip():
+        if message.calls or has_results or message.text.strip(BETWEEN_CALLS):
             return False
     return True

@@ -18,7 +18,7 @@ LONGEST_JSON = 100_000
 """Characters of a result in JSON whose fields are looked at."""
 FAILURE_KEYS = ("error", "errors", "exception", "isError", "is_error", "errorText", "error_code")
 SUCCESS_KEYS = ("success", "ok")
-FAILED_STATUS = ("error", "failed", "failure")
+FAILED_STATUS = ("error", "failed", "failure", "outcome_failed", "outcome_deadline_exceeded")
 
 
 def says_failure(result: str, beside: Any = None) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from toolformer_dag.conversations.marks import (
     MarkedCall,
     MarkedResult,
+    are_whole,
     has_call_marks,
     marked_calls,
     marked_results,
@@ -96,7 +97,7 @@ def _cut(
         if text[position:start].strip(BETWEEN_CALLS):
             parts[-1].words.append(Words(text[position:start].strip(), (*path, (position, start))))
         if isinstance(marked, MarkedCall):
-            parts[-1].calls.append(CallAt(marked.found, ((*path, marked.span),)))
+            parts[-1].calls.append(CallAt(marked.found, ((*path, marked.span, *marked.inside),)))
         else:
             parts[-1].results.append(_result(marked, path))
         position = max(position, end)
@@ -114,7 +115,7 @@ def _read_tool(message: RawMessage) -> RawMessage:
         content = result.found.content
         marked = marked_results(content) if isinstance(content, str) else []
         path = _content_path(result)
-        if not marked or path is None:
+        if not are_whole(marked, str(content)) or path is None:
             whole = whole_result(content) if isinstance(content, str) else None
             found = result.found if whole is None else replace(result.found, content=whole.text)
             results.append(result._replace(found=found))

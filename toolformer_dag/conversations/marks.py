@@ -4,6 +4,7 @@ Every scan goes forward with `str.find`, so that it is linear in the text whatev
 """
 
 import ast
+import json
 import sys
 from bisect import bisect
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import LONGEST_LITERAL, parsed
+from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundCall, listed_call
 
 Span = tuple[int, int]
@@ -29,11 +31,28 @@ CALL_TAGS = (
     ("<functioncall>", "</functioncall>"),
     ("<search>", "</search>"),
     ("[TOOL_CALLS]", "[/TOOL_CALLS]"),
+    ("<|python_tag|>", "<|eom_id|>"),
 )
 """What stands before and after a call in text; the second one may be missing at the end of a message."""
 FUNCTION = ("<function=", "</function>")
 """Marks of a call whose tool stands in the mark: `<function=search><parameter=query>...</parameter></function>`."""
 PARAMETER = ("<parameter=", "</parameter>")
+INVOKE = ('<invoke name="', "</invoke>")
+"""Marks of such a call with its parameters in `<parameter name="city">Oslo</parameter>`."""
+INVOKE_PARAMETER = ('<parameter name="', "</parameter>")
+GLM_KEY = ("<arg_key>", "</arg_key>")
+GLM_VALUE = ("<arg_value>", "</arg_value>")
+"""Marks of the names and the values of arguments, which follow the tool, as GLM writes them."""
+OTHER_CALL_MARKS = (
+    "<minimax:tool_call>",
+    "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    " to=functions.",
+    "\nAction Input:",
+)
+"""What stands before calls that are not read, such as those of MiniMax, DeepSeek, Kimi, harmony and ReAct; the calls
+are named."""
 ONE_WORD_TOOLS = {"<search>": ("search", "query")}
 """Marks that name a tool, with the tool and its only argument."""
 RESULT_TAGS = (
@@ -51,13 +70,18 @@ EMPTY_RESULTS = ("Your command ran successfully and did not produce any output."
 NAMED_RESULT = "EXECUTION RESULT of ["
 """How such a message of OpenHands begins; the tool and "]:" follow."""
 END_OF_TEXT = "<|endoftext|>"
+DECODER = json.JSONDecoder()
 
 
 class MarkedCall(NamedTuple):
-    """A call in text: its fields, and the stretch of text with its marks."""
+    """A call in text: its fields, and the stretch of text with its marks.
+
+    `inside`: the way from there to the call, where it stands between its marks with others.
+    """
 
     found: FoundCall
     span: Span
+    inside: Path = ()
 
 
 class MarkedResult(NamedTuple):
@@ -129,20 +153,17 @@ def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
     for begin, close in CALL_TAGS:
         if begin in ONE_WORD_TOOLS and not has_one_word_tools:
             continue
-        for start, body_end, end in _between(text, begin, close):
+        for start, body_end, end in _around_json(text, begin, close):
             if _is_within(start, thoughts):
                 continue
             body = text[start + len(begin) : body_end]
             calls = calls_in(body, begin)
             if not calls:
                 marked.unread.append(text[start:end])
-            for found, inner in calls:
-                # several calls between one pair of marks have stretches of their own
-                is_only = len(calls) == 1
-                offset = start + len(begin)
-                span = (start, end) if is_only else (offset + inner[0], offset + inner[1])
-                marked.calls.append(MarkedCall(found, span))
-    taken = sorted(call.span for call in marked.calls)
+            for found, inside in calls:
+                to_body: Path = ((len(begin), body_end - start), *inside)
+                marked.calls.append(MarkedCall(found, (start, end), to_body if len(calls) > 1 else ()))
+    taken = sorted({call.span for call in marked.calls})
     for start, body_end, end in _between(text, *FUNCTION):
         if _is_within(start, thoughts) or _is_within(start, taken):
             continue
@@ -153,6 +174,11 @@ def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
             marked.calls.append(MarkedCall(found_function, (start, end)))
     if not marked.calls and not marked.unread:
         marked.calls.extend(_python_calls(text, thoughts))
+    if not marked.calls and not marked.unread:
+        shown = without_spans(text, thoughts)
+        first = min((shown.find(mark) for mark in OTHER_CALL_MARKS if mark in shown), default=-1)
+        if first >= 0:
+            marked.unread.append(shown[first:].strip())
     marked.calls.sort(key=lambda call: call.span)
     return marked
 
@@ -164,13 +190,22 @@ def has_call_marks(text: str) -> bool:
 
 
 def marked_results(text: str) -> list[MarkedResult]:
-    """Return the results that stand in a text between tags."""
+    """Return the results that stand in a text between tags; tags within a result are a part of it."""
     results = list[MarkedResult]()
     for begin, close in RESULT_TAGS:
-        for start, body_end, end in _between(text, begin, close):
+        for start, body_end, end in _outermost(text, begin, close):
             body = text[start + len(begin) : body_end].strip()
             results.append(MarkedResult(body, _named_tool(body), (start, end)))
-    return sorted(results, key=lambda result: result.span)
+    outer = list[MarkedResult]()
+    for result in sorted(results, key=lambda result: result.span):
+        if not outer or result.span[0] >= outer[-1].span[1]:
+            outer.append(result)
+    return outer
+
+
+def are_whole(results: Sequence[MarkedResult], text: str) -> bool:
+    """Return whether a text is results between tags, and nothing else."""
+    return bool(results) and not without_spans(text, [result.span for result in results]).strip()
 
 
 def whole_result(text: str) -> MarkedResult | None:
@@ -190,31 +225,63 @@ def whole_result(text: str) -> MarkedResult | None:
     return None
 
 
-def calls_in(body: str, begin: str) -> list[tuple[FoundCall, Span]]:
-    """Return the calls between a pair of marks, each with its stretch of `body`; none where they cannot be read.
+def calls_in(body: str, begin: str) -> list[tuple[FoundCall, Path]]:
+    """Return the calls between a pair of marks, each with the way to it in `body`; none where they cannot be read.
 
     JSON of a call, of a list of calls, several of these after another, `<function=...>`, or the words of a tool that
     the mark names.
     """
-    whole = (0, len(body))
     if begin in ONE_WORD_TOOLS:
         tool, argument = ONE_WORD_TOOLS[begin]
-        return [(FoundCall(tool, {argument: body.strip()}, None), whole)] if body.strip() else []
+        return [(FoundCall(tool, {argument: body.strip()}, None), ())] if body.strip() else []
     opened = parsed(body.strip())
     if opened is not None:
         calls = [listed_call(item) for item in (opened if isinstance(opened, list) else [opened])]
-        return [(call, whole) for call in calls if call is not None] if all(calls) else []
-    found = list[tuple[FoundCall, Span]]()
+        return [(call, (None, index)) for index, call in enumerate(calls) if call is not None] if all(calls) else []
+    found = list[tuple[FoundCall, Path]]()
     for start, body_end, end in _between(body, *FUNCTION):
         call = _function_call(body[start + len(FUNCTION[0]) : body_end])
         if call is not None:
-            found.append((call, (start, end)))
-    return found or _json_lines(body)
+            found.append((call, ((start, end),)))
+    if found:
+        return found
+    for start, body_end, end in _between(body, *INVOKE):
+        call = _invoked(body[start + len(INVOKE[0]) : body_end])
+        if call is not None:
+            found.append((call, ((start, end),)))
+    if found:
+        return found
+    call = _call_of_glm(body)
+    return [(call, ())] if call is not None else _json_lines(body)
 
 
-def _json_lines(body: str) -> list[tuple[FoundCall, Span]]:
+def _invoked(body: str) -> FoundCall | None:
+    """Read what stands after `<invoke name="`: the tool, then parameters between marks of their own."""
+    tool, closed, rest = body.partition('">')
+    if not closed or not tool.strip():
+        return None
+    arguments: dict[str, Any] = {}
+    for start, body_end, _ in _between(rest, *INVOKE_PARAMETER):
+        name, _, value = rest[start + len(INVOKE_PARAMETER[0]) : body_end].partition('">')
+        arguments[name.strip()] = value.strip("\n")
+    return FoundCall(tool.strip(), arguments, None)
+
+
+def _call_of_glm(body: str) -> FoundCall | None:
+    """Read a tool, and the names and values of its arguments between marks; None where there are none."""
+    tool, marked, _ = body.partition(GLM_KEY[0])
+    if not marked or not tool.strip():
+        return None
+    keys = [body[start + len(GLM_KEY[0]) : end].strip() for start, end, _ in _between(body, *GLM_KEY)]
+    values = [body[start + len(GLM_VALUE[0]) : end] for start, end, _ in _between(body, *GLM_VALUE)]
+    if len(keys) != len(values):
+        return None
+    return FoundCall(tool.strip(), dict(zip(keys, values, strict=True)), None)
+
+
+def _json_lines(body: str) -> list[tuple[FoundCall, Path]]:
     """Return the calls of a text with one per line; none where a line holds something else."""
-    found = list[tuple[FoundCall, Span]]()
+    found = list[tuple[FoundCall, Path]]()
     position = 0
     for line in body.splitlines(keepends=True):
         end = position + len(line)
@@ -222,7 +289,7 @@ def _json_lines(body: str) -> list[tuple[FoundCall, Span]]:
             call = listed_call(parsed(line.strip()))
             if call is None:
                 return []
-            found.append((call, (position, end)))
+            found.append((call, ((position, end),)))
         position = end
     return found
 
@@ -245,6 +312,61 @@ def _between(text: str, begin: str, close: str) -> Iterator[tuple[int, int, int]
         yield text.rfind(begin, start, end), end, position
 
 
+def _outermost(text: str, begin: str, close: str) -> Iterator[tuple[int, int, int]]:
+    """Yield where a mark begins, where what it encloses ends, and where its closing mark ends, of marks in no other.
+
+    Where marks are not closed one by one, as `_between` yields.
+    """
+    found = list[tuple[int, int, int]]()
+    depth = 0
+    first = 0
+    opening = text.find(begin)
+    closing = text.find(close)
+    while closing >= 0 and depth >= 0:
+        if 0 <= opening < closing:
+            first = opening if depth == 0 else first
+            depth += 1
+            opening = text.find(begin, opening + len(begin))
+            continue
+        depth -= 1
+        if depth == 0:
+            found.append((first, closing, closing + len(close)))
+        closing = text.find(close, closing + len(close))
+    is_balanced = depth == 0 and opening < 0
+    yield from found if is_balanced else _between(text, begin, close)
+
+
+def _around_json(text: str, begin: str, close: str) -> Iterator[tuple[int, int, int]]:
+    """Yield what `_between` yields, but with the closing mark behind the JSON of a call, which may quote marks."""
+    position = 0
+    for start, body_end, end in _between(text, begin, close):
+        json_start = _first_visible(text, start + len(begin), body_end)
+        if start < position:  # a mark that the JSON before quotes
+            continue
+        if text[json_start : json_start + 1] in ("{", "["):
+            json_end = _json_end(text, json_start)
+            closed = text.find(close, json_end) if json_end > body_end else -1
+            if closed >= 0 and not text[json_end:closed].strip():
+                body_end = closed
+                end = closed + len(close)
+        position = end
+        yield start, body_end, end
+
+
+def _first_visible(text: str, start: int, end: int) -> int:
+    """Return where the first character stands that is no white space; `end` where there is none."""
+    return end - len(text[start:end].lstrip())
+
+
+def _json_end(text: str, start: int) -> int:
+    """Return where the JSON ends that begins there; -1 where it is none."""
+    try:
+        _, end = DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return -1
+    return end
+
+
 def _function_call(body: str) -> FoundCall | None:
     """Read what stands after `<function=`: the tool, then parameters between marks of their own, or JSON."""
     tool, closed, rest = body.partition(">")
@@ -264,15 +386,16 @@ def _python_calls(text: str, thoughts: Sequence[Span]) -> list[MarkedCall]:
     """Return the calls of a text that is a list of them in brackets, as Python writes calls, and nothing else.
 
     ToolACE's `[Weather(city="Oslo"), Air Quality(city="Oslo")]`: names may have spaces, arguments are named literals.
+    The stretch of a call ends with the comma behind it; a comma behind the last call is passed over.
     """
     after_thoughts = thoughts[-1][1] if thoughts else 0
     expression = text[after_thoughts:].strip()
-    if not (expression.startswith("[") and expression.endswith(")]") and len(expression) <= LONGEST_LITERAL):
+    if not (expression.startswith("[") and expression.endswith("]") and len(expression) <= LONGEST_LITERAL):
         return []
     offset = text.index(expression, after_thoughts)
     calls = list[MarkedCall]()
     position = 1
-    while position < len(expression) - 1:
+    while expression[position:-1].strip():
         opening = expression.find("(", position)
         closing = _closing_bracket(expression, opening)
         if opening < 0 or closing < 0:
@@ -281,8 +404,9 @@ def _python_calls(text: str, thoughts: Sequence[Span]) -> list[MarkedCall]:
         tool = expression[position:opening].strip()
         if arguments is None or not tool or expression[closing + 1] not in ",]":
             return []
-        calls.append(MarkedCall(FoundCall(tool, arguments, None), (offset + position, offset + closing + 1)))
-        position = closing + 2
+        begin = offset + position
+        position = closing + 1 + (expression[closing + 1] == ",")
+        calls.append(MarkedCall(FoundCall(tool, arguments, None), (begin, offset + position)))
     if len(calls) == 1:  # it goes with its brackets
         return [calls[0]._replace(span=(after_thoughts, len(text)))]
     return calls

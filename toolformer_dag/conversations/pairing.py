@@ -40,24 +40,35 @@ class _Waiting:
     A call that got its result stays in the queues until it comes to their front, so that each is passed once.
     """
 
-    by_id: dict[str, deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
+    by_id: dict[str, list[deque[WaitingCall]]] = field(default_factory=lambda: defaultdict(list))
     by_turn: dict[tuple[str, int], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
     by_tool: dict[tuple[str, int, str], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
     turns: list[tuple[str, int]] = field(default_factory=list)
+    unanswered: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def add(self, call: WaitingCall) -> None:
         """Add a call that was made."""
         if call.id is not None:
-            self.by_id[call.id].append(call)
+            turns = self.by_id[call.id]
+            if not turns or not turns[-1] or turns[-1][-1].turn != call.turn:
+                turns.append(deque())
+            turns[-1].append(call)
         turn = (call.by, call.turn)
         if turn not in self.by_turn:
             self.turns.append(turn)
         self.by_turn[turn].append(call)
+        self.unanswered[turn] += 1
         self.by_tool[(*turn, call.tool)].append(call)
 
     def of_id(self, call_id: str) -> WaitingCall | None:
-        """Return the first call of an id that waits."""
-        return _first_waiting(self.by_id.get(call_id))
+        """Return the call of an id that waits: of the latest turn in which one does the first, since ids may return."""
+        turns = self.by_id.get(call_id, [])
+        while turns:
+            call = _first_waiting(turns[-1])
+            if call is not None:
+                return call
+            turns.pop()
+        return None
 
     def in_order(self, by: str | None, tool: str | None) -> WaitingCall | None:
         """Return the call that a result without an id answers: of the latest turn in which one waits.
@@ -81,7 +92,12 @@ class _Waiting:
         """Return how many calls of the turn of a call wait, itself included."""
         if call is None:
             return 0
-        return sum(1 for other in self.by_turn[call.by, call.turn] if other.result is None)
+        return self.unanswered[call.by, call.turn]
+
+    def answer(self, call: WaitingCall, result: ResultAt) -> None:
+        """Give a call its result; it waits no more."""
+        call.result = result
+        self.unanswered[call.by, call.turn] -= 1
 
 
 def _first_waiting(calls: deque[WaitingCall] | None) -> WaitingCall | None:
@@ -114,7 +130,7 @@ def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[Recorde
             if answered is None:
                 early.append(result)
                 continue
-            answered.result = result
+            waiting.answer(answered, result)
             if answered.turn < turn:
                 faults.append(("late_result", result.text[:SHOWN]))
         if is_others and message.results and message.text.strip():
@@ -124,7 +140,7 @@ def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[Recorde
         if later is None:
             faults.append(("result_without_call", result.text[:SHOWN]))
         else:
-            later.result = result
+            waiting.answer(later, result)
             faults.append(("result_before_call", result.text[:SHOWN]))
     return tuple(_recorded(messages, calls))
 

@@ -4,6 +4,7 @@ import ast
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 LONGEST_LITERAL = 20_000
@@ -32,6 +33,12 @@ def parsed(text: str) -> Any:
         with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             return _of_json(ast.literal_eval(one_line))
     return None
+
+
+@lru_cache(maxsize=4)
+def parsed_field(text: str) -> Any:
+    """Return what `parsed` returns, kept for the few fields of a record that every form looks into."""
+    return parsed(text)
 
 
 def _of_json(value: Any) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.marks import visible
-from toolformer_dag.conversations.plain_values import first_of, parsed, text_of
+from toolformer_dag.conversations.plain_values import arguments_of, first_of, parsed, text_of
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import (
     ANSWERED_IDS,
@@ -34,7 +34,7 @@ CALLS = "calls"
 ROLES = {
     **dict.fromkeys(("user", "human", "HumanMessage", "HumanMessageChunk", "customer"), "user"),
     **dict.fromkeys(
-        ("assistant", "gpt", "model", "agent", "ai", "AI", "bot", "chatgpt", "bing", "AIMessage", "AIMessageChunk"),
+        ("assistant", "gpt", "model", "agent", "ai", "bot", "chatbot", "chatgpt", "AIMessage", "AIMessageChunk"),
         "assistant",
     ),
     **dict.fromkeys(("system", "developer", "SystemMessage", "environment_setup"), "system"),
@@ -61,7 +61,7 @@ ROLES = {
 """The roles of messages by the names that records have for them."""
 SPEAKERS = ("role", "from", "source", "sender", "author.role", "speaker", "kind", "type")
 """The fields that may say who wrote a message."""
-CONTENTS = ("parts", "content", "value", "message", "text", "contents")
+CONTENTS = ("parts", "content", "value", "message", "text", "contents", "blocks")
 """The fields that may hold what a message says."""
 WRAPPERS = ("message", "data", "kwargs", "payload")
 """The fields whose object is the message itself, in logs and in what frameworks store."""
@@ -76,6 +76,7 @@ class Said(NamedTuple):
     - `role`: as ROLES has it; None where the message says it itself
     - `is_part`: whether the value is a part of a message, such as a content block
     - `call`, `result`: what the value is, where a form knows that better than its fields say
+    - `offset`: where the path is a stretch of text, how many characters of it stand before the value
     """
 
     path: Path
@@ -84,6 +85,7 @@ class Said(NamedTuple):
     is_part: bool = False
     call: FoundCall | None = None
     result: FoundResult | None = None
+    offset: int | None = None
 
 
 class Words(NamedTuple):
@@ -135,22 +137,24 @@ class RawMessage:
         """Return the words, one after another."""
         return "".join(words.text for words in self.words)
 
-    def has_call(self, call_id: str | None) -> bool:
-        """Return whether a call has this id."""
-        return call_id in self._index_by_id
-
     def add_call(self, found: FoundCall, path: Path) -> None:
         """Add a call, or another way to one that is there already under the same id; and the result beside it."""
         if found.id is not None and found.id in self._index_by_id:
             index = self._index_by_id[found.id]
             first = self.calls[index]
-            self.calls[index] = CallAt(first.found, (*first.paths, path))
-            return
-        if found.id is not None:
+            if _is_copy(found, first.found):
+                self.calls[index] = CallAt(first.found, (*first.paths, path))
+                return
+        elif found.id is not None:
             self._index_by_id[found.id] = len(self.calls)
         self.calls.append(CallAt(found, (path,)))
         if found.has_result:
             self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, found.beside), path))
+
+
+def _is_copy(call: FoundCall, other: FoundCall) -> bool:
+    """Return whether two calls of one id are one call that a message holds twice, however the arguments are written."""
+    return call.tool == other.tool and arguments_of(call.arguments) == arguments_of(other.arguments)
 
 
 def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessage]:
@@ -167,7 +171,7 @@ def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessag
         return reader.parts
     path, value = _unwrapped(said.path, said.value)
     if isinstance(value, str) and said.role is not None:
-        return [_of_text(number, said.role, path, value)]
+        return [_of_text(number, said, value)]
     if not isinstance(value, Mapping):
         faults.append(("no_message", f"message {number} is a {type(value).__name__}"))
         return []
@@ -189,7 +193,8 @@ def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessag
     if role == CALLS:
         reader.read_calls_in_content(value, path)
     elif role == "tool":
-        reader.read_results(value, path)
+        if not any(isinstance(first_of(value, (name,)), list) for name in RESULT_LISTS):
+            reader.read_results(value, path)
     else:
         reader.read_content(value, path)
     reader.read_lists(value, path)
@@ -206,11 +211,13 @@ def _made_by_form(said: Said, number: int) -> RawMessage:
     return message
 
 
-def _of_text(number: int, role: str, path: Path, text: str) -> RawMessage:
+def _of_text(number: int, said: Said, text: str) -> RawMessage:
     """Return a message that is a text: a result where a tool wrote it."""
+    role = str(said.role)
     if role == "tool":
-        return RawMessage(number, role, path, results=[ResultAt(FoundResult(text, None, None, None), path)])
-    return RawMessage(number, role, path, [Words(text, path)])
+        return RawMessage(number, role, said.path, results=[ResultAt(FoundResult(text, None, None, None), said.path)])
+    words_path = said.path if said.offset is None else (*said.path, (said.offset, said.offset + len(text)))
+    return RawMessage(number, role, said.path, [Words(text, words_path)])
 
 
 def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
@@ -244,10 +251,13 @@ class _MessageReader:
     def __init__(self, message: RawMessage, faults: list[Fault]) -> None:
         self.parts = [message]
         self._faults = faults
+        self._part_of_id: dict[str, RawMessage] = {}
 
     def _add_call(self, found: FoundCall, path: Path) -> None:
         """Add a call to the last part, or another way to one that is in a part already."""
-        part = next((part for part in self.parts if part.has_call(found.id)), self.parts[-1])
+        part = self.parts[-1]
+        if found.id is not None:
+            part = self._part_of_id.setdefault(found.id, part)
         part.add_call(found, path)
 
     def _add_words(self, text: str, path: Path | None) -> None:
@@ -283,6 +293,7 @@ class _MessageReader:
             return
         if isinstance(part.get("message_content"), Mapping):  # OpenInference
             part = part["message_content"]
+            path = (*path, "message_content")
         shaped = shape_of(part)
         if shaped is not None:
             shape, fields = shaped
@@ -300,14 +311,29 @@ class _MessageReader:
         kind = first_of(part, TYPE_KEYS)
         if kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS):
             return
-        text = first_of(part, WORDS)
+        if kind is None and self._read_plain_part(part, path):
+            return
+        key = next((key for key in WORDS if first_of(part, (key,)) is not None), "")
+        text = first_of(part, (key,))
         if isinstance(text, str) and (kind is None or kind in TEXT_TYPES):
-            self._add_words(text, path)
+            self._add_words(text, (*path, *key.split(".")))
             return
         named = str(kind) if kind is not None else ", ".join(map(str, part))
         if may_hold_call(named):
             self._faults.append(("unknown_part", f"message {self.parts[-1].number}: content part {named[:80]}"))
         self._add_words(text_of([part]), None)
+
+    def _read_plain_part(self, part: Mapping[str, Any], path: Path) -> bool:
+        """Read a part without a type that is a call or a result by its fields, as AutoGen's; return whether it is."""
+        answered = id_in(part, ANSWERED_IDS)
+        call = listed_call(part)
+        if call is not None and call.arguments is not None:
+            self._add_call(call, path)
+        elif answered is not None and first_of(part, RESULT) is not None:
+            self.parts[-1].results.append(ResultAt(FoundResult(first_of(part, RESULT), answered, None, part), path))
+        else:
+            return False
+        return True
 
     def read_calls_in_content(self, value: Mapping[str, Any], path: Path) -> None:
         """Read a message whose content is a call or a list of calls in JSON, and nothing else."""
@@ -336,20 +362,20 @@ class _MessageReader:
         if isinstance(content, list):
             content = [part.get("message_content", part) if isinstance(part, Mapping) else part for part in content]
         found = FoundResult(content, id_in(value, ANSWERED_IDS), tool if isinstance(tool, str) else None, value)
-        by = value.get("requestor")
-        by = by if by in ("user", "assistant") else None
-        self.parts[-1].results.append(ResultAt(found, path, by, id_in(value, ("id",))))
+        self.parts[-1].results.append(ResultAt(found, path, _requestor(value), id_in(value, ("id",))))
 
     def read_lists(self, value: Mapping[str, Any], path: Path) -> None:
         """Read the fields of a message that hold calls or results beside its content."""
         for key in CALL_LISTS:
             if value.get(key):
                 self._read_listed(value[key], (*path, key))
+        self._read_copies(value, path)
         for name in RESULT_LISTS:
             results = first_of(value, (name,))
             for index, result in enumerate(results if isinstance(results, list) else ()):
                 found = FoundResult(first_of(result, RESULT), id_in(result, ANSWERED_IDS), None, result)
-                self.parts[-1].results.append(ResultAt(found, (*path, *name.split("."), index)))
+                result_path = (*path, *name.split("."), index)
+                self.parts[-1].results.append(ResultAt(found, result_path, _requestor(result), id_in(result, ("id",))))
         for key, item in value.items():
             if key in CALL_LISTS or key in CONTENTS or not may_hold_call(str(key)):
                 continue
@@ -358,6 +384,16 @@ class _MessageReader:
                 if call is not None and call.arguments is not None:
                     self._faults.append(("unknown_field", f"message {self.parts[-1].number}: field {key} holds a call"))
                     break
+
+    def _read_copies(self, value: Mapping[str, Any], path: Path) -> None:
+        """Read what LangChain and LlamaIndex keep of a provider's answer: the calls, or a copy of them by their ids."""
+        kept = value.get("additional_kwargs")
+        if not isinstance(kept, Mapping):
+            return
+        if kept.get("tool_calls"):
+            self._read_listed(kept["tool_calls"], (*path, "additional_kwargs", "tool_calls"))
+        elif kept.get("function_call") and not any(part.calls for part in self.parts):
+            self._read_listed(kept["function_call"], (*path, "additional_kwargs", "function_call"))
 
     def _read_listed(self, calls: Any, path: Path) -> None:
         """Read a list of calls, a call, or either in JSON."""
@@ -374,6 +410,12 @@ class _MessageReader:
 
     def _unreadable(self, call: Any) -> None:
         self._faults.append(("unreadable_call", f"message {self.parts[-1].number}: {str(call)[:80]}"))
+
+
+def _requestor(result: Any) -> str | None:
+    """Return who made the call of a result, as tau2's files say it; None elsewhere."""
+    by = first_of(result, ("requestor",))
+    return by if by in ("user", "assistant") else None
 
 
 def _is_list(content: Any) -> bool:

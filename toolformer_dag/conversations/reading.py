@@ -1,12 +1,13 @@
 """Read the conversations of the records of a file, in whatever form they are."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
 from toolformer_dag.conversations.forms import FILE_FORMS, FORMS
 from toolformer_dag.conversations.forms.form import Form
+from toolformer_dag.conversations.leftovers import unread_call
 from toolformer_dag.conversations.marked_messages import with_marked_calls
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.conversations.pairing import paired
@@ -28,7 +29,7 @@ RECORD_IDS = (
 """The fields that may hold the id of a record, in the order in which they are looked for."""
 MOST_CALLS = 20_000
 """Calls of a conversation that is read; one with more is a fault."""
-FIRST_RECORDS = 20
+FIRST_RECORDS = 50
 """Records of a file in which a form of whole files is looked for: the first may say nothing."""
 UNKNOWN = "unknown"
 
@@ -83,20 +84,26 @@ def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConver
 def file_form(values: Sequence[Any]) -> Form | None:
     """Return the form of a file by its first records, where the file is a conversation; else None.
 
-    That is a form of sessions, or one of lists: a message, an event or a step per line is a list of them.
+    That is a form of sessions, or one of lists: a message, an event or a step per line is a list of them. Where one of
+    the records is a conversation, each is read alone, whatever ids of sessions and spans stand beside the messages.
     """
     if any(map(is_too_deep, values)):
+        return None
+    if any(record_form(value) is not None for value in values if not _is_span(value)):
         return None
     for value in values:
         for form in FILE_FORMS:
             if form.recognises(value):
                 return form
-    if any(record_form(value) is not None for value in values):
-        return None
     for form in FORMS:
         if form.takes_lists and form.recognises(list(values)):
             return form
     return None
+
+
+def _is_span(value: Any) -> bool:
+    """Return whether a record has attributes, as spans do: these may hold messages."""
+    return isinstance(value, Mapping) and "attributes" in value
 
 
 def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
@@ -112,15 +119,31 @@ def read_record(record: NumberedRecord) -> Iterator[ReadConversation]:
     if form is None:
         yield _unread(record, "unknown_form", f"no conversation; {described(record.value)}")
         return
-    yield from _read_parts(record.number, form, record.value)
+    conversations = list(_read_parts(record.number, form, record.value))
+    if not any(message.calls for conversation in conversations for message in conversation.messages):
+        unread = unread_call(record.value)
+        if unread is not None and not any(conversation.faults for conversation in conversations):
+            fault = ("unknown_field", f"no call was read, and {unread} holds one")
+            conversations[0] = replace(conversations[0], faults=(fault,))
+    yield from conversations
 
 
 def record_form(value: Any) -> Form | None:
-    """Return the form of a record: the first that recognises it and finds a message in it; None where there is none."""
-    for form in FORMS:
-        if form.recognises(value) and any(map(_is_conversation, said_in(form, value))):
-            return form
-    return None
+    """Return the form of a record: the first that recognises it and finds a message in it; None where there is none.
+
+    Of several such forms, the first that finds a call: a record may hold a task or a trace beside its messages.
+    """
+    fitting = [form for form in FORMS if form.recognises(value) and any(map(_is_conversation, said_in(form, value)))]
+    if len(fitting) > 1:
+        for form in fitting:
+            if any(map(_has_call, said_in(form, value))):
+                return form
+    return fitting[0] if fitting else None
+
+
+def _has_call(said: list[Said]) -> bool:
+    """Return whether there is a call in messages."""
+    return any(message.calls for message in with_marked_calls(raw_messages(said, []), []))
 
 
 def said_in(form: Form, value: Any) -> list[list[Said]]:
@@ -159,6 +182,8 @@ def _read_parts(number: int, form: Form, value: Any, *, is_file: bool = False) -
             faults = [("too_many_calls", f"more than {MOST_CALLS:,} calls in a conversation")]
             messages = []
         recorded = paired(messages, faults)
+        if not recorded and not faults:
+            faults.append(("unknown_form", f"it begins as {form.name}, and holds no message; {described(value)}"))
         record_id = _part_id(form, value, part) or id_of(value[0] if isinstance(value, list) and value else value)
         record_count = len(value) if is_file else 1
         yield ReadConversation(number, part, record_id, form.name, recorded, tuple(faults), record_count)

@@ -35,8 +35,9 @@ def value_at(record: Any, path: Path) -> Any:
 def without(value: Any, paths: Collection[Path]) -> Any:
     """Return a copy of a value without what lies at these paths; GONE where that is all of it.
 
-    A list or an object that is emptied by that goes too, text that is emptied stays as "". JSON inside text is written
-    again, so its spacing may change.
+    A list or an object that is emptied by that goes too, text that is emptied stays as "". So does a stretch of text in
+    which one is emptied, as the marks around the only call that stood between them. JSON inside text is written again,
+    so its spacing may change.
     """
     if not paths:
         return value
@@ -59,10 +60,32 @@ def _text_without(text: str, by_step: Mapping[Step, list[Path]]) -> Any:
     if None in by_step:
         left = without(parsed(text), by_step[None])
         return GONE if left is GONE else json.dumps(left, ensure_ascii=False)
+    return _without_stretches(text, by_step)[0].strip()
+
+
+def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> tuple[str, bool]:
+    """Return a text without some of its stretches, or parts of them, and whether a part emptied its stretch."""
     kept = []
     end_before = 0
+    has_emptied = False
     for start, end in sorted(step for step in by_step if isinstance(step, tuple)):
         kept.append(text[end_before:start])
-        end_before = end
+        paths = by_step[start, end]
+        if () not in paths:
+            left = _stretch_without(text[start:end], paths)
+            has_emptied = has_emptied or left is GONE
+            kept.append("" if left is GONE else left)
+        end_before = max(end_before, end)
     kept.append(text[end_before:])
-    return "".join(kept).strip()
+    return "".join(kept), has_emptied
+
+
+def _stretch_without(stretch: str, paths: Collection[Path]) -> Any:
+    """Return a stretch of text without what lies at these paths; GONE where nothing of it, or of a part, is left."""
+    by_step = defaultdict[Step, list[Path]](list)
+    for path in paths:
+        by_step[path[0]].append(path[1:])
+    if None in by_step:
+        return _text_without(stretch, by_step)
+    left, has_emptied = _without_stretches(stretch, by_step)
+    return GONE if has_emptied or not left.strip() else left

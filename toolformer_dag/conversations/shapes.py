@@ -45,9 +45,23 @@ ANSWERED_IDS = (
     "toolCallID",
     "tool_call_ids",
     "callId",
+    "additional_kwargs.tool_call_id",
 )
 """Where a result has the id of the call that it answers."""
-RESULT = ("content", "output", "response", "result", "results", "value", "text", "message", "observation", "errorText")
+RESULT = (
+    "content",
+    "output",
+    "response",
+    "result",
+    "results",
+    "value",
+    "text",
+    "message",
+    "observation",
+    "errorText",
+    "outputs",
+    "blocks",
+)
 """Where a result has what the tool answered."""
 
 
@@ -70,7 +84,7 @@ class Shape:
     ids: tuple[str, ...] = CALL_IDS
 
 
-TYPE_KEYS = ("type", "part_kind", "kind")
+TYPE_KEYS = ("type", "part_kind", "kind", "block_type")
 SHAPES = (
     # Anthropic's content blocks, https://docs.anthropic.com/en/api/messages
     Shape(("tool_use", "server_tool_use", "mcp_tool_use"), "", ("name",), ("input",), ids=("id",)),
@@ -121,6 +135,13 @@ SHAPES = (
     Shape((), "functionResponse", result=("response",), ids=("id",)),
     Shape((), "function_call", ("name",), ("args", "arguments"), ids=("id",)),
     Shape((), "function_response", result=("response",), ids=("id",)),
+    Shape((), "executableCode", ("language",), ("code",)),
+    Shape((), "executable_code", ("language",), ("code",)),
+    Shape((), "codeExecutionResult", result=("output", "outcome")),
+    Shape((), "code_execution_result", result=("output", "outcome")),
+    # Haystack's parts, https://docs.haystack.deepset.ai/docs/chatmessage
+    Shape((), "tool_call", ("tool_name",), ("arguments",), ids=("id",)),
+    Shape((), "tool_call_result", result=("result",), ids=("origin.id",)),
     # Vercel's parts of the page, https://ai-sdk.dev/docs/reference/ai-sdk-core/ui-message
     Shape(("dynamic-tool",), "", ("toolName",), ("input", "args"), ("output", "result", "errorText"), ("toolCallId",)),
     Shape((), "toolInvocation", ("toolName",), ("args", "input"), ("result", "output", "errorText"), ("toolCallId",)),
@@ -137,7 +158,7 @@ CALL_KEYS = {shape.under: shape for shape in SHAPES if shape.under}
 
 CALL_LISTS = ("tool_calls", "function_call", "toolInvocations", "toolCalls", "tool_call", "invalid_tool_calls")
 """The fields of a message that hold its calls: a list, one call, or either as JSON."""
-RESULT_LISTS = ("observation.results", "tool_results", "toolResults")
+RESULT_LISTS = ("observation.results", "tool_results", "toolResults", "tool_messages")
 """The fields of a message that hold results beside its calls."""
 WORDS = ("text", "text.value", "value", "content", "input_text", "output_text")
 """Where a part has its words."""

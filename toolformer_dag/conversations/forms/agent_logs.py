@@ -11,6 +11,8 @@ from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
 NODES = (("uuid", "parentUuid"), ("id", "parentId"))
 """The fields of a line of a session: its own id, and that of the line that it follows."""
+LOGICAL_PARENT = "logicalParentUuid"
+"""The field of a line that begins a session anew, once it was made shorter: the last line before that."""
 SIDE_ROLES = ("isSidechain", "is_sidechain")
 """The fields that say that a line belongs to an agent that another one has started."""
 NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking", "security_risk")
@@ -52,7 +54,8 @@ def _parents(records: Sequence[Any]) -> dict[str, str | None]:
     for record in records:
         for own, parent in NODES:
             if isinstance(record, Mapping) and isinstance(record.get(own), str) and parent in record:
-                parents[record[own]] = record[parent]
+                before = record[parent] if record[parent] is not None else record.get(LOGICAL_PARENT)
+                parents[record[own]] = before if isinstance(before, str) else None
                 break
     return parents
 
@@ -100,19 +103,27 @@ def _root(records: Sequence[Any], record: Any) -> str | None:
     return current
 
 
-def reparented(records: list[Any]) -> list[Any]:
-    """Return the lines of a session in which a line that followed one that is gone follows the one before that."""
+def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
+    """Return what is left of a session: a line that followed one that is gone follows the one which that followed.
+
+    `before`: all lines of the session.
+    """
+    parents = _parents(before)
     present = {_id(record) for record in records if isinstance(record, Mapping)}
     left = []
-    before: str | None = None
     for record in records:
         changed = record
         own = _id(record) if isinstance(record, Mapping) else None
         if own is not None:
-            parent_key = next(parent for key, parent in NODES if record.get(key) == own)
-            if record[parent_key] is not None and record[parent_key] not in present:
-                changed = {**record, parent_key: before}
-            before = own
+            parent = parents.get(own)
+            seen = {own}
+            while parent is not None and parent in parents and parent not in present and parent not in seen:
+                seen.add(parent)
+                parent = parents[parent]
+            for key, parent_key in NODES:
+                recorded = record.get(parent_key)
+                if record.get(key) == own and isinstance(recorded, str) and recorded not in present:
+                    changed = {**record, parent_key: parent}
         left.append(changed)
     return left
 
@@ -323,8 +334,8 @@ def adp_items(record: Any) -> Iterator[Said]:
             yield Said(path, item, result=FoundResult(observed, None, None, None))
 
 
-def numbered_steps(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of ATIF whose steps are numbered from 1 without a gap, and counted."""
+def numbered_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
+    """Return what was left of a record of ATIF with steps that are counted, and numbered from 1 without a gap."""
     steps = record.get("steps")
     if not isinstance(steps, list):
         return record

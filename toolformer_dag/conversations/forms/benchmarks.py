@@ -22,8 +22,8 @@ def bfcl_result(record: Any) -> Iterator[Said]:
         for index, call in calls:
             place: Path = ("result", index) if isinstance(record["result"], list) else ("result",)
             yield Said(place, record["result"], call=call)
-        if not calls:
-            yield Said(("result",), str(record.get("result")), "assistant")
+        if not calls and isinstance(record.get("result"), str):
+            yield Said(("result",), record["result"], "assistant")
         return
     for path in ways(record, "inference_log.*"):
         turn = value_at(record, path)

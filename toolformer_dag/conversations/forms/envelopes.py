@@ -29,11 +29,30 @@ OUTPUTS = (
 )
 """Attributes of a span that hold the messages which a model was given, and those that it wrote, in JSON."""
 SYSTEM_PROMPT = "gen_ai.system_instructions"
-FLAT_INPUT = "llm.input_messages"
-FLAT_OUTPUT = "llm.output_messages"
-"""How the attributes of OpenInference begin: `llm.input_messages.0.message.role` and so on."""
+FLAT_PREFIXES = ("llm.input_messages", "llm.output_messages", "gen_ai.prompt", "gen_ai.completion")
+"""How attributes begin that hold a field of a message each: OpenInference's `llm.input_messages.0.message.role`, and
+OpenLLMetry's `gen_ai.prompt.0.role`."""
 LISTS_INSIDE = ("", "messages", "input", "choices.*.message", "generations.*.*.message", "output")
 """Where in an input or an output the messages stand."""
+REQUESTS = (
+    "messages",
+    "kwargs.messages",
+    "request.messages",
+    "request.body.messages",
+    "request_body.messages",
+    "body.messages",
+    "params.messages",
+    "request.input",
+    "request.contents",
+)
+"""Where the messages of a request stand, also in the lines of a batch and in the rows of a proxy."""
+RESPONSES = (
+    "response.choices.0.message",
+    "response.body.choices.0.message",
+    "response_body.choices.0.message",
+    "result.message",
+)
+"""Where the message of a response stands; of several choices the first."""
 TRACE_IDS = ("traceId", "trace_id", "context.trace_id", "traceid")
 STARTS = ("startTimeUnixNano", "start_time", "startTime", "start_time_unix_nano", "start_time_ns")
 
@@ -81,7 +100,7 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
     if SYSTEM_PROMPT in attributes:
         said += system_prompt(*attributes[SYSTEM_PROMPT])
     prompts = len(said)
-    for prefix in (FLAT_INPUT, FLAT_OUTPUT):  # Phoenix opens them into objects
+    for prefix in FLAT_PREFIXES:  # Phoenix opens them into objects
         nested = first_of(span.get("attributes"), (prefix,))
         for index, message in enumerate(nested if isinstance(nested, list) else ()):
             said.append(Said(("attributes", *prefix.split("."), index), message))
@@ -95,7 +114,7 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
                 break
     if len(said) > prompts:
         return said
-    for prefix in (FLAT_INPUT, FLAT_OUTPUT):
+    for prefix in FLAT_PREFIXES:
         said += flat_messages({name: value for name, (_, value) in attributes.items()}, prefix)
     if len(said) > prompts:
         return said
@@ -276,10 +295,8 @@ def _given_and_written(record: Mapping[str, Any], given: str, written: str) -> l
 def request_and_response(record: Any) -> Iterator[Said]:
     """Yield the messages of a request and of its response, which stand beside each other."""
     yield from messages_in(record, ("system", "request.system", "request.body.system"))
-    lists = ("messages", "kwargs.messages", "request.messages", "request.body.messages", "request.input")
-    yield from messages_in(record, (*lists, "request.contents"))
-    for key in ("response.choices.*.message", "response.body.choices.*.message"):
-        yield from messages_in(record, (key,))
+    yield from messages_in(record, REQUESTS)
+    yield from messages_in(record, RESPONSES)
     response = first_of(record, ("response.body", "response"))
     path: Path = ("response", "body") if first_of(record, ("response.body",)) is not None else ("response",)
     if isinstance(response, Mapping) and response.get("role") is not None:
@@ -425,7 +442,12 @@ FORMS = (
             "request.messages",
             "request.body.messages",
             "request.input",
+            "request_body.messages",
+            "body.messages",
+            "params.messages",
             "response.choices.*.message",
+            "response.body.choices.*.message",
+            "response_body.choices.*.message",
             "response.role",
         ),
         read=request_and_response,

@@ -3,15 +3,21 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from toolformer_dag.conversations.plain_values import parsed
+from toolformer_dag.conversations.plain_values import parsed_field
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.record_paths import Path, value_at
 
 ANY = "*"
 """In a way to values: every item of a list."""
-TEXTS = {"prompt": "user", "completion": "assistant", "response": "assistant"}
+OPENED_STEPS = 2
+"""Steps from a record within which text is opened as JSON: lists of messages are stored so, what was said is not."""
+MOST_SIGNED = 10_000
+"""Items at the beginning of a list in which a form is recognised."""
+MOST_WITHOUT_MESSAGE = 100
+"""Items at the beginning of a list among which there is a message, if it holds any."""
+TEXTS = {"prompt": "user", "input": "user", "completion": "assistant", "response": "assistant", "output": "assistant"}
 """The fields that may hold plain text in place of messages, with the role that said it."""
 
 
@@ -29,7 +35,8 @@ class Form:
     - `read`: yields the messages of a conversation instead, where they have to be put together
     - `split`: yields the messages of each of the conversations of a record or a file instead
     - `is_file`: the records of a file make one conversation, or several, in place of one each
-    - `after_drop`: returns a record in which calls were dropped with what else has to change then, such as numbers
+    - `after_drop`: gets what is left of a record in which calls were dropped, and the record as it was; returns it with
+      what else has to change then, such as numbers
     - `can_drop`: whether calls can be left out of it; else only whole conversations
     """
 
@@ -42,7 +49,7 @@ class Form:
     read: Callable[[Any], Iterator[Said]] | None = None
     split: Callable[[Any], Iterator[list[Said]]] | None = None
     is_file: bool = False
-    after_drop: Callable[[Any], Any] | None = None
+    after_drop: Callable[[Any, Any], Any] | None = None
     can_drop: bool = True
 
     @property
@@ -80,20 +87,21 @@ def messages_in(conversation: Any, lists: tuple[str, ...]) -> Iterator[Said]:
             if way.rpartition(".")[2] in SYSTEM_PROMPTS:
                 yield from system_prompt(path, value)
                 continue
-            opened = parsed(value) if isinstance(value, str) else value
+            opened = parsed_field(value) if isinstance(value, str) else value
             if isinstance(opened, list):
                 inside: Path = (None,) if isinstance(value, str) else ()
-                for index, message in enumerate(opened):
+                has_message = any(isinstance(item, Mapping) for item in opened[:MOST_WITHOUT_MESSAGE])
+                for index, message in enumerate(opened if has_message else ()):
                     yield Said((*path, *inside, index), message)
-            elif isinstance(value, str):
-                yield Said(path, value, TEXTS.get(way.rpartition(".")[2], "user"))
+            elif isinstance(value, str) and way.rpartition(".")[2] in TEXTS:
+                yield Said(path, value, TEXTS[way.rpartition(".")[2]])
             elif isinstance(value, Mapping):
                 yield Said(path, value)
 
 
 def system_prompt(path: Path, value: Any) -> Iterator[Said]:
     """Yield a system prompt, a message for each of its parts."""
-    opened = parsed(value) if isinstance(value, str) else value
+    opened = parsed_field(value) if isinstance(value, str) else value
     if isinstance(opened, list):
         inside: Path = (None,) if isinstance(value, str) else ()
         for index, part in enumerate(opened):
@@ -104,36 +112,48 @@ def system_prompt(path: Path, value: Any) -> Iterator[Said]:
 
 def ways(value: Any, way: str) -> Iterator[Path]:
     """Yield the ways in a value that fit one such as `simulations.*.messages`, where the value there is not null."""
-    yield from _ways(value, tuple(way.split(".")) if way else ())
+    for found in _found(value, tuple(way.split(".")) if way else (), ()):
+        yield found.path
 
 
-def _ways(value: Any, steps: tuple[str, ...]) -> Iterator[Path]:
+class _Found(NamedTuple):
+    """A value and the way to it."""
+
+    path: Path
+    value: Any
+
+
+def _found(value: Any, steps: tuple[str, ...], path: Path, most: int | None = None) -> Iterator[_Found]:
+    """Yield what stands at the ends of ways; text is opened as JSON near the record alone.
+
+    path: the way to `value`. most: items of a list that are looked into; all by default.
+    """
     if not steps:
         if value is not None:
-            yield ()
+            yield _Found(path, value)
         return
     step, *rest = steps
-    if isinstance(value, str) and value[:1] in ("[", "{"):
-        for path in _ways(parsed(value), steps):
-            yield (None, *path)
+    below = tuple(rest)
+    if isinstance(value, str) and value[:1] in ("[", "{") and len(path) <= OPENED_STEPS:
+        yield from _found(parsed_field(value), steps, (*path, None), most)
     elif step == ANY and isinstance(value, list):
-        for index, item in enumerate(value):
-            for path in _ways(item, tuple(rest)):
-                yield (index, *path)
+        is_read = not below or any(isinstance(item, Mapping | list) for item in value[:MOST_WITHOUT_MESSAGE])
+        for index, item in enumerate(value[:most] if is_read else ()):
+            yield from _found(item, below, (*path, index), most)
     elif isinstance(value, Mapping) and step in value:
-        for path in _ways(value[step], tuple(rest)):
-            yield (step, *path)
+        yield from _found(value[step], below, (*path, step), most)
     elif step.isdecimal() and isinstance(value, list) and int(step) < len(value):
-        for path in _ways(value[int(step)], tuple(rest)):
-            yield (int(step), *path)
+        yield from _found(value[int(step)], below, (*path, int(step)), most)
 
 
 def has_sign(record: Any, sign: str) -> bool:
-    """Return whether a sign is in a record: `steps.*.observation`, `type=constructor`, `text~<function=`."""
+    """Return whether a sign is in a record: `steps.*.observation`, `type=constructor`, `text~<function=`.
+
+    Of lists the first MOST_SIGNED items are looked into.
+    """
     way, equals, wanted = sign.partition("=") if "~" not in sign else (sign, "", "")
     way, holds, words = way.partition("~")
-    for path in ways(record, way):
-        value = value_at(record, path)
+    for _, value in _found(record, tuple(way.split(".")) if way else (), (), MOST_SIGNED):
         if equals and str(value) == wanted:
             return True
         if holds and isinstance(value, str) and words in value:

@@ -10,6 +10,8 @@ from toolformer_dag.conversations.shapes import FoundResult, id_in
 
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
 """The fields under which a record has its messages, whatever their form."""
+OTHER_LISTS = ("turns", "dialogue", "events", "data.messages", "chat.messages", "conversation.messages")
+"""Ways to lists of messages that fewer records have."""
 QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
 ANSWER = {"role": "assistant", "content": "It is 7 degrees in Oslo."}
 
@@ -244,8 +246,8 @@ GENERAL_FORMS = (
     Form(
         name="OpenAI chat",
         source="https://platform.openai.com/docs/api-reference/chat",
-        signs=("messages",),
-        messages=("messages",),
+        signs=("messages", "choices.*.message"),
+        messages=("messages", "choices.0.message"),
         example={
             "messages": [
                 QUESTION,
@@ -300,6 +302,20 @@ GENERAL_FORMS = (
             },
         )
         for key in LISTS
+    ),
+    Form(
+        name="Messages under other names",
+        source="https://huggingface.co/docs/trl/dataset_formats",
+        signs=tuple(f"{way}.*.role" for way in OTHER_LISTS),
+        messages=OTHER_LISTS,
+        example={
+            "turns": [
+                QUESTION,
+                {"role": "assistant", "tool_calls": [{"name": "weather", "arguments": {"city": "Oslo"}}]},
+                {"role": "tool", "content": "7 degrees"},
+                ANSWER,
+            ]
+        },
     ),
     Form(
         name="A list of messages",

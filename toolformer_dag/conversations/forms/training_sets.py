@@ -1,9 +1,10 @@
 """How published training sets store conversations with calls."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form, messages_in
+from toolformer_dag.conversations.marks import END_OF_TEXT
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.shapes import listed_call
@@ -13,6 +14,14 @@ GLAIVE_ROLES = {"USER:": "user", "ASSISTANT:": "assistant", "FUNCTION RESPONSE:"
 TEMPLATE_TURN = "<|im_start|>"
 TEMPLATE_END = "<|im_end|>"
 """Between these the template ChatML writes a turn; its first line is the role."""
+LONGEST_ROLE = 20
+"""Characters of that line."""
+BARE_ROLES = ("system", "user", "assistant", "tool")
+"""Lines that are left of the marks of a turn in text that was decoded without special tokens."""
+WRITTEN_TEXTS = ("output", "response", "responses", "solution_str")
+"""The fields whose text begins with what the assistant wrote."""
+TEMPLATE_TEXTS = ("prompt", "input", "prompts", "output", "response", "responses", "solution_str", "sequences_str")
+"""The fields that hold text of a chat template, in the order of the conversation."""
 
 
 def glaive_turns(conversation: Any) -> Iterator[Said]:
@@ -28,9 +37,10 @@ def glaive_turns(conversation: Any) -> Iterator[Said]:
         if position == 0 or text[position - 1] == "\n"
     )
     for (position, mark), following in zip(begins, [*begins[1:], (len(text), "")], strict=True):
-        start = position + len(mark)
-        turn = text[start : following[0]].replace("<|endoftext|>", "").strip()
-        yield Said(("chat", (position, following[0])), turn, GLAIVE_ROLES[mark])
+        written = text[position + len(mark) : following[0]]
+        turn = written.strip().removesuffix(END_OF_TEXT).strip()
+        offset = len(mark) + written.find(turn)
+        yield Said(("chat", (position, following[0])), turn, GLAIVE_ROLES[mark], offset=offset)
 
 
 def _positions(text: str, mark: str) -> Iterator[int]:
@@ -50,23 +60,50 @@ def xlam_messages(conversation: Any) -> Iterator[Said]:
         yield Said(("answers", *inside, index), call, call=listed_call(call))
 
 
+class TurnHead(NamedTuple):
+    """How a turn begins in a text that a chat template has written: where, its marks and role line, and the role."""
+
+    begin: int
+    written: str
+    role: str
+
+
 def template_turns(conversation: Any) -> Iterator[Said]:
     """Yield the turns of texts that a chat template has written, in their order, and the ways to their characters."""
     if isinstance(conversation.get("prompt"), list):
         yield from messages_in(conversation, ("prompt",))
-    for key in ("prompt", "input", "prompts", "output", "response", "responses", "solution_str", "sequences_str"):
-        text = conversation.get(key)
+    texts = {key: conversation.get(key) for key in TEMPLATE_TEXTS}
+    has_bare_roles = any(isinstance(text, str) and has_bare_role_lines(text) for text in texts.values())
+    for key, text in texts.items():
         if not isinstance(text, str):
             continue
-        start = 0
-        role = "assistant" if key in ("output", "response", "responses", "solution_str") else "user"
-        for end in [*_positions(text, TEMPLATE_TURN), len(text)]:
-            turn = text[start:end].partition(TEMPLATE_END)[0].strip()
+        first = TurnHead(0, "", "assistant" if key in WRITTEN_TEXTS else "user")
+        heads = [first, *turn_heads(text, has_bare_roles)]
+        ends = [*(head.begin for head in heads[1:]), len(text)]
+        for head, end in zip(heads, ends, strict=True):
+            written = text[head.begin + len(head.written) : end].partition(TEMPLATE_END)[0]
+            turn = written.strip()
             if turn:
-                yield Said((key, (start, end)), turn, role)
-            start = end + len(TEMPLATE_TURN)
-            role = text[start : start + 20].partition("\n")[0].strip()
-            start += len(text[start : start + 20].partition("\n")[0])
+                offset = len(head.written) + written.find(turn)
+                yield Said((key, (head.begin, end)), turn, head.role, offset=offset)
+
+
+def has_bare_role_lines(text: str) -> bool:
+    """Return whether a text lacks the marks of its template: a line with a role alone stands before a result."""
+    return any(f"\n{role}\n<tool_response>" in text for role in ("user", "tool"))
+
+
+def turn_heads(text: str, has_bare_roles: bool) -> Iterator[TurnHead]:
+    """Yield how the turns of a text begin: with the mark of the template and a role, or with a line that is a role."""
+    for position in _positions(text, TEMPLATE_TURN):
+        role = text[position + len(TEMPLATE_TURN) :][:LONGEST_ROLE].partition("\n")[0]
+        yield TurnHead(position, TEMPLATE_TURN + role, role.strip())
+    if has_bare_roles and TEMPLATE_TURN not in text:
+        position = 0
+        for line in text.splitlines(keepends=True):
+            if line.strip() in BARE_ROLES:
+                yield TurnHead(position, line, line.strip())
+            position += len(line)
 
 
 FORMS = (
