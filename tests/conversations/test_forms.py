@@ -76,6 +76,37 @@ def test_the_places_of_calls_are_in_the_record_and_json_stores_them(form: Form) 
         assert value_at(form.example, call.place) is not None
 
 
+def test_a_summary_of_autogen_repeats_no_dropped_call() -> None:
+    calls = [{"id": f"c{n}", "name": "gauge", "arguments": f'{{"n": {n}}}'} for n in range(2)]
+    results = [{"call_id": f"c{n}", "name": "gauge", "content": RESULTS[n], "is_error": n == 1} for n in (1, 0)]
+    lines = [
+        {"type": "ToolCallRequestEvent", "source": "a", "content": calls},
+        {"type": "ToolCallExecutionEvent", "source": "a", "content": results},
+        {"type": "ToolCallSummaryMessage", "source": "a", "content": "!", "tool_calls": calls, "results": results},
+    ]
+    for whole in (lines, {"messages": lines}):
+        [conversation] = read_all(lines if whole is lines else [whole])
+        first, second = calls_of(conversation)
+        assert (first.failed, second.failed) == (False, True)
+        left = drop(whole, [second])
+        assert '"c0"' in json.dumps(left) and '"c1"' not in json.dumps(left)
+        rest = drop(whole, [first, second])
+        assert (rest if whole is lines else rest["messages"]) == [{**lines[2], "tool_calls": [], "results": []}]
+
+
+@pytest.mark.parametrize(("kind", "field"), [("ToolBatchEvent", "content"), ("ToolCallSummaryMessage", "tool_calls")])
+def test_a_message_of_autogen_with_calls_that_are_not_read_is_named(kind: str, field: str) -> None:
+    unknown = {"type": kind, "source": "a", field: [{"id": "c1", "name": "gauge", "arguments": "{}"}]}
+    _, faults = read_conversation({"messages": [{"type": "TextMessage", "source": "user", "content": "?"}, unknown]})
+    assert [reason for reason, _ in faults] == ["unknown_role"]
+
+
+def test_what_is_left_of_autogen_without_any_message_is_the_rest_of_the_record() -> None:
+    call = {"id": "c1", "name": "gauge", "arguments": "{}"}
+    record = {"messages": [{"type": "ToolCallRequestEvent", "source": "a", "content": [call]}], "stop_reason": None}
+    assert drop(record, calls_of(read_all([record])[0])) == {"stop_reason": None}
+
+
 CALL_KEYS = {"function_name", "functionCall", "toolUse", "toolInvocation", "api_action"}
 
 

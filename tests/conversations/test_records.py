@@ -294,7 +294,7 @@ def is_result(value: Any) -> bool:
         return True
     if value.get("part_kind") == "tool-return" or "source_call_id" in value or value.get("kind") == "ObservationEvent":
         return True
-    if "toolResult" in value or "functionResponse" in value:
+    if "toolResult" in value or "functionResponse" in value or {"call_id", "is_error"} <= value.keys():
         return True
     if "parent" in value:  # other messages name this one by its position
         return False

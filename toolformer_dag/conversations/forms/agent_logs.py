@@ -5,8 +5,8 @@ from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.plain_values import first_of, text_of
-from toolformer_dag.conversations.raw_messages import Said
-from toolformer_dag.conversations.record_paths import Path
+from toolformer_dag.conversations.raw_messages import CALLS, ROLES, Said
+from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
 NODES = (("uuid", "parentUuid"), ("id", "parentId"))
@@ -19,6 +19,40 @@ NO_ARGUMENTS = ("thought", "hidden", "confirmation_state", "is_input", "blocking
 """Arguments of actions of OpenHands that the model did not write."""
 NO_CALLS = ("message", "finish", "system", "recall", "think", "change_agent_state", "null", "condensation")
 """Actions of OpenHands that call no tool."""
+AUTOGEN_LISTS: tuple[Path, ...] = (("messages",), ("llm_context", "messages"), ("llm_messages",), ("message_thread",))
+"""Where what AutoGen stores has its messages: a result of a run, the state of an agent, that of a group's manager."""
+AUTOGEN_CALLS = ("ToolCallRequestEvent", "AssistantMessage")
+AUTOGEN_RESULTS = ("ToolCallExecutionEvent", "FunctionExecutionResultMessage")
+AUTOGEN_WORDS = (
+    "TextMessage",
+    "MultiModalMessage",
+    "StopMessage",
+    "HandoffMessage",
+    "ToolCallSummaryMessage",
+    "StructuredMessage",
+    "MemoryQueryEvent",
+    "SystemMessage",
+    "UserMessage",
+    "AssistantMessage",
+)
+"""The types of AutoGen's messages that say something; `StructuredMessage[Answer]` counts as its first word."""
+AUTOGEN_ROLES = {
+    "SystemMessage": "system",
+    "MemoryQueryEvent": "system",
+    "UserMessage": "user",
+    "AssistantMessage": "assistant",
+}
+"""By whom a message is where its type says it; elsewhere its source does."""
+AUTOGEN_SILENT = (
+    "ModelClientStreamingChunkEvent",
+    "UserInputRequestedEvent",
+    "SelectSpeakerEvent",
+    "SelectorEvent",
+    "ThoughtEvent",
+)
+"""Types that say nothing: pieces of a message that follows, who speaks next, and thinking that no call follows."""
+AUTOGEN_SIGNS = (*AUTOGEN_CALLS, *AUTOGEN_RESULTS, "TextMessage", "ModelClientStreamingChunkEvent", "UserMessage")
+"""Types that make a list one of AutoGen's."""
 FENCES = ("```mswea_bash_command\n", "```bash\n")
 """How a command begins in the text of mini-swe-agent; the next three backquotes end it."""
 
@@ -334,6 +368,109 @@ def adp_items(record: Any) -> Iterator[Said]:
             yield Said(path, item, result=FoundResult(observed, None, None, None))
 
 
+def autogen_messages(record: Any) -> Iterator[Said]:
+    """Yield the messages and events of AutoGen: their type says what they hold, their source is any agent's name.
+
+    A thought before a call is the text that the model wrote beside it; one before an answer is its thinking. A summary
+    repeats calls of events; with others, as where the events were not kept, it is a message of an unknown role.
+    """
+    base = _autogen_list(record)
+    messages = value_at(record, base)
+    people = {
+        str(message.get("source")) for message in messages if first_of(message, ("type",)) == "UserInputRequestedEvent"
+    }
+    made = _autogen_call_ids(messages)
+    for number, message in enumerate(messages):
+        path: Path = (*base, number)
+        if not isinstance(message, Mapping) or "type" not in message:
+            yield Said(path, message)
+            continue
+        kind = str(message.get("type")).partition("[")[0]
+        content = message.get("content")
+        role = AUTOGEN_ROLES.get(kind) or _autogen_role(str(message.get("source")), people)
+        following = messages[number + 1] if number + 1 < len(messages) else None
+        if kind in AUTOGEN_CALLS and isinstance(content, list):
+            if isinstance(message.get("thought"), str):
+                yield Said((*path, "thought"), message["thought"], role)
+            yield Said(path, message, CALLS)
+        elif kind in AUTOGEN_RESULTS and isinstance(content, list):
+            yield Said(path, {"content": [_autogen_result(part) for part in content]}, "tool")
+        elif isinstance(message.get("tool_calls"), list) and any(
+            id_in(call, ("id",)) not in made for call in message["tool_calls"]
+        ):
+            yield Said(path, {"content": _autogen_words(content)}, f"{kind} with calls of no event")
+        elif kind in AUTOGEN_WORDS or (kind == "ThoughtEvent" and first_of(following, ("type",)) in AUTOGEN_CALLS):
+            yield Said(path, {"content": _autogen_words(content)}, role)
+        elif kind == "CodeGenerationEvent":
+            blocks = message.get("code_blocks")
+            code = [text_of(first_of(block, ("code",))) for block in (blocks if isinstance(blocks, list) else ())]
+            yield Said(path, message, call=FoundCall("code", {"code": "\n\n".join(code)}, None))
+        elif kind == "CodeExecutionEvent":
+            failed = {"error": first_of(message, ("result.exit_code",)) not in (0, None)}
+            yield Said(path, message, result=FoundResult(first_of(message, ("result.output",)), None, None, failed))
+        elif kind not in AUTOGEN_SILENT:
+            yield Said(path, message, kind)  # which is no role, so that it is named
+
+
+def _autogen_list(record: Any) -> Path:
+    """Return the way to the messages of what AutoGen has stored; to where they should stand if there are none."""
+    if isinstance(record, list):
+        return ()
+    lists = (path for path in AUTOGEN_LISTS if isinstance(first_of(record, (".".join(map(str, path)),)), list))
+    return next(lists, AUTOGEN_LISTS[0])
+
+
+def _autogen_call_ids(messages: Sequence[Any]) -> set[str | None]:
+    """Return the ids of the calls of AutoGen's messages, those that summaries repeat left out."""
+    return {
+        id_in(call, ("id",))
+        for message in messages
+        if first_of(message, ("type",)) in AUTOGEN_CALLS and isinstance(message.get("content"), list)
+        for call in message["content"]
+    }
+
+
+def _autogen_role(source: str, people: Collection[str]) -> str:
+    """Return the role of an agent: people are named so, or were asked for input; the rest are assistants."""
+    if source in people or source.lower().startswith(("user", "human")):
+        return "user"
+    return "system" if ROLES.get(source) == "system" else "assistant"
+
+
+def _autogen_result(part: Any) -> Any:
+    """Return a result of AutoGen with the type and the id that a part of a content has elsewhere."""
+    if not isinstance(part, Mapping):
+        return part
+    return {**part, "type": "tool_result", "tool_call_id": part.get("call_id")}
+
+
+def _autogen_words(content: Any) -> Any:
+    """Return what a message of AutoGen says: text, texts and images, texts of a memory, or an object as JSON."""
+    if not isinstance(content, list):
+        return text_of(content)
+    words = [first_of(part, ("content",)) if isinstance(part, Mapping) else part for part in content]
+    return [{"type": "image"} if part is None else text_of(part) for part in words]
+
+
+def autogen_without_copies(record: Any, before: Any) -> Any:
+    """Return messages of AutoGen whose summaries repeat no call that was dropped, and no result of one."""
+    base = _autogen_list(record)
+    if len(base) > 1 or (base and base[0] not in record):  # the state of an agent has no summaries
+        return record
+    messages = value_at(record, base)
+    made = _autogen_call_ids(messages)
+    left = []
+    for message in messages:
+        changed = message
+        if first_of(message, ("type",)) == "ToolCallSummaryMessage":
+            for key, id_key in (("tool_calls", "id"), ("results", "call_id")):
+                if isinstance(message.get(key), list):
+                    copies = [copy for copy in message[key] if id_in(copy, (id_key,)) in made]
+                    changed = {**changed, key: copies}
+        left.append(changed)
+    return {**record, base[0]: left} if base else left
+
+
 def numbered_steps(record: dict[str, Any], before: Any) -> dict[str, Any]:
     """Return what was left of a record of ATIF with steps that are counted, and numbered from 1 without a gap."""
     steps = record.get("steps")
@@ -627,6 +764,34 @@ FORMS = (
                 {"class_": "text_observation", "content": "7 degrees", "source": "environment"},
                 {"class_": "message_action", "content": "It is 7 degrees in Oslo."},
             ],
+        },
+    ),
+    Form(
+        name="AutoGen messages",
+        source="https://microsoft.github.io/autogen/stable/reference/python/autogen_agentchat.messages.html",
+        signs=(
+            *(f"{way}.type={kind}" for way in ("messages.*", "*") for kind in AUTOGEN_SIGNS),
+            "llm_context.messages",
+            "llm_messages",
+            "message_thread",
+        ),
+        read=autogen_messages,
+        after_drop=autogen_without_copies,
+        example={
+            "messages": [
+                {"type": "TextMessage", "source": "user", "content": "How warm is it in Oslo?"},
+                {
+                    "type": "ToolCallRequestEvent",
+                    "source": "forecaster",
+                    "content": [{"id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'}],
+                },
+                {
+                    "type": "ToolCallExecutionEvent",
+                    "source": "forecaster",
+                    "content": [{"call_id": "c1", "name": "weather", "content": "7 degrees", "is_error": False}],
+                },
+                {"type": "TextMessage", "source": "forecaster", "content": "It is 7 degrees in Oslo."},
+            ]
         },
     ),
 )
