@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from toolformer_dag.traces.exchanged_values import exchanged_result, redrawn, string_pools
@@ -79,6 +79,7 @@ def test_values_stand_where_they_are_said_to_stand(result: str) -> None:
             assert result[value.start : value.end] == value.text
 
 
+@example("{N", "")
 @given(RESULTS, st.text(max_size=20))
 def test_an_exchanged_result_has_other_values_in_the_same_structure(result: str, identity: str) -> None:
     exchanged = exchanged_result(result, tool="weather", identity=identity, before="", pools=POOLS)

@@ -128,9 +128,14 @@ def exchanged_result(result: str, tool: str, identity: str, before: str, pools: 
         changed = _with_other_values(result, tool, f"{identity} {attempt}", said_before, pools)
         if changed == result:  # no value that could be exchanged
             return None
-        if not same_values(changed, result):
+        if _keys(changed) == _keys(result) and not same_values(changed, result):
             return changed
     return None
+
+
+def _keys(result: str) -> list[str]:
+    """Return the fields of the values of a result: other ones where a text of two words stands without quotes."""
+    return [value.key for value in result_values(result)]
 
 
 def _with_other_values(result: str, tool: str, seed: str, said_before: Collection[str], pools: StringPools) -> str:
