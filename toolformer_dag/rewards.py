@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.conversations.plain_values import text_of
@@ -24,7 +24,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judge import Judge, JudgedCall
 from toolformer_dag.traces.other_results import document_of, exchange
-from toolformer_dag.traces.variants import AskedCall, calls_of
+from toolformer_dag.traces.variants import CallPlace, CallToJudge, call_places
 
 SWAPPED = "swapped_results"
 """The column with results to hold the calls of a row against; without it those of other prompts of the batch serve."""
@@ -223,26 +223,40 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _calls_to_judge(rollouts: Sequence[_Rollout | str], swaps: int) -> list[tuple[int, AskedCall]]:
-    """Return every call with the number of its row, and results to hold it against."""
-    places = []
-    for row_number, rollout in enumerate(rollouts):
-        if isinstance(rollout, _Rollout):
-            for message, index in calls_of(rollout.messages):
-                places.append((row_number, rollout, message, index))
-    documents = [
-        (document_of(rollout.messages), rollout.messages[message].calls[index]) for _, rollout, message, index in places
-    ]
+class _RolloutCall(NamedTuple):
+    """A call of a rollout; `row`: the number of the rollout's row."""
+
+    row: int
+    rollout: _Rollout
+    place: CallPlace
+
+
+def _calls_to_judge(rollouts: Sequence[_Rollout | str], swaps: int) -> list[tuple[int, CallToJudge]]:
+    """Return every call with the number of its row, and results to hold it against: the row's own, else of others."""
     calls = []
-    for (row_number, rollout, message, index), results in zip(places, exchange(documents, swaps), strict=True):
-        calls.append((row_number, AskedCall(rollout.messages, message, index, rollout.swapped or results)))
-    return calls
+    for row, rollout in enumerate(rollouts):
+        if isinstance(rollout, _Rollout):
+            calls += [_RolloutCall(row, rollout, place) for place in call_places(rollout.messages)]
+    recorded_calls = []
+    for _, rollout, place in calls:
+        recorded_call = rollout.messages[place.message].calls[place.call]
+        recorded_calls.append((document_of(rollout.messages), recorded_call))
+    calls_to_judge = []
+    for call, results in zip(calls, exchange(recorded_calls, swaps), strict=True):
+        rollout = call.rollout
+        call_to_judge = CallToJudge(rollout.messages, *call.place, other_results=rollout.swapped or results)
+        calls_to_judge.append((call.row, call_to_judge))
+    return calls_to_judge
 
 
 def _sum(calls: Sequence[JudgedCall]) -> float | None:
-    if any(call.reason is not None or len(call.swapped) < 2 for call in calls):
-        return None
-    return sum((min(call.delta, call.gain) for call in calls), 0.0)
+    """Return the sum of min(delta, gain) of calls; None where one was not judged, or held against too few results."""
+    total = 0.0
+    for call in calls:
+        if call.reason is not None or len(call.other_results) < 2:
+            return None
+        total += min(call.delta, call.gain)
+    return total
 
 
 async def verifiers_gain(prompt: Any, completion: Any, answer: Any, info: Any = None, **state: Any) -> float:

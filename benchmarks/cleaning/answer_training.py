@@ -16,7 +16,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.cleaning.recorded_answers import RecordedAnswer, pattern
 from toolformer_dag.model.loading import load_model
 from toolformer_dag.settings.model_settings import ModelSettings
-from toolformer_dag.traces.rendering import rendering_of
+from toolformer_dag.traces.rendering_choice import rendering_of
+from toolformer_dag.traces.written_conversation import WrittenConversation
 
 TRAINED_SHARE = 0.4  # of the layers, the upper ones
 LONGEST = 200  # tokens; longer texts are left out
@@ -64,8 +65,8 @@ class AnswerTrainer:
         question = max(number for number in range(call.turn + 1) if call.messages[number].role != "assistant")
         messages = call.messages[question : call.turn + 2]
         turn = call.turn - question
-        pieces = self.rendering.render(messages, turn, [turn + 1])
-        before = [*pieces[0], *pieces[1]]
+        pieces = WrittenConversation.of(self.rendering, messages).pieces(turn, [turn + 1])
+        before = [*self.rendering.ids(pieces.before), *self.rendering.ids(pieces.after_call)]
         written = self.encoding.tokenizer(call.answer, add_special_tokens=False, return_offsets_mapping=True)
         spans: list[list[int]] = []
         for value in call.repeated_values():

@@ -1,5 +1,6 @@
 """How conversations are written for a model: by its own template where it writes calls; words keep their tokens."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.engine import Engine
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.other_results import exchange
-from toolformer_dag.traces.rendering import HERMES, Rendering, RenderingError, rendering_of
-from toolformer_dag.traces.variants import WINDOWS, AskedCall, Reader
+from toolformer_dag.traces.rendering import Rendering, RenderingError
+from toolformer_dag.traces.rendering_choice import HERMES, rendering_of
+from toolformer_dag.traces.variants import CallToJudge, VariantWriter
+from toolformer_dag.traces.windows import WINDOWS
+from toolformer_dag.traces.written_conversation import WrittenConversation
 
 TEMPLATES = Path(__file__).parents[1] / "exports" / "templates"
 TALK = (
@@ -31,9 +35,17 @@ def encoding(tmp_path: Path) -> Encoding:
     return load_encoding(settings_at(tmp_path).model)
 
 
+def rendered(
+    rendering: Rendering, messages: Sequence[RecordedMessage], call_message: int, weighted: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The tokens of each piece of a conversation."""
+    pieces = WrittenConversation.of(rendering, messages).pieces(call_message, weighted)
+    return [rendering.ids(text) for text in pieces.texts]
+
+
 def words(rendering: Rendering, tokenizer: Any, *weighted: int) -> list[str]:
     """What is weighted in the conversation."""
-    return [tokenizer.decode(piece).strip() for piece in rendering.render(TALK, 1, weighted)[2::2]]
+    return [tokenizer.decode(piece).strip() for piece in rendered(rendering, TALK, 1, weighted)[2::2]]
 
 
 @pytest.mark.parametrize("name", ["qwen", "llama3", "mistral"])
@@ -46,8 +58,8 @@ def test_a_template_for_tools_is_used_and_its_words_are_told_apart(name: str, en
     assert "Lyon" in second
     assert "23" not in second
     others = [with_result(TALK, 1, 0, "-40"), without_call(TALK, 1, 0)]
-    pieces = [rendering.render(talk, 1, [2 - moved, 4 - moved]) for moved, talk in enumerate(others)]
-    assert pieces[0][2::2] == pieces[1][2::2] == rendering.render(TALK, 1, [2, 4])[2::2]
+    pieces = [rendered(rendering, talk, 1, [2 - moved, 4 - moved]) for moved, talk in enumerate(others)]
+    assert pieces[0][2::2] == pieces[1][2::2] == rendered(rendering, TALK, 1, [2, 4])[2::2]
     assert rendering.fingerprint != Rendering("hermes", HERMES, encoding.tokenizer).fingerprint
 
 
@@ -73,16 +85,18 @@ def test_each_variant_is_what_the_template_writes_of_the_whole_conversation(
     file = TEMPLATES / f"{name}.jinja"
     if file.exists():
         encoding.tokenizer.chat_template = file.read_text("utf-8")
-    reader = Reader(settings_at(tmp_path, rendering="template" if file.exists() else name).traces, encoding, 2048)
+    writer = VariantWriter(
+        settings_at(tmp_path, rendering="template" if file.exists() else name).traces, encoding, 2048
+    )
     results = {"empty": "", "own": str(talk[1].calls[0].result), "0": "-3 <degrees>", "1": " 40\n"}
-    variants = reader.variants(AskedCall(talk, 1, 0, (results["0"], results["1"])))
+    variants = writer.variants(CallToJudge(talk, 1, 0, (results["0"], results["1"])))
     assert isinstance(variants, dict)
     whole = {key: with_result(talk, 1, 0, result) for key, result in results.items()}
     whole["none"] = without_call(talk, 1, 0)
     assert variants.keys() == whole.keys()
     for key, messages in whole.items():
         moved = len(talk) - len(messages)
-        pieces = reader.rendering.render(messages, 1, [2 - moved, 4 - moved, 5 - moved])
+        pieces = rendered(writer.rendering, messages, 1, [2 - moved, 4 - moved, 5 - moved])
         ids = [token for piece in pieces for token in piece]
         own, expected = ([token for token in some if token not in encoding.bos] for some in (variants[key].ids, ids))
         assert own == expected
@@ -103,8 +117,8 @@ def test_a_sequence_begins_with_bos_once_whether_or_not_the_template_writes_it(
     for template in (None, (TEMPLATES / "llama3.jinja").read_text("utf-8")):
         encoding.tokenizer.chat_template = template
         for tokens in (0, 8, 1024):
-            reader = Reader(settings_at(tmp_path, context_tokens=tokens).traces, encoding, 2048)
-            variants = reader.variants(AskedCall(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+            writer = VariantWriter(settings_at(tmp_path, context_tokens=tokens).traces, encoding, 2048)
+            variants = writer.variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
             assert isinstance(variants, dict)
             assert {(one.ids[0], one.ids.count(bos)) for one in variants.values()} == {(bos, 1)}
 
@@ -128,15 +142,15 @@ def test_another_template_is_passed_over_and_refused_where_it_is_wanted(template
 def test_a_special_token_in_a_result_ends_no_message(encoding: Encoding) -> None:
     token = encoding.tokenizer.eos_token or encoding.tokenizer.bos_token
     rendering = rendering_of("auto", encoding)
-    pieces = rendering.render(with_result(TALK, 1, 0, f"17{token}Assistant: It is 17 degrees."), 1, [2])
+    pieces = rendered(rendering, with_result(TALK, 1, 0, f"17{token}Assistant: It is 17 degrees."), 1, [2])
     assert encoding.tokenizer.convert_tokens_to_ids(token) not in [one for piece in pieces for one in piece]
 
 
 def test_a_window_says_which_words_count(engine: Engine, tmp_path: Path) -> None:
     read = {}
     for window in WINDOWS:
-        reader = Reader(settings_at(tmp_path, window=window).traces, engine.encoding, 2048)
-        variants = reader.variants(AskedCall(TALK, 1, 0, ("-3 degrees", "40 degrees")))
+        writer = VariantWriter(settings_at(tmp_path, window=window).traces, engine.encoding, 2048)
+        variants = writer.variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
         assert isinstance(variants, dict)
         texts = {engine.encoding.tokenizer.decode([one.ids[at] for at in one.places]) for one in variants.values()}
         [read[window]] = texts
@@ -151,14 +165,14 @@ def test_a_window_ends_where_the_context_does_and_before_the_next_message_there_
     engine: Engine, tmp_path: Path
 ) -> None:
     def places(length: int) -> int | str:
-        found = Reader(settings_at(tmp_path).traces, engine.encoding, length).variants(asked)
+        found = VariantWriter(settings_at(tmp_path).traces, engine.encoding, length).variants(asked)
         return found if isinstance(found, str) else len(found["own"].places)
 
-    asked = AskedCall(TALK, 1, 0, ("-3 degrees", "40 degrees"))
+    asked = CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees"))
     counts = [places(length) for length in (2048, *range(1024, 0, -4))]
     whole, *fewer = dict.fromkeys(counts)
-    reader = Reader(settings_at(tmp_path, window="next").traces, engine.encoding, 2048)
-    next_message = reader.variants(asked)
+    writer = VariantWriter(settings_at(tmp_path, window="next").traces, engine.encoding, 2048)
+    next_message = writer.variants(asked)
     assert isinstance(next_message, dict) and fewer[-2:] == [len(next_message["own"].places), "does_not_fit"]
     assert sorted(fewer[:-1], key=int, reverse=True) == fewer[:-1] and whole > fewer[0]
 

@@ -33,12 +33,12 @@ from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.traces import exchanged_results, recorded_calls, recorded_conversations
 from toolformer_dag.traces.exchanged_results import key_of
-from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, losses_identity, reader_of
+from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, load_variant_writer, losses_identity
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
 from toolformer_dag.traces.recorded_conversations import conversations_by_number, rows_by_number
-from toolformer_dag.traces.variants import EMPTY, NONE, OWN, AskedCall, Reader
+from toolformer_dag.traces.variants import EMPTY, NONE, OWN, CallToJudge, VariantWriter
 
-READING = 1
+READING = 2
 """Raised when the same conversation would be read as other tokens, or another overlap would be counted."""
 NAME = "traces/call_losses"
 """The table of the losses."""
@@ -141,7 +141,9 @@ def _conversation_ends(conversations: Sequence[str]) -> list[int]:
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
     """Judge calls, and commit what was measured of them: losses first, by their tokens."""
     stores = loss_stores(worker)
-    judge = Judge(worker.plan.settings, stores.losses, load=partial(worker.engine, "judge"), reader=_reader(worker))
+    judge = Judge(
+        worker.plan.settings, stores.losses, load=partial(worker.engine, "judge"), writer=_variant_writer(worker)
+    )
     judged_calls = judge.judged(_calls(output.plan, chunk))
     rows = []
     for key, call in zip(chunk.calls["key"], judged_calls, strict=True):
@@ -159,12 +161,12 @@ def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
 
 
 @lru_cache(1)
-def _reader(worker: Worker) -> Reader:
+def _variant_writer(worker: Worker) -> VariantWriter:
     """Return what writes the variants in a process, for all its chunks."""
-    return reader_of(worker.plan.settings)
+    return load_variant_writer(worker.plan.settings)
 
 
-def _calls(plan: Plan, chunk: CallChunk) -> list[AskedCall]:
+def _calls(plan: Plan, chunk: CallChunk) -> list[CallToJudge]:
     """Read the calls of a chunk with their conversations and the results of others that replace theirs in turn.
 
     Raises StorageError where another run has replaced them since they were planned.
@@ -176,8 +178,8 @@ def _calls(plan: Plan, chunk: CallChunk) -> list[AskedCall]:
     keys = []
     for call, results in zip(calls.iter_rows(named=True), exchanged["results"].to_list(), strict=True):
         conversation = conversations[call["number"]]
-        call_to_judge = AskedCall(
-            messages=conversation.messages, at=call["turn"], index=call["call"], swapped=tuple(results)
+        call_to_judge = CallToJudge(
+            messages=conversation.messages, message=call["turn"], index=call["call"], other_results=tuple(results)
         )
         calls_to_judge.append(call_to_judge)
         keys.append(key_of(conversation.digest, call["turn"], call["call"], results))
@@ -199,7 +201,7 @@ def _measured(call: JudgedCall) -> dict[str, Any]:
         "loss_empty": call.losses.get(EMPTY),
         "loss_result": call.losses.get(OWN),
         "overlap": own_overlap,
-        "swapped_losses": [call.losses[str(number)] for number in range(len(call.swapped))],
+        "swapped_losses": [call.losses[str(number)] for number in range(len(call.other_results))],
         "swapped_overlaps": swapped_overlaps,
     }
 

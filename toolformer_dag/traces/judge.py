@@ -2,7 +2,7 @@
 
 A *variant* is a text under which a call is read: the call never made, made without its result, as it was recorded, or
 with the result of another call. The loss of the same words is computed under each of them, once: it is stored under a
-digest of the tokens. Which words are weighted is said by `variants.Window`.
+digest of the tokens. Which words are weighted is said by `windows.Window`.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from toolformer_dag.computing.stored_rows import chunk_size
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.backend import TokenQuery
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.traces.variants import EMPTY, NONE, OWN, AskedCall, Reader, Variant
+from toolformer_dag.traces.variants import EMPTY, NONE, OWN, CallToJudge, Variant, VariantWriter
 
 if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
@@ -32,15 +32,15 @@ LOSSES = pl.Schema({"digest": pl.String(), "loss": pl.Float64()})
 class JudgedCall:
     """A recorded call with the losses of its variants.
 
-    - `losses`: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the swapped results
-    - `swapped`: results of other calls that were read in place of its own
-    - `overlap`: the share of the weighted words that stand in its result, then in each swapped one; needs no model
+    - `losses`: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other results
+    - `other_results`: results of other calls that were read in place of its own
+    - `overlap`: the share of the weighted words that stand in its result, then in each other one; needs no model
     - `tokens`: how many tokens are weighted
     - `reason`: why there are no losses, as "no_result"; None where there are
     """
 
     losses: Mapping[str, float]
-    swapped: tuple[str, ...] = ()
+    other_results: tuple[str, ...] = ()
     overlap: tuple[float, ...] = ()
     tokens: int = 0
     reason: str | None = None
@@ -52,10 +52,9 @@ class JudgedCall:
 
     @property
     def gain(self) -> float:
-        """Return by how much it lowers the loss more than swapped results do: mean L(swapped) - L(own)."""
-        swapped_losses = [self.losses[str(number)] for number in range(len(self.swapped))]
-        mean_swapped_loss = sum(swapped_losses) / len(swapped_losses)
-        return mean_swapped_loss - self.losses[OWN]
+        """Return by how much it lowers the loss more than other results do: mean L(other results) - L(own)."""
+        losses = [self.losses[str(number)] for number in range(len(self.other_results))]
+        return sum(losses) / len(losses) - self.losses[OWN]
 
 
 class Judge:
@@ -65,7 +64,7 @@ class Judge:
     - `counts`: how many losses were computed and reused so far
     - `tokens`: how many tokens went through the model for them, by kind
 
-    engine, or load: the model, or what loads it; without either that of the settings is loaded. reader: what writes the
+    engine, or load: the model, or what loads it; without either that of the settings is loaded. writer: what writes the
     variants, where there is one already.
     """
 
@@ -76,7 +75,7 @@ class Judge:
         engine: "Engine | None" = None,
         *,
         load: "Callable[[], Engine] | None" = None,
-        reader: Reader | None = None,
+        writer: VariantWriter | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -84,16 +83,16 @@ class Judge:
         self.tokens: Counter[str] = Counter()
         self._engine = engine
         self._load = load
-        self._reader = reader
+        self._writer = writer
 
     @cached_property
-    def reader(self) -> Reader:
+    def writer(self) -> VariantWriter:
         """Return what writes the variants: the tokenizer, without weights. Raises ModelError, RenderingError."""
-        if self._reader is not None:
-            return self._reader
+        if self._writer is not None:
+            return self._writer
         if self._engine is not None:
-            return Reader(self.settings.traces, self._engine.encoding, self._engine.backend.context_length)
-        return reader_of(self.settings)
+            return VariantWriter(self.settings.traces, self._engine.encoding, self._engine.backend.context_length)
+        return load_variant_writer(self.settings)
 
     @property
     def engine(self) -> "Engine":
@@ -104,7 +103,7 @@ class Judge:
             self._engine = self._load() if self._load is not None else load_engine(self.settings)
         return self._engine
 
-    def judged(self, calls: Sequence[AskedCall]) -> Iterator[JudgedCall]:
+    def judged(self, calls: Sequence[CallToJudge]) -> Iterator[JudgedCall]:
         """Yield the calls with their losses, in their order; a chunk of losses is stored before the next is begun.
 
         Raises ModelError, StorageError.
@@ -112,7 +111,7 @@ class Judge:
         size = chunk_size(self.settings)
         for first in range(0, len(calls), size):
             chunk = calls[first : first + size]
-            variants_of_calls = [self.reader.variants(call) for call in chunk]
+            variants_of_calls = [self.writer.variants(call) for call in chunk]
             judgeable = [variants for variants in variants_of_calls if not isinstance(variants, str)]
             losses = self._losses(judgeable)
             for call, variants in zip(chunk, variants_of_calls, strict=True):
@@ -121,7 +120,7 @@ class Judge:
                 else:
                     yield self._judged(call, variants, losses)
 
-    def _judged(self, call: AskedCall, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedCall:
+    def _judged(self, call: CallToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedCall:
         """Return a call with its losses, or the reason not_finite where one of them is NaN or infinite.
 
         variants: the texts under which the call is read, by name, such as {"none": ..., "own": ..., "0": ...}.
@@ -134,8 +133,8 @@ class Judge:
         recorded_result = call.call.result or ""
         return JudgedCall(
             losses=loss_of_variant,
-            swapped=call.swapped,
-            overlap=self.reader.overlaps(call, [recorded_result, *call.swapped]),
+            other_results=call.other_results,
+            overlap=self.writer.overlaps(call, [recorded_result, *call.other_results]),
             tokens=len(variants[OWN].places),
         )
 
@@ -224,12 +223,12 @@ def _query(variant: Variant, shared: int) -> TokenQuery:
     )
 
 
-def reader_of(settings: Settings) -> Reader:
+def load_variant_writer(settings: Settings) -> VariantWriter:
     """Load what writes the variants of calls: a tokenizer, no weights. Raises ModelError, RenderingError."""
     from toolformer_dag.model.loading import context_length, load_config, load_encoding
 
     length = context_length(load_config(settings.model))
-    return Reader(settings.traces, load_encoding(settings.model), length)
+    return VariantWriter(settings.traces, load_encoding(settings.model), length)
 
 
 def losses_identity(model: Mapping[str, object]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from toolformer_dag.lake.session import session
 from toolformer_dag.lake.warehouse import WarehouseError, query
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.traces import call_losses, exchanged_results, recorded_calls, recorded_conversations
-from toolformer_dag.traces.judge import reader_of
+from toolformer_dag.traces.judge import load_variant_writer
 from toolformer_dag.traces.recorded_conversations import REJECTED_RECORDS
 from toolformer_dag.traces.trace_stages import trace_tables
 
@@ -248,7 +248,7 @@ def _fill(plan: Plan, file: Path, version: str) -> None:
 
 def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
     """Return the row of trace_settings."""
-    rendering = reader_of(plan.settings).rendering
+    rendering = load_variant_writer(plan.settings).rendering
     return pl.DataFrame(
         [
             {

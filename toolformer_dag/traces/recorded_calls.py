@@ -12,7 +12,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.traces import recorded_conversations
 from toolformer_dag.traces.other_results import beginnings, document_of
 from toolformer_dag.traces.stored_messages import messages_of
-from toolformer_dag.traces.variants import calls_of
+from toolformer_dag.traces.variants import call_places
 
 METHOD = 1
 """Raised when the same messages would give other rows."""
@@ -67,7 +67,7 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     conversation: its row of traces/conversations. number: its number in the shard, from 0.
     """
     messages = messages_of(conversation["messages"])
-    places = list(calls_of(messages))
+    places = list(call_places(messages))
     if not places:
         return
     document = document_of(messages)

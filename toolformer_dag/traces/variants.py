@@ -1,64 +1,43 @@
 """The texts under which a recorded call is read: never made, without its result, with it, and with results of others.
 
-A window says which words are weighted, and how. Everything here is tokens; no model runs.
+Everything here is tokens; no model runs.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
-from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.trace_settings import TraceSettings
-from toolformer_dag.traces.rendering import Pieces, RenderingError, WrittenConversation, rendering_of
+from toolformer_dag.traces.rendering import RenderingError
+from toolformer_dag.traces.rendering_choice import rendering_of
+from toolformer_dag.traces.windows import WINDOWS
+from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
 NONE, EMPTY, OWN = "none", "empty", "own"
-"""Variants of a call: never made, made without its result, as it was recorded; swapped results are numbered."""
-KINDS = {NONE: "loss_empty", EMPTY: "loss_call"}
-"""Fields of TokenCounts that the tokens of a variant are added to; those with a result to the third."""
-BYTES_PER_TOKEN = 8
-"""Of a result no more is tokenized than so many characters per token that is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Which words are weighted: of the next `messages` of the assistant, or of its `last` one, up to `tokens`.
-
-    With one message, a result that serves later, as the token of a login does, would seem to tell nothing.
-    `weights`: of the tokens in their order; without any they weigh alike.
-    """
-
-    messages: int = 1
-    last: bool = False
-    tokens: int = 100
-    weights: tuple[float, ...] = ()
-
-    def chosen(self, messages: Sequence[RecordedMessage], at: int) -> list[int]:
-        """Return the numbers of the messages after message `at` that count."""
-        behind = [n for n in range(at + 1, len(messages)) if messages[n].role == "assistant"]
-        return behind[-1:] if self.last else behind[: self.messages]
-
-    def of(self, tokens: int) -> tuple[float, ...]:
-        """Return the weights of so many tokens."""
-        return self.weights[:tokens] or (1 / max(1, tokens),) * tokens
-
-
-WINDOWS = {
-    "next_words": Window(4),
-    "next": Window(1),
-    "answer": Window(last=True),
-    "paper": Window(tokens=len(WINDOW_WEIGHTS), weights=WINDOW_WEIGHTS),
-}
+"""Variants of a call: never made, made without its result, as it was recorded. Those with results of others are named
+by their numbers: "0", "1", ..."""
+TOKEN_COUNTERS = {NONE: "loss_empty", EMPTY: "loss_call"}
+"""The field of TokenCounts to which the tokens of a variant are added; OTHER_COUNTER for those with a result."""
+OTHER_COUNTER = "loss_result"
+CHARACTERS_PER_TOKEN = 8
+"""Characters of a result that are tokenized per token that is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Tokens, the places of the weighted ones among them, their weights, and which words these are."""
+    """The tokens of a text under which a call is read, up to the last weighted one.
+
+    - `kind`: the field of TokenCounts to which they are added
+    - `ids`: the tokens
+    - `places`: which of them are weighted, by their positions in `ids`
+    - `weights`: of these
+    """
 
     kind: str
     ids: tuple[int, ...]
@@ -72,24 +51,31 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCall:
-    """A call to judge: number `index` of message `at`, and results of other conversations to hold it against."""
+class CallToJudge:
+    """A call of a conversation, with the results that it is held against.
+
+    - `messages`: the conversation
+    - `message`: the number of the message with the call
+    - `index`: the number of the call in that message
+    - `other_results`: results of other calls, each of which is read in place of its own
+    """
 
     messages: tuple[RecordedMessage, ...]
-    at: int
+    message: int
     index: int
-    swapped: tuple[str, ...] = ()
+    other_results: tuple[str, ...] = ()
 
     @property
     def call(self) -> RecordedCall:
         """Return the call."""
-        return self.messages[self.at].calls[self.index]
+        return self.messages[self.message].calls[self.index]
 
 
-class Reader:
-    """Writes the variants of calls as a model reads them. Raises RenderingError where no rendering fits the model.
+class VariantWriter:
+    """Writes the variants of calls as a model reads them.
 
-    It remembers the conversation of the last call: calls of one conversation come one after the other.
+    It remembers the conversation of the last call: calls of one conversation should come one after the other, in their
+    order. Raises RenderingError where no rendering fits the model.
     """
 
     def __init__(self, traces: TraceSettings, encoding: "Encoding", context_length: int) -> None:
@@ -98,22 +84,22 @@ class Reader:
         self.context_length = context_length
         self.window = WINDOWS[traces.window]
         self.rendering = rendering_of(traces.rendering, encoding)
-        self._conversation: _CutConversation | None = None
+        self._conversation: _Conversation | None = None
 
-    def variants(self, asked: AskedCall) -> dict[str, Variant] | str:
-        """Return the variants of a call by name, or why there are none.
+    def variants(self, call: CallToJudge) -> dict[str, Variant] | str:
+        """Return the variants of a call by name, or the reason why there are none.
 
         Reasons: no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template
         refuses the conversation), does_not_fit (not even the next message fits the context of the model).
         """
-        if asked.call.result is None:
+        if call.call.result is None:
             return "no_result"
-        weighted = self.window.chosen(asked.messages, asked.at)
+        weighted = self.window.weighted_messages(call.messages, call.message)
         if not weighted:
             return "nothing_follows"
         try:
             for count in range(len(weighted), 0, -1):  # fewer messages until the conversation fits the context
-                variants = self._fitting_variants(asked, weighted[:count])
+                variants = self._fitting_variants(call, weighted[:count])
                 if variants is None:
                     continue
                 return variants if variants[OWN].places else "nothing_follows"
@@ -121,123 +107,122 @@ class Reader:
             return "not_rendered"
         return "does_not_fit"
 
-    def overlaps(self, asked: AskedCall, results: Sequence[str]) -> tuple[float, ...]:
+    def overlaps(self, call: CallToJudge, results: Sequence[str]) -> tuple[float, ...]:
         """Return for each result which share of the weighted messages' words stands in the part of it that is read."""
-        weighted = self.window.chosen(asked.messages, asked.at)
         words: set[str] = set()
-        for number in weighted:
-            words |= _words(_written(asked.messages[number]))
-        return tuple(len(words & _words(self.cut(result))) / max(1, len(words)) for result in results)
+        for number in self.window.weighted_messages(call.messages, call.message):
+            words |= _words(_content_and_arguments(call.messages[number]))
+        overlaps = []
+        for result in results:
+            shared_words = words & _words(self.cut(result))
+            overlaps.append(len(shared_words) / max(1, len(words)))
+        return tuple(overlaps)
 
     def cut(self, result: str) -> str:
-        """Return the part of a result that is read."""
-        most = self.traces.result_tokens
-        head = result[: BYTES_PER_TOKEN * most]
-        ids = self.rendering.ids(head)
-        if len(ids) <= most and len(head) == len(result):
+        """Return the part of a result that is read: `traces.result_tokens` tokens; " ..." stands for the rest."""
+        most_tokens = self.traces.result_tokens
+        beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]
+        ids = self.rendering.ids(beginning)
+        is_whole = len(ids) <= most_tokens and len(beginning) == len(result)
+        if is_whole:
             return result
-        return f"{self.encoding.tokenizer.decode(ids[:most], skip_special_tokens=False)} ..."
+        return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
-    def _fitting_variants(self, asked: AskedCall, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a call, with the words of these messages; None where one does not fit the context.
+    def _fitting_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+        """Return the variants with the words of the `weighted` messages; None where one does not fit the context.
 
         Raises RenderingError.
         """
-        conversation = self._cut_conversation(asked.messages)
-        as_recorded = self._as_recorded(conversation, asked.at, weighted)
-        if len(as_recorded.variant.ids) > self.context_length:
+        conversation = self._conversation_of(call.messages)
+        recorded = self._as_recorded(conversation, call.message, weighted)
+        if len(recorded.variant.ids) > self.context_length:
             return None
-        results = {EMPTY: ""} | {str(number): self.cut(result) for number, result in enumerate(asked.swapped)}
-        other_pieces = self._with_results(conversation, asked, as_recorded.pieces, weighted, results)
-        other_pieces[NONE] = self._without(conversation, asked, as_recorded.pieces, weighted)
-        others = {name: self._variant(name, pieces, as_recorded.before) for name, pieces in other_pieces.items()}
+        message = conversation.messages[call.message]
+        results = {EMPTY: ""}
+        for number, result in enumerate(call.other_results):
+            results[str(number)] = self.cut(result)
+        others: dict[str, Sequence[RecordedMessage]] = {}
+        for name, result in results.items():
+            others[name] = with_result([message], 0, call.index, result)
+        others[NONE] = without_call([message], 0, call.index)
+        written = conversation.written.pieces_of_others(recorded.pieces, call.message, list(others.values()), weighted)
         # The order in which losses are computed decides which share a batch of the model, and so their last digits.
-        variants = {EMPTY: others.pop(EMPTY), OWN: as_recorded.variant, **others}
+        variants = dict.fromkeys([EMPTY, OWN], recorded.variant)
+        for name, pieces in zip(others, written, strict=True):
+            variants[name] = self._variant(name, pieces, recorded.before)
         longest = max(len(variant.ids) for variant in variants.values())
         return variants if longest <= self.context_length else None
 
-    def _cut_conversation(self, messages: tuple[RecordedMessage, ...]) -> "_CutConversation":
-        """Return a conversation as it is read; that of the last call is remembered."""
+    def _conversation_of(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
+        """Return a conversation with its results cut to what is read; that of the last call is remembered."""
         if self._conversation is None or self._conversation.recorded is not messages:
-            cut = tuple(self._cut_message(message) for message in messages)
-            self._conversation = _CutConversation(messages, cut, WrittenConversation.of(self.rendering, cut))
+            cut_messages = tuple(self._with_cut_results(message) for message in messages)
+            written = WrittenConversation.of(self.rendering, cut_messages)
+            self._conversation = _Conversation(recorded=messages, messages=cut_messages, written=written)
         return self._conversation
 
-    def _as_recorded(self, conversation: "_CutConversation", at: int, weighted: Sequence[int]) -> "_AsRecorded":
-        """Return the conversation as it was recorded, which the calls of one message share. Raises RenderingError."""
-        place = (at, len(weighted))
-        if place not in conversation.as_recorded:
-            if any(message != at for message, _ in conversation.as_recorded):
-                conversation.as_recorded.clear()  # calls come in the order of their messages
-            pieces = conversation.written.pieces(at, weighted)
-            before = self._before(pieces.before)
-            conversation.as_recorded[place] = _AsRecorded(pieces, before, self._variant(OWN, pieces, before))
-        return conversation.as_recorded[place]
+    def _as_recorded(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_AsRecorded":
+        """Return the conversation as it was recorded, cut around a message, whose calls share it.
 
-    def _cut_message(self, message: RecordedMessage) -> RecordedMessage:
+        Raises RenderingError.
+        """
+        cuts = (message, len(weighted))
+        if cuts not in conversation.as_recorded:
+            if any(earlier != message for earlier, _ in conversation.as_recorded):
+                conversation.as_recorded.clear()  # calls come in the order of their messages
+            pieces = conversation.written.pieces(message, weighted)
+            before = self._context_ids(pieces.before)
+            variant = self._variant(OWN, pieces, before)
+            conversation.as_recorded[cuts] = _AsRecorded(pieces, before, variant)
+        return conversation.as_recorded[cuts]
+
+    def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
+        """Return a message whose results are cut to what is read."""
         calls = []
         for call in message.calls:
             calls.append(call if call.result is None else replace(call, result=self.cut(call.result)))
         return replace(message, calls=tuple(calls))
 
-    def _without(
-        self, conversation: "_CutConversation", asked: AskedCall, recorded: Pieces, weighted: Sequence[int]
-    ) -> Pieces:
-        """Return the pieces of the conversation in which the call was never made."""
-        changed = without_call([conversation.messages[asked.at]], 0, asked.index)
-        moved = 1 - len(changed)  # 1 where the message is gone with its only call
-        written = conversation.written.with_message(asked.at, changed)
-        return written.pieces_like(recorded, asked.at, [number - moved for number in weighted])
-
-    def _with_results(
-        self,
-        conversation: "_CutConversation",
-        asked: AskedCall,
-        recorded: Pieces,
-        weighted: Sequence[int],
-        results: Mapping[str, str],
-    ) -> dict[str, Pieces]:
-        """Return the pieces of the conversations in which the call had other results, by the name of the result."""
-        message = conversation.messages[asked.at]
-        changed = [with_result([message], 0, asked.index, result)[0] for result in results.values()]
-        pieces = conversation.written.with_other_results(recorded, asked.at, changed, weighted)
-        if pieces is None:
-            pieces = []
-            for other in changed:
-                written = conversation.written.with_message(asked.at, [other])
-                pieces.append(written.pieces_like(recorded, asked.at, weighted))
-        return dict(zip(results, pieces, strict=True))
-
-    def _before(self, text: str) -> tuple[int, ...]:
-        """Return the tokens that are read of the text before the message with the call; every variant has them."""
-        most = self.traces.context_tokens
-        return self.rendering.last_ids(text, most) if most else ()
+    def _context_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens that are read of the text before the message with the call: `traces.context_tokens`."""
+        if self.traces.context_tokens == 0:
+            return ()
+        return self.rendering.last_ids(text, self.traces.context_tokens)
 
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
-        """Return the tokens of a variant."""
+        """Return the tokens of a variant. before: those that are read of `pieces.before`."""
         after_call = self.rendering.ids(pieces.after_call)
         bos = self.encoding.bos
-        is_begun = list((before or after_call)[: len(bos)]) == bos  # by the template
-        ids = [*(() if is_begun else bos), *before, *after_call]
+        template_wrote_bos = list((before or after_call)[: len(bos)]) == bos
+        ids = [] if template_wrote_bos else list(bos)
+        ids += before
+        ids += after_call
         places: list[int] = []
-        for number, words in enumerate(map(self.rendering.ids, pieces.words)):
-            is_weighted = number % 2 == 0
+        for number, text in enumerate(pieces.words):
+            text_ids = self.rendering.ids(text)
+            is_weighted = number % 2 == 0  # between them stands what the template writes between two messages
             if is_weighted:
-                places += range(len(ids), len(ids) + len(words))
-            ids += words
-        del places[self.window.tokens :]
-        read = tuple(ids[: places[-1] + 1]) if places else ()
-        return Variant(KINDS.get(name, "loss_result"), read, tuple(places), self.window.of(len(places)))
+                places += range(len(ids), len(ids) + len(text_ids))
+            ids += text_ids
+        places = places[: self.window.tokens]
+        end = places[-1] + 1 if places else 0
+        return Variant(
+            kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
+            ids=tuple(ids[:end]),
+            places=tuple(places),
+            weights=self.window.token_weights(len(places)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _CutConversation:
+class _Conversation:
     """A conversation as it is read.
 
     - `recorded`: its messages as they were recorded
-    - `messages`: the same with the part of each result that is read
+    - `messages`: the same with results cut to what is read of them
     - `written`: these as the rendering writes them
-    - `as_recorded`: the message whose calls are judged now, by its number and how many messages are weighted
+    - `as_recorded`: their text, cut around the message whose calls are judged now, by the number of that message and
+      how many messages are weighted; it is filled as calls are judged
     """
 
     recorded: tuple[RecordedMessage, ...]
@@ -259,18 +244,27 @@ class _AsRecorded(NamedTuple):
     variant: Variant
 
 
-def calls_of(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
-    """Yield the number of the message and of the call in it, of each call but those that the user made."""
+class CallPlace(NamedTuple):
+    """Where a call stands in a conversation: the numbers of its message, and of the call in that message."""
+
+    message: int
+    call: int
+
+
+def call_places(messages: Sequence[RecordedMessage]) -> Iterator[CallPlace]:
+    """Yield where each call stands, but those that the user made."""
     for number, message in enumerate(messages):
         if message.role == "user":
             continue
         for index in range(len(message.calls)):
-            yield number, index
+            yield CallPlace(number, index)
 
 
-def _written(message: RecordedMessage) -> str:
+def _content_and_arguments(message: RecordedMessage) -> str:
+    """Return what the assistant wrote in a message: its words, and the arguments of its calls."""
     return " ".join([message.content, *(str(call.arguments) for call in message.calls)])
 
 
 def _words(text: str) -> set[str]:
+    """Return the words of a text in small letters."""
     return set(re.findall(r"\w+", text.casefold()))

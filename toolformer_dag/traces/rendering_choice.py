@@ -1,0 +1,86 @@
+"""Choose how conversations are written for a model: its own chat template where it writes calls, else one of two.
+
+The two are ChatML with Hermes' marks for calls, for models that know ChatML, and plain lines.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
+from toolformer_dag.traces.rendering import Rendering, RenderingError
+from toolformer_dag.traces.written_conversation import WrittenConversation
+
+if TYPE_CHECKING:
+    from toolformer_dag.model.encoding import Encoding
+
+HERMES = (
+    "{%- for m in messages %}"
+    "{%- if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
+    "{%- else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{%- for c in m.tool_calls or [] %}{{ '' if loop.first and not m.content else '\n' }}<tool_call>\n"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n"
+    "{%- endif %}{{ '\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
+)
+"""ChatML, the results in a user's message, as Hermes' models were trained."""
+PLAIN = (
+    "{%- for m in messages %}{{ '\nResult' if m.role == 'tool' else '\n' + m.role.capitalize() }}:"
+    "{{ ' ' + m.content if m.content else '' }}"
+    "{%- for c in m.tool_calls or [] %} [{{ c.function.name }}({{ c.function.arguments | tojson }})]{% endfor %}"
+    "{%- endfor %}{{ '\nAssistant:' if add_generation_prompt else '' }}"
+)
+"""Lines for a model that knows no chat."""
+TRIAL = (
+    RecordedMessage("user", "How warm is it in Alba, and in Benton?"),
+    RecordedMessage("assistant", "I look.", (RecordedCall("warmth", {"town": "Alba"}, result="17 degrees"),)),
+    RecordedMessage("assistant", "", (RecordedCall("warmth", {"town": "Benton"}, result="23 degrees"),)),
+    RecordedMessage("assistant", "17 and 23."),
+    RecordedMessage("user", "Thanks."),
+)
+"""A conversation that a template must be able to write."""
+TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
+"""Words of its calls and results that must stand in the text."""
+
+
+def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
+    """Return the rendering that `traces.rendering` names; for "auto" the first that fits: template, hermes, plain.
+
+    Raises RenderingError where the model has no template, or one that does not write calls and results.
+    """
+    reason = "the model has no chat template"
+    for name, template in _templates(setting, encoding.tokenizer).items():
+        try:
+            rendering = Rendering(name, template, encoding.tokenizer)
+            _try(rendering, encoding.tokenizer)
+        except RenderingError as error:
+            reason = str(error)
+        else:
+            return rendering
+    raise RenderingError(f'traces.rendering = "{setting}": {reason}; set it to "hermes" or "plain"')
+
+
+def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
+    """Return the templates to try for a setting, by the name of their rendering, in order of preference."""
+    templates = {}
+    model_template = tokenizer.chat_template
+    if isinstance(model_template, dict):  # several templates by name
+        model_template = model_template.get("tool_use")
+    if model_template and setting in ("auto", "template"):
+        templates["template"] = model_template
+    knows_chatml = "<|im_start|>" in tokenizer.get_vocab()
+    if setting == "hermes" or (setting == "auto" and knows_chatml):
+        templates["hermes"] = HERMES
+    if setting in ("auto", "plain"):
+        templates["plain"] = PLAIN
+    return templates
+
+
+def _try(rendering: Rendering, tokenizer: Any) -> None:
+    """Write the trial conversation, cut around its first call. Raises RenderingError where calls are lost."""
+    pieces = WrittenConversation.of(rendering, TRIAL).pieces(1, [2, 3])
+    # Encoded and decoded again, since a tokenizer may lack characters.
+    texts = [tokenizer.decode(rendering.ids(text)) for text in pieces.texts]
+    written = "".join(texts)
+    second_call, _, answer = texts[2:]
+    has_all_words = all(word in written for word in TRIAL_WORDS)
+    if not has_all_words or '"Benton"' not in second_call or "17 and 23" not in answer:
+        raise RenderingError(f"the template {rendering.name} does not write calls and their results")

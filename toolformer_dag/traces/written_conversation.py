@@ -1,0 +1,281 @@
+"""Cut the text of a conversation around a call and around the words whose loss is measured.
+
+    <user>How warm is it?          before
+    <assistant>[warmth()] 17 ...   after_call   from the message with the call ...
+    <assistant>                                 ... to the words that are weighted
+    It is 17 degrees.              words[0]     weighted
+    <user>And in Lyon? <assistant> words[1]     between
+    [warmth(Lyon)]                 words[2]     weighted
+
+The parts are tokenized apart, so that the words have the same tokens whatever stands before them.
+
+A template is *local* in a conversation if it writes each message in the same way alone as among the others. Then every
+message is rendered once, alone behind a question, and any beginning of the conversation is put together from these
+texts, in time that is linear in the conversation. Other templates, such as those that leave out the thinking of earlier
+messages, write each beginning anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+from toolformer_dag.conversations.messages import RecordedMessage
+from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
+
+QUESTION: TemplateMessage = {"role": "user", "content": "?"}
+"""What stands before a message that is rendered alone: many templates refuse a conversation without a question."""
+REMEMBERED_BEGINNINGS = 32
+"""Beginnings of a conversation that are not rendered twice, where the template is not local."""
+
+
+class Pieces(NamedTuple):
+    """The text of a conversation, cut around a call and around the words that are weighted.
+
+    - `before`: what stands before the message with the call
+    - `after_call`: from that message to the first weighted words
+    - `words`: the weighted words of a message and, in turn, what stands between them and those of the next
+    - `rest`: what ends the last message behind its words; no variant reads it
+    """
+
+    before: str
+    after_call: str
+    words: tuple[str, ...]
+    rest: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The pieces that are read, in their order."""
+        return (self.before, self.after_call, *self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalText:
+    """The text of a conversation whose template is local, and where its messages stand in it.
+
+    - `starts`, `ends`: by the number of a message, where it begins and where it ends, before its results; the messages
+      of system and user that the conversation opens with are not among them: they are rendered together
+    """
+
+    text: str
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+class _MessageAlone(NamedTuple):
+    """What a template writes of a message and its results; `end`: where in it the message ends, before its results."""
+
+    text: str
+    end: int
+
+
+class WrittenConversation:
+    """A conversation as a rendering writes it.
+
+    messages: a list per recorded message of what the template gets for it: the message, then its results.
+    """
+
+    def __init__(self, rendering: Rendering, messages: Sequence[Sequence[TemplateMessage]]) -> None:
+        self._rendering = rendering
+        self._messages = messages
+        self._beginning = lru_cache(REMEMBERED_BEGINNINGS)(self._rendered_beginning)
+        self._generation_prompt = lru_cache(REMEMBERED_BEGINNINGS)(self._local_generation_prompt)
+
+    @staticmethod
+    def of(rendering: Rendering, messages: Sequence[RecordedMessage]) -> "WrittenConversation":
+        """Return a conversation of recorded messages."""
+        return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
+
+    def pieces(self, call_message: int, weighted: Sequence[int]) -> Pieces:
+        """Return the text up to the last of the `weighted` messages, cut around message `call_message` and their words.
+
+        Both are numbers of messages. Raises RenderingError where the template refuses the conversation, or writes its
+        beginning otherwise once others follow, so that no words can be told apart.
+        """
+        local = self._local_text
+        if local is not None and call_message in local.starts:
+            text = local.text[: local.ends[weighted[-1]]]
+            cuts = self._local_cuts(local, call_message, weighted)
+        else:
+            text = self._beginning(weighted[-1] + 1, without_results=True)
+            cuts = self._rendered_cuts(text, call_message, weighted)
+        parts = [text[start:end] for start, end in pairwise([0, *cuts])]
+        return Pieces(before=parts[0], after_call=parts[1], words=tuple(parts[2:]), rest=text[cuts[-1] :])
+
+    def pieces_of_others(
+        self, recorded: Pieces, call_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
+    ) -> list[Pieces]:
+        """Return the pieces of conversations that differ from this one in message `call_message` alone.
+
+        recorded: the pieces of this conversation. others: for each what stands in the place of the message: another
+        message, or none. Raises RenderingError as `pieces` does.
+        """
+        replacements = []
+        for messages in others:
+            replacements.append([self._rendering.template_messages(message) for message in messages])
+        if self._local_text is not None:
+            local_pieces = self._local_pieces_of_others(recorded, call_message, replacements, weighted)
+            if local_pieces is not None:
+                return local_pieces
+        pieces = []
+        for replacement in replacements:
+            before = self._messages[:call_message]
+            behind = self._messages[call_message + 1 :]
+            other = WrittenConversation(self._rendering, [*before, *replacement, *behind])
+            moved_by = len(replacement) - 1  # -1 where the message is gone, and those behind it move up
+            pieces.append(other._pieces_like(recorded, call_message, [number + moved_by for number in weighted]))
+        return pieces
+
+    # Templates that are local
+
+    @cached_property
+    def _local_text(self) -> _LocalText | None:
+        """The conversation, put together from messages that were rendered alone; None where the template is not local.
+
+        That is told by comparing it with the whole conversation, rendered at once.
+        """
+        first = _first_answer(self._messages)
+        if first == 0:  # nothing stands before it that could be rendered alone
+            return None
+        try:
+            opening = self._rendering.text(_flat(self._messages[:first]))
+            whole = self._rendering.text(_flat(self._messages))
+            alone = [self._message_alone(messages) for messages in self._messages[first:]]
+        except RenderingError:
+            return None
+        starts = {}
+        ends = {}
+        position = len(opening)
+        for number, message in enumerate(alone, first):
+            starts[number] = position
+            ends[number] = position + message.end
+            position += len(message.text)
+        text = opening + "".join(message.text for message in alone)
+        return _LocalText(text, starts, ends) if text == whole else None
+
+    def _message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
+        """Render a message and its results alone. Raises RenderingError where results change the message itself."""
+        text = self._alone(messages)
+        message = self._alone(messages[:1])
+        if not text.startswith(message):
+            raise self._unstable()
+        return _MessageAlone(text, end=len(message))
+
+    def _local_cuts(self, local: _LocalText, call_message: int, weighted: Sequence[int]) -> list[int]:
+        """Return where message `call_message` begins, then where the words of each weighted message begin and end."""
+        cuts = [local.starts[call_message]]
+        for number in weighted:
+            start = local.starts[number]
+            end = local.ends[number]
+            prompt = self._generation_prompt(number)
+            if not local.text.startswith(prompt, start):
+                raise self._unstable()
+            words_begin = start + len(prompt)
+            if local.text.endswith(self._rendering.end, start, end):
+                end -= len(self._rendering.end)
+            cuts += [words_begin, max(words_begin, end)]
+        return cuts
+
+    def _local_generation_prompt(self, number: int) -> str:
+        """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\n"."""
+        local = self._local_text
+        if local is not None and number - 1 in local.starts:
+            before = self._messages[number - 1]
+            return self._alone(before, generation_prompt=True)[len(self._alone(before)) :]
+        opening = _flat(self._messages[:number])
+        return self._rendering.text(opening, generation_prompt=True)[len(self._rendering.text(opening)) :]
+
+    def _local_pieces_of_others(
+        self,
+        recorded: Pieces,
+        call_message: int,
+        replacements: Sequence[Sequence[Sequence[TemplateMessage]]],
+        weighted: Sequence[int],
+    ) -> list[Pieces] | None:
+        """Return the same as `pieces_of_others`; only what is from the message to the first weighted one is rendered.
+
+        None where the template writes this part otherwise behind a question, or refuses one of the others.
+        """
+        following = [*_flat(self._messages[call_message + 1 : weighted[0]]), self._messages[weighted[0]][0]]
+        pieces = []
+        try:
+            part = self._alone([*self._messages[call_message], *following])
+            if not part.startswith(recorded.after_call + recorded.words[0]):
+                return None
+            ending = part[len(recorded.after_call) :]  # the first weighted words, and what ends their message
+            for replacement in replacements:
+                part = self._alone([*_flat(replacement), *following])
+                if not part.endswith(ending):
+                    return None
+                pieces.append(recorded._replace(after_call=part[: len(part) - len(ending)]))
+        except RenderingError:
+            return None
+        return pieces
+
+    def _alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
+        """Return what the template writes of messages behind a question. Raises RenderingError."""
+        question = self._rendering.text([QUESTION])
+        text = self._rendering.text([QUESTION, *messages], generation_prompt)
+        if not text.startswith(question):
+            raise self._unstable()
+        return text[len(question) :]
+
+    # Other templates
+
+    def _rendered_cuts(self, text: str, call_message: int, weighted: Sequence[int]) -> list[int]:
+        """Return the same as `_local_cuts`, found by rendering the conversation up to each of these places.
+
+        text: the conversation up to the last weighted message. Raises RenderingError where it begins otherwise than one
+        of these renderings.
+        """
+        beginnings = [self._beginning(call_message) if call_message else ""]
+        cuts = [len(beginnings[0])]
+        for number in weighted:
+            with_prompt = self._beginning(number, generation_prompt=True)
+            with_words = self._beginning(number + 1, without_results=True)
+            beginnings += [with_prompt, with_words]
+            words_begin = len(with_prompt)
+            words_end = len(with_words.removesuffix(self._rendering.end))
+            cuts += [words_begin, max(words_begin, words_end)]
+        if not all(text.startswith(beginning) for beginning in beginnings):
+            raise self._unstable()
+        return cuts
+
+    def _rendered_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
+        """Return the text of so many messages; `without_results`: without the results of the last one's calls."""
+        beginning = _flat(self._messages[:messages])
+        if without_results:
+            results = len(self._messages[messages - 1]) - 1
+            beginning = beginning[: len(beginning) - results]
+        return self._rendering.text(beginning, generation_prompt)
+
+    def _pieces_like(self, other: Pieces, call_message: int, weighted: Sequence[int]) -> Pieces:
+        """Return the same as `pieces`; one rendering is enough where only the text around the message differs.
+
+        other: the pieces of a conversation that differs from this one in message `call_message` alone.
+        """
+        text = self._beginning(weighted[-1] + 1, without_results=True)
+        ending = "".join(other.words) + other.rest
+        is_long_enough = len(text) >= len(other.before) + len(ending)
+        if is_long_enough and text.startswith(other.before) and text.endswith(ending):
+            return other._replace(after_call=text[len(other.before) : len(text) - len(ending)])
+        return self.pieces(call_message, weighted)
+
+    def _unstable(self) -> RenderingError:
+        return RenderingError(
+            f"the template {self._rendering.name} writes earlier messages otherwise once others follow"
+        )
+
+
+def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
+    """Return the number of the first message of the assistant, or with calls; the number of messages without one."""
+    for number, (message, *results) in enumerate(messages):
+        if message["role"] == "assistant" or results or "tool_calls" in message:
+            return number
+    return len(messages)
+
+
+def _flat(messages: Sequence[Sequence[TemplateMessage]]) -> list[TemplateMessage]:
+    """Return the messages with their results as one list."""
+    return list(chain.from_iterable(messages))
