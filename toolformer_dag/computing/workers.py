@@ -163,7 +163,8 @@ class Workers:
     - busy (`_busy`): it computes one; by the future of its answer
     - dead: killed, and forgotten here
 
-    A task is not taken from the caller's iterable yet, or waits (`_waiting`, the next one first), or is with a busy worker, or has ended. A task whose worker died waits again, before the others.
+    A task is not taken from the caller's iterable yet, or waits (`_waiting`, the next one first), or is with a busy
+    worker, or has ended. A task whose worker died waits again, before the others.
 
     The first chunk decides where and how many workers there may be: a run that has nothing to compute starts none. One
     thread uses an object; `spent` alone may be read by others.
