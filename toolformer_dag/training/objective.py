@@ -92,7 +92,7 @@ class LanguageModeling(Objective):
     def collate(sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
         """Return `input_ids`, `labels` and a tensor that keeps texts apart, each [sequences, longest], padded right.
 
-        sequences: each a list of texts, which are lists of token ids. As an example, one sequence of the texts [5, 6, 7]
+        sequences: each a list of texts, which are lists of token ids. As an example, a sequence of the texts [5, 6, 7]
         and [8, 9] gives the input_ids 5 6 7 8 9, the labels IGNORED 6 7 IGNORED 9 and the position_ids 0 1 2 0 1.
 
         Padding and the first token of each text are not predicted: their label is IGNORED. Where every sequence has
