@@ -201,12 +201,18 @@ class FoundCall:
 
 @dataclass(frozen=True, slots=True)
 class FoundResult:
-    """The fields of a result in an object: what the tool answered, the id of the call, the tool, and the object."""
+    """The fields of a result.
+
+    - `content`: what the tool answered
+    - `id`: of the call
+    - `tool`: its name
+    - `beside`: the object with these fields, others of which may say that the call failed
+    """
 
     content: Any
-    id: str | None
-    tool: str | None
-    beside: Any
+    id: str | None = None
+    tool: str | None = None
+    beside: Any = None
 
 
 def shape_of(part: Mapping[str, Any]) -> tuple[Shape, Mapping[str, Any]] | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form, messages_in
-from toolformer_dag.conversations.marks import END_OF_TEXT
+from toolformer_dag.conversations.mark_scanner import END_OF_TEXT
 from toolformer_dag.conversations.plain_values import parsed
 from toolformer_dag.conversations.raw_messages import Said
 from toolformer_dag.conversations.shapes import listed_call
