@@ -214,5 +214,5 @@ def _read_user(message: RawMessage) -> RawMessage:
 
 def _result_at(marked: MarkedResult, path: Path) -> ResultAt:
     """Return a result of a text as a result of the record. path: of the text."""
-    found = FoundResult(content=marked.text, id=None, tool=marked.tool, beside=None)
+    found = FoundResult(content=marked.text, tool=marked.tool)
     return ResultAt(found, (*path, marked.span))

@@ -73,9 +73,11 @@ SHOWN = 80
 """Characters of what was not understood in the detail of a fault."""
 
 
-class Said(NamedTuple):
-    """A raw message, or a part of one, as it stands in a record.
+class StoredMessage(NamedTuple):
+    """A message, or a part of one, as it stands in a record.
 
+    - `path`: to it in the record
+    - `value`: the message itself: an object, or a text
     - `role`: as ROLES has it; None where the message says it itself
     - `is_part`: whether the value is a part of a message, such as a content block
     - `call`, `result`: what the value is, where a form knows that better than its fields say
@@ -164,23 +166,23 @@ def _is_copy(call: FoundCall, other: FoundCall) -> bool:
     return call.tool == other.tool and arguments_of(call.arguments) == arguments_of(other.arguments)
 
 
-def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessage]:
+def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> list[RawMessage]:
     """Return a stored message, taken apart; an empty list where it is no message.
 
     It becomes several where the assistant goes on after a result that stands in the same message: each ends with its
     results. Appends to `faults` what was not understood; `number` names the message there.
     """
-    if said.call is not None or said.result is not None:
-        return [_made_by_form(said, number)]
-    if said.is_part:
-        return _read_as_part(said.value, said.path, number, said.role or "assistant", faults)
-    path, value = _unwrapped(said.path, said.value)
-    if isinstance(value, str) and said.role is not None:
-        return [_of_text(number, said, value)]
+    if stored.call is not None or stored.result is not None:
+        return [_made_by_form(stored, number)]
+    if stored.is_part:
+        return _read_as_part(stored.value, stored.path, number, stored.role or "assistant", faults)
+    path, value = _unwrapped(stored.path, stored.value)
+    if isinstance(value, str) and stored.role is not None:
+        return [_of_text(number, stored, value)]
     if not isinstance(value, Mapping):
         faults.append(("no_message", f"message {number} is a {type(value).__name__}"))
         return []
-    role = said.role or _role_of(said.value, value)
+    role = stored.role or _role_of(stored.value, value)
     is_known_role = role in ROLES.values()
     kind = value.get("type")
     if kind in SILENT_TYPES or (kind in THINKING_TYPES and not is_known_role):
@@ -202,23 +204,23 @@ def _read_as_part(value: Any, path: Path, number: int, role: str, faults: list[F
     return reader.parts
 
 
-def _made_by_form(said: Said, number: int) -> RawMessage:
+def _made_by_form(stored: StoredMessage, number: int) -> RawMessage:
     """Return the message of a call or a result that a form has found itself."""
-    message = RawMessage(number, "tool" if said.call is None else "assistant", said.path)
-    if said.call is not None:
-        message.add_call(said.call, said.path)
-    if said.result is not None:
-        message.results.append(ResultAt(said.result, said.path))
+    message = RawMessage(number, "tool" if stored.call is None else "assistant", stored.path)
+    if stored.call is not None:
+        message.add_call(stored.call, stored.path)
+    if stored.result is not None:
+        message.results.append(ResultAt(stored.result, stored.path))
     return message
 
 
-def _of_text(number: int, said: Said, text: str) -> RawMessage:
+def _of_text(number: int, stored: StoredMessage, text: str) -> RawMessage:
     """Return a message that is a text: a result where a tool wrote it."""
-    role = str(said.role)
+    role = str(stored.role)
     if role == "tool":
-        return RawMessage(number, role, said.path, results=[ResultAt(FoundResult(text), said.path)])
-    words_path = said.path if said.offset is None else (*said.path, (said.offset, said.offset + len(text)))
-    return RawMessage(number, role, said.path, [Words(text, words_path)])
+        return RawMessage(number, role, stored.path, results=[ResultAt(FoundResult(text), stored.path)])
+    words_path = stored.path if stored.offset is None else (*stored.path, (stored.offset, stored.offset + len(text)))
+    return RawMessage(number, role, stored.path, [Words(text, words_path)])
 
 
 def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
@@ -525,9 +527,9 @@ def _vercel_value(content: Any) -> Any:
     return content
 
 
-def raw_messages(said: Sequence[Said], faults: list[Fault]) -> list[RawMessage]:
+def raw_messages(stored_messages: Sequence[StoredMessage], faults: list[Fault]) -> list[RawMessage]:
     """Return the messages of a conversation, taken apart; see `read_message` for the faults."""
     messages = []
-    for number, stored in enumerate(said):
+    for number, stored in enumerate(stored_messages):
         messages.extend(read_message(stored, number, faults))
     return messages
