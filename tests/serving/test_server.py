@@ -143,6 +143,9 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         decoder.tokenizer.chat_template = None
         with pytest.raises(openai.NotFoundError, match="no chat template"):
             ask(model="embedded", messages=messages)
+        decoder.tokenizer.chat_template = "{{ 'x' * 10 ** 11 }}"
+        with pytest.raises(openai.NotFoundError, match=r"more than 1024 MiB .*; ask /v1/completions"):
+            ask(model="embedded", messages=messages)
 
 
 @pytest.mark.parametrize(

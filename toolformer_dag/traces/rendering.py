@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
 from toolformer_dag.files import UserError
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.traces.template_trial import template_fault
 
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
@@ -57,6 +58,8 @@ BEGINNINGS_REMEMBERED = 32
 """Beginnings of a conversation that are not rendered twice: its calls are judged in their order."""
 LONG_TOKEN = 16
 """Characters of a long token, with which it is estimated how much of a text is tokenized."""
+VARIABLES = {"date_string": "26 Jul 2024"}
+"""What templates get beside the conversation: no day of today's."""
 
 
 class RenderingError(UserError):
@@ -91,7 +94,7 @@ class Rendering:
 
         Raises RenderingError.
         """
-        always = {"tokenize": False, "chat_template": self.template, "date_string": "26 Jul 2024"}  # no day of today's
+        always = {"tokenize": False, "chat_template": self.template, **VARIABLES}
         if generation:
             always["add_generation_prompt"] = True
         try:
@@ -265,7 +268,8 @@ class WrittenConversation:
 def rendering_of(wanted: str, encoding: "Encoding") -> Rendering:
     """Return the rendering that the settings name; of `auto` the first that fits: template, hermes, plain.
 
-    Raises RenderingError where the model has no template, or one that does not write calls and results.
+    Raises RenderingError where the model has no template, or one that does not write calls and results, or that takes
+    too long or too much memory in a trial.
     """
     tokenizer, reason = encoding.tokenizer, "the model has no chat template"
     own = tokenizer.chat_template
@@ -275,10 +279,20 @@ def rendering_of(wanted: str, encoding: "Encoding") -> Rendering:
     for name, template in templates.items():
         if template and wanted in ("auto", name):
             try:
+                if name == "template":
+                    _require_end(template, tokenizer)
                 return _tried(Rendering(name, template, tokenizer), tokenizer)
             except RenderingError as error:
                 reason = str(error)
     raise RenderingError(f'traces.rendering = "{wanted}": {reason}; set it to "hermes" or "plain"')
+
+
+def _require_end(template: str, tokenizer: Any) -> None:
+    """Render the model's template over TRIAL in another process. Raises RenderingError where it meets a limit there."""
+    turns = [turn for _, turn in to_openai(TRIAL)]
+    fault = template_fault(template, turns, {**tokenizer.special_tokens_map, **VARIABLES})
+    if fault is not None:
+        raise RenderingError(f"the chat template of the model {tokenizer.name_or_path} is not used: {fault}")
 
 
 def _tried(rendering: Rendering, tokenizer: Any) -> Rendering:
