@@ -7,7 +7,8 @@ from toolformer_dag.decoding.look_alikes import begun_start
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.stretch import Stretch
 from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW
+from toolformer_dag.texts.input_ends import find_behind_input
 
 
 class PieceFeed:
