@@ -1,15 +1,12 @@
 """Where the inputs of many calls end is found in linear time, and as for each call alone. Steps are counted."""
 
 import re
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.steps import lines_run
 from toolformer_dag.settings.call_markers import PAPER_MARKERS
 from toolformer_dag.texts.calls import call_opening, marker_places, take_out
 from toolformer_dag.texts.input_ends import find_behind_input, input_end, input_ends
@@ -48,24 +45,6 @@ def test_calls_are_taken_out_as_each_alone(text: str) -> None:
     assert take_out(text, ["A"]) == slowly_taken_out(text)
 
 
-def lines_run(function: Callable[[], Any]) -> int:
-    """Return how many lines of Python a function runs."""
-    count = 0
-
-    def count_line(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return count_line
-
-    before = sys.gettrace()
-    sys.settrace(count_line)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
-
-
 @pytest.mark.parametrize(
     "unit",
     [
@@ -85,3 +64,9 @@ def test_a_text_of_twice_the_length_takes_twice_the_steps(unit: str) -> None:
         return lines_run(lambda: list(marker_places(text(count), PAPER_MARKERS)))
 
     assert steps(200) < 2.2 * steps(100)
+
+
+def test_a_marker_is_followed_by_a_name_of_bounded_length() -> None:
+    opening = call_opening(None, "<call>")  # a name may hold the marker: of many markers each could read to the end
+    assert opening.search(f"<call>{'n' * 256}(1)</call>") is not None
+    assert opening.search(f"<call>{'n' * 257}(1)</call>") is None

@@ -33,6 +33,8 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 """A string of JSON, or what begins as one and does not end."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 """The signs at which `str.splitlines` ends a line, as a class of Rust's patterns."""
+LONGEST_NAME = 256
+"""Characters of a tool's name, where a call to any tool is looked for."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 """Unicode's categories of control characters, invisible marks and halves of surrogate pairs."""
 JOINERS = "\u200c\u200d"
@@ -205,10 +207,11 @@ def one_line(text: str) -> str:
 def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
     """Return a pattern for the marker that opens a call; the tool's name, which begins where a match ends, follows it.
 
-    tools: the names that may follow; None for any name. With an empty collection the pattern matches nothing.
+    tools: the names that may follow; None for any name of at most LONGEST_NAME characters. With an empty collection the
+    pattern matches nothing.
     """
     if tools is None:
-        names = NAME
+        names = rf"[^\s\[\]()]{{1,{LONGEST_NAME}}}"  # not NAME: of `<call><call>...` each marker would read the rest
     elif tools:
         names = "|".join(re.escape(tool) for tool in sorted(tools))
     else:
