@@ -1,6 +1,7 @@
 """What clients get: the texts of `generate`, calls beside or inside, streams, limits and refusals by name."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -162,6 +163,8 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         ("max_tokens", 100_000, 400),
         ("max_calls", 100, 400),
         ("stop", [""], 400),
+        ("stop", ["a"] * 33, 400),
+        ("stop", "a" * 257, 400),
         ("context", "2023-13-45", 400),
         ("context", "tomorrow", 400),
         ("tools", ["os.system"], 400),
@@ -352,7 +355,9 @@ def test_a_tool_that_hangs_holds_nobody_else_and_its_text_ends_at_its_limit(serv
         tool.free.set()
 
 
-def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come_again(served: Served) -> None:
+def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come_again(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     tool = Hanging("calculator", ToolOptions(), "")
     tool.free = threading.Event()
     with served.server(calculator=tool, serving={"waiting": 0}) as (address, decoder):
@@ -370,6 +375,8 @@ def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come
             client(address).completions.create(model="embedded", prompt=[SUM] * 65)
         assert int(busy.value.response.headers["retry-after"]) >= 1 and open_texts(decoder) == 0
         tool.free.set()
+    gc.collect()  # asyncio says then whose end nobody looked at
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -247,6 +247,8 @@ async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> 
     client_has_left.cancel()
     if not texts.done():
         texts.cancel()
+        with suppress(asyncio.CancelledError):
+            await texts
         raise ClientDisconnect
     texts.result()
 
