@@ -17,6 +17,8 @@ from toolformer_dag.serving.writings import TextRequest, Writing
 from toolformer_dag.texts.formats import read_json
 from toolformer_dag.tools.tool import context_fault
 
+MOST_FIELDS = 100
+"""Fields of a request; each that is not known costs a message of its own."""
 MOST_STOP_WORDS = 32
 """Stop words of a request; the text is searched for each of them after each token."""
 LONGEST_STOP_WORD = 256
@@ -199,7 +201,12 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def _with_known_values(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that change an answer and have a value. Raises Refused for neutral ones at other values."""
+        """Return the fields that change an answer and have a value.
+
+        Raises Refused for neutral ones at other values, and for more than MOST_FIELDS.
+        """
+        if len(fields) > MOST_FIELDS:
+            raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
         for param in cls.neutral.keys() & fields:
             _require_neutral(param, fields[param], cls.neutral[param])
         left_out = cls.neutral.keys() | cls.passed_over
