@@ -1,11 +1,13 @@
 """The page's server and requests that no page sends: odd numbers, long texts, many questions at once."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import duckdb
 import httpx
 import pytest
 import uvicorn
@@ -111,3 +113,39 @@ def test_a_context_that_is_no_date_is_refused_where_a_tool_reads_dates(context: 
         model.line("calendar", "It is Monday.", context)
     with pytest.raises(UserError, match=r"context: .* is no date; write year"):
         model.completed("It is Monday.", context)
+
+
+def changed_traces(traces: Path, folder: Path, *statements: str) -> TestClient:
+    """Return the page over a file of judged conversations that was changed by SQL."""
+    changed = Path(shutil.copy(traces, folder / "traces.duckdb"))
+    with duckdb.connect(changed) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    return TestClient(explorer_app(WarehouseReader(folder / "none.duckdb"), None, WarehouseReader(changed)))
+
+
+def test_a_file_that_names_no_judge_is_refused_with_the_remedy(traces: Path, tmp_path: Path) -> None:
+    answer = changed_traces(traces, tmp_path, "DELETE FROM trace_settings").get("/api/overview")
+    assert answer.status_code == 400
+    assert "does not say which model judged; run `toolformer-dag judge` again" in answer.json()["error"]
+
+
+def test_an_integer_beyond_64_bits_is_shown_as_text(traces: Path, tmp_path: Path) -> None:
+    page = changed_traces(
+        traces,
+        tmp_path,
+        "CREATE TABLE old AS FROM trace_calls LIMIT 1",
+        "CREATE OR REPLACE VIEW trace_calls AS SELECT * REPLACE (100000000000000000000::HUGEINT AS turn) FROM old",
+    )
+    [row] = page.get("/api/recorded").json()["rows"]
+    assert row["turn"] == "100000000000000000000"
+
+
+@pytest.mark.parametrize("content", [b"", b"no database " * 999, b"SQLite format 3\x00" + bytes(4080)])
+def test_another_file_in_the_place_of_the_database_is_refused_with_the_remedy(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "traces.duckdb"
+    file.write_bytes(content)
+    page = TestClient(explorer_app(WarehouseReader(tmp_path / "none.duckdb"), None, WarehouseReader(file)))
+    answer = page.get("/api/overview")
+    assert answer.status_code == 400
+    assert "move it away, and run what writes it again" in answer.json()["error"]
