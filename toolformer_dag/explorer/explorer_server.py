@@ -258,7 +258,7 @@ def _integer(name: str, text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = LARGEST_NUMBER + 1
-    if abs(number) > LARGEST_NUMBER:
+        number = None
+    if number is None or abs(number) > LARGEST_NUMBER:
         raise ValueError(f"{name}: {text[:40]!r} is no integer of 64 bits; follow a link of the page")
     return number

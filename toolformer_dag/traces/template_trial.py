@@ -19,7 +19,7 @@ from typing import Any
 CPU_SECONDS = 3
 """Processor time for all renderings of the trial; templates in use take a hundredth of a second."""
 MEMORY_MIB = 1024
-"""Memory for them, beside that of Python and its modules."""
+"""Memory for them, beside that of Python and its modules; on Linux alone."""
 OUT_OF_MEMORY = 3
 """Exit status of the process where a rendering met the limit of memory."""
 BEGIN = """
@@ -82,16 +82,23 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Limit what this process may use from now on; the kernel ends it where it takes more processor time."""
+    """Limit what this process may use from now on; the kernel ends it where it takes more processor time.
+
+    Memory is limited on Linux alone.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = ceil(usage.ru_utime + usage.ru_stime) + CPU_SECONDS
-    pages_in_use = int(Path("/proc/self/statm").read_text().split()[0])
-    memory = pages_in_use * resource.getpagesize() + (MEMORY_MIB << 20)
-    for limit, most in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CORE, 0),  # the kernel writes no file when it ends this process
-    ):
-        _, hard = resource.getrlimit(limit)
-        is_free = hard == resource.RLIM_INFINITY
-        resource.setrlimit(limit, (most if is_free else min(most, hard), hard))
+    seconds_so_far = usage.ru_utime + usage.ru_stime
+    _lower(resource.RLIMIT_CPU, ceil(seconds_so_far) + CPU_SECONDS)
+    _lower(resource.RLIMIT_CORE, 0)  # the kernel writes no file when it ends this process
+    sizes = Path("/proc/self/statm")
+    if sizes.exists():
+        pages_so_far = int(sizes.read_text().split()[0])
+        _lower(resource.RLIMIT_AS, pages_so_far * resource.getpagesize() + (MEMORY_MIB << 20))
+
+
+def _lower(limit: int, most: int) -> None:
+    """Set one of the process's limits to `most`, or leave it where it is lower already."""
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(limit, (most, hard))
