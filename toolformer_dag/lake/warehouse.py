@@ -54,6 +54,8 @@ NO_FILE_REMEDY = (
 )
 REMEDIES = {
     "Corrupt database file": "run `toolformer-dag run`, which builds it anew from the lake",
+    "not a valid DuckDB database file": "move it away, and run what writes it again",
+    "Loading external extensions": "it is a file of another database; move it away, and run what writes it again",
     "Out of Memory Error": "ask for less at once, or give queries more with `--set execution.query_gib=16`",
 }
 """What to do about an error of DuckDB while a warehouse is read, by words of it."""

@@ -30,7 +30,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.texts.calls import NAMED_IN_TEXT
+from toolformer_dag.texts.input_ends import NAMED_IN_TEXT
 
 
 class TrainingError(UserError):
