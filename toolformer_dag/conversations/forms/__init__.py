@@ -1,10 +1,22 @@
 """The forms in which people store conversations, by family, in the order in which a record is held against them."""
 
-from toolformer_dag.conversations.forms import agent_logs, benchmarks, envelopes, payloads, training_sets
+from toolformer_dag.conversations.forms import (
+    agent_logs,
+    autogen,
+    benchmarks,
+    coding_agents,
+    envelopes,
+    payloads,
+    sessions,
+    training_sets,
+)
 from toolformer_dag.conversations.forms.form import Form
 
 ALL_FORMS: tuple[Form, ...] = (
+    *sessions.FORMS,
+    *coding_agents.FORMS,
     *agent_logs.FORMS,
+    *autogen.FORMS,
     *benchmarks.FORMS,
     *envelopes.FORMS,
     *payloads.FORMS,
