@@ -172,7 +172,12 @@ class ShardResults:
 
 
 def _shard_results(output: TableOutput, shard: str) -> ShardResults:
-    """Read the calls of a shard, and what it borrows; return the results that its calls may be held against."""
+    """Return the results that may stand in place of those of a shard's calls: its own ones, and those it borrows.
+
+    A *donor* is a result that other calls may get; a *circle* is a tool's donors in the order of their hashes. For
+    calls whose tool has too few donors, the first LENT donors of every tool are kept, and the strings in the first READ
+    characters of each.
+    """
     donors = _donors(output, shard)
     circles = {tool: [circle] for tool, circle in donors.circles().items()}
     for tool, circle in _borrowed_circles(output, shard).items():
@@ -189,7 +194,11 @@ def _shard_results(output: TableOutput, shard: str) -> ShardResults:
 
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the results for the calls of a shard in frames of at most BATCH calls."""
+    """Yield the table's rows for a shard, a row per call, in frames of at most BATCH calls.
+
+    A call gets results of its tool from other conversations. Where there are too few, `_without_other_results` chooses,
+    which reads the conversation.
+    """
     swaps = output.plan.settings.traces.swaps
     results = _shard_results(output, shard)
     for part_file in output.plan.lake.table(recorded_calls.NAME).batches(shard):
@@ -242,9 +251,9 @@ def _with_alternatives(
 def _without_other_results(
     row: Mapping[str, Any], messages: Sequence[RecordedMessage], results: ShardResults, swaps: int
 ) -> Alternatives:
-    """Return what a call is held against whose tool gave too few other results.
+    """Return results to compare a call's own result with, where its tool gave too few in other conversations.
 
-    That is its own result with other values, or, where it has no value of its own, results of other tools.
+    They are the call's own result with other values, or, where it holds no value to exchange, results of other tools.
     row: of the table of calls. messages: its conversation. swaps: how many results are wanted.
     """
     call = _call(row)
@@ -268,7 +277,10 @@ def _donors(output: TableOutput, shard: str) -> Donors:
 
 
 def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
-    """Return results of other shards, by tool, for the tools of which a shard has too few of its own."""
+    """Return results that a shard borrows from other shards, by tool, for the tools of which it has too few itself.
+
+    Each tool's results are a circle: in the order of their hashes, from which every call takes some.
+    """
     samples = output.plan.lake.table(SAMPLES)
     lacking_tools = samples.read(shard).filter("lacks")["tool"].unique()
     other_shards = [part for part in output.parts if part != shard]

@@ -7,6 +7,7 @@ digest of the tokens. Which words are weighted is said by `windows.Window`.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -58,14 +59,15 @@ class JudgedCall:
 
 
 class Judge:
-    """A model that reads calls; its weights are loaded with the first loss that is not stored.
+    """A language model that computes the losses of recorded calls.
 
-    - `store`: where losses are kept; None keeps none
-    - `counts`: how many losses were computed and reused so far
-    - `tokens`: how many tokens went through the model for them, by kind
+    - `store`: where losses are kept for other runs; None keeps none
+    - `counts`: how many losses were "computed" and how many "reused" so far
+    - `tokens`: how many tokens went through the model for them, by the fields of TokenCounts
 
-    engine, or load: the model, or what loads it; without either that of the settings is loaded. writer: what writes the
-    variants, where there is one already.
+    The weights are loaded for the first loss that is not stored: `engine` is the loaded model; else `load` is called;
+    without both the model of the settings is loaded. writer: what writes the variants; without it, it is made from the
+    settings.
     """
 
     def __init__(
@@ -104,9 +106,10 @@ class Judge:
         return self._engine
 
     def judged(self, calls: Sequence[CallToJudge]) -> Iterator[JudgedCall]:
-        """Yield the calls with their losses, in their order; a chunk of losses is stored before the next is begun.
+        """Yield the calls with their losses, or with the reason for having none, in the order of `calls`.
 
-        Raises ModelError, StorageError.
+        They are judged in chunks; the losses of a chunk are stored before the next one is begun. Raises ModelError,
+        StorageError.
         """
         size = chunk_size(self.settings)
         for first in range(0, len(calls), size):
@@ -115,8 +118,8 @@ class Judge:
             judgeable = [variants for variants in variants_of_calls if not isinstance(variants, str)]
             losses = self._losses(judgeable)
             for call, variants in zip(chunk, variants_of_calls, strict=True):
-                if isinstance(variants, str):  # the reason why the call cannot be judged
-                    yield JudgedCall({}, reason=variants)
+                if isinstance(variants, str):  # no variants but the reason why the call cannot be judged
+                    yield JudgedCall(losses={}, reason=variants)
                 else:
                     yield self._judged(call, variants, losses)
 
@@ -124,12 +127,13 @@ class Judge:
         """Return a call with its losses, or the reason not_finite where one of them is NaN or infinite.
 
         variants: the texts under which the call is read, by name, such as {"none": ..., "own": ..., "0": ...}.
-        losses: by the digest of a variant, of this call and of others.
+        losses: of this call and of others, by the digest of a variant's tokens. Overlaps are those of the recorded
+        result, then of each other result.
         """
         loss_of_variant = {name: losses[variant.digest] for name, variant in variants.items()}
         for loss in loss_of_variant.values():
             if not isfinite(loss):
-                return JudgedCall({}, reason="not_finite")
+                return JudgedCall(losses={}, reason="not_finite")
         recorded_result = call.call.result or ""
         return JudgedCall(
             losses=loss_of_variant,
@@ -139,15 +143,15 @@ class Judge:
         )
 
     def _losses(self, variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
-        """Return the losses of all variants by digest: the stored ones, and those that are computed and stored now.
+        """Return the losses of all variants by digest. Those that are not stored are computed and stored, in chunks.
 
         Variants of equal tokens have one digest, and are computed once.
         """
         wanted: dict[str, _WantedLoss] = {}
         for variants in variants_of_calls:
-            shared = _shared_tokens(list(variants.values()))
+            shared_length = _shared_tokens(list(variants.values()))
             for variant in variants.values():
-                wanted[variant.digest] = _WantedLoss(variant, shared)
+                wanted[variant.digest] = _WantedLoss(variant, shared_length)
         losses = self._stored_losses(wanted)
         missing = [digest for digest in wanted if digest not in losses]
         self.counts.update(reused=len(losses), computed=len(missing))
@@ -158,7 +162,7 @@ class Judge:
         return losses
 
     def _stored_losses(self, digests: Collection[str]) -> dict[str, float]:
-        """Return those of the losses that were stored earlier, by digest."""
+        """Return the losses of these variants that an earlier run has stored, by digest."""
         if self.store is None or not digests:
             return {}
         stored = self.store.stored(pl.DataFrame({"digest": sorted(digests)}))
@@ -169,25 +173,34 @@ class Judge:
 
         A loss is the sum of weight * -log p over the weighted tokens.
         """
-        queries = [_query(missing.variant, missing.shared) for missing in wanted.values()]
-        tokens_before = Counter(self.engine.counts.as_dict())
-        log_probabilities = self.engine.backend.log_probabilities(queries)
+        queries = [_query(missing.variant, missing.shared_length) for missing in wanted.values()]
         losses: dict[str, float] = {}
-        for (digest, missing), table in zip(wanted.items(), log_probabilities, strict=True):
-            log_p_of_token = table[:, 0].tolist()  # a row per weighted token; its only column is the token itself
-            losses[digest] = _weighted_loss(missing.variant.weights, log_p_of_token)
-        self.tokens += Counter(self.engine.counts.as_dict()) - tokens_before
+        with self._counted_tokens():
+            log_probabilities = self.engine.backend.log_probabilities(queries)
+            for (digest, missing), table in zip(wanted.items(), log_probabilities, strict=True):
+                log_p_of_token = table[:, 0].tolist()  # a row per weighted token; its only column is the token itself
+                losses[digest] = _weighted_loss(missing.variant.weights, log_p_of_token)
         if self.store is not None:
             rows = pl.DataFrame({"digest": list(losses), "loss": list(losses.values())}, schema=LOSSES)
             self.store.append(rows)
         return losses
 
+    @contextmanager
+    def _counted_tokens(self) -> Iterator[None]:
+        """Add the tokens that go through the model inside the block to `tokens`."""
+        before = Counter(self.engine.counts.as_dict())
+        yield
+        self.tokens += Counter(self.engine.counts.as_dict()) - before
+
 
 class _WantedLoss(NamedTuple):
-    """A variant whose loss is wanted. `shared`: with how many of its tokens every variant of its call begins."""
+    """A variant whose loss is wanted. `shared_length`: how many first tokens all variants of its call have in common.
+
+    The model reads this beginning once for all of them.
+    """
 
     variant: Variant
-    shared: int
+    shared_length: int
 
 
 def _weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float]) -> float:
@@ -209,17 +222,17 @@ def _shared_tokens(variants: Sequence[Variant]) -> int:
     return first_weighted
 
 
-def _query(variant: Variant, shared: int) -> TokenQuery:
+def _query(variant: Variant, shared_length: int) -> TokenQuery:
     """Return the question to the model for the log probability of each weighted token of a variant.
 
-    shared: the length of the prefix that the model reads once for all variants of the call.
+    shared_length: of the prefix that the model reads once for all variants of the call.
     """
     return TokenQuery(
-        variant.kind,
-        variant.ids[:shared],
-        variant.ids[shared:],
-        [place - shared for place in variant.places],  # counted from the end of the prefix
-        [[variant.ids[place]] for place in variant.places],  # at each place the token that stands there
+        kind=variant.kind,
+        prefix=variant.ids[:shared_length],
+        text=variant.ids[shared_length:],
+        places=[place - shared_length for place in variant.places],  # counted from the end of the prefix
+        tokens=[[variant.ids[place]] for place in variant.places],  # at each place the token that stands there
     )
 
 

@@ -30,7 +30,12 @@ FORM = '{"conversation": "traces.jsonl:12", "turn": 1, "call": 0, "label": true}
 
 @dataclass(frozen=True)
 class Label:
-    """What a person says of a call. `conversation`: its place or its record's own id."""
+    """What a person says of a call.
+
+    - `conversation`: its name, as traces.jsonl:12, or the id of its record
+    - `turn`, `call`: the number of the message, and of the call in that message
+    - `rests`: whether the answer after the call rests on its result
+    """
 
     conversation: str
     turn: int
@@ -90,6 +95,7 @@ def read_labels(file: Path) -> list[Label]:
 
 
 def _label(line: bytes, place: str) -> Label:
+    """Return the label that a line of JSON such as FORM holds. Raises UserError, which begins with `place`."""
     try:
         fields: Any = orjson.loads(line)
     except ValueError as error:
@@ -110,34 +116,45 @@ def _label(line: bytes, place: str) -> Label:
 
 
 def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
-    """Compare the labels with the calls of a judged file. Raises UserError where too few can be compared."""
+    """Return how the labels agree with the verdicts on the calls in the file that `judge` wrote.
+
+    Only calls with a verdict are compared, not the calls that "cannot be told". One half of their conversations selects
+    the threshold of the relative gain, and the other half tests it. Raises UserError unless the compared calls have
+    labels of both kinds.
+    """
     labelled = _labelled_calls(database, labels)
-    told = [call for call in labelled if call.relative_gain is not None]
-    if len({call.rests for call in told}) < 2:
-        raise UserError(f"{len(told)} of {len(labels)} labels are of calls that can be told; label some of either kind")
-    auc = auc_of(told)
-    low, high = _auc_interval(told)
-    chooses = [call for call in told if _is_in_first_half(call.conversation)]
-    tested = [call for call in told if not _is_in_first_half(call.conversation)]
-    threshold = best_threshold(chooses)
+    compared = [call for call in labelled if call.relative_gain is not None]
+    if len({call.rests for call in compared}) < 2:
+        raise UserError(
+            f"{len(compared)} of {len(labels)} labels are of calls that can be told; label some of either kind"
+        )
+    low, high = _auc_interval(compared)
+    selecting = [call for call in compared if _is_in_first_half(call.conversation)]
+    tested = [call for call in compared if not _is_in_first_half(call.conversation)]
+    threshold = best_threshold(selecting)
+    test_verdicts = [(call.relative_gain or 0) > threshold for call in tested]
     [share] = query(database, SHARE.format(threshold=threshold))["share"]
     return Agreement(
         labels=len(labels),
         unmatched=len(labels) - len(labelled),
-        not_told=len(labelled) - len(told),
-        base_rate=sum(call.rests for call in told) / len(told),
-        agree=sum(call.rests == call.helps for call in told) / len(told),
-        kappa=kappa([call.rests for call in told], [call.helps for call in told]),
-        auc=auc,
+        not_told=len(labelled) - len(compared),
+        base_rate=sum(call.rests for call in compared) / len(compared),
+        agree=sum(call.rests == call.helps for call in compared) / len(compared),
+        kappa=kappa([call.rests for call in compared], [call.helps for call in compared]),
+        auc=auc_of(compared),
         low=low,
         high=high,
         share=float(share),
         tested=len(tested),
-        tested_kappa=kappa([call.rests for call in tested], [(call.relative_gain or 0) > threshold for call in tested]),
+        tested_kappa=kappa([call.rests for call in tested], test_verdicts),
     )
 
 
 def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCall]:
+    """Return the labelled calls with their verdicts, without labels of calls that the judged file does not hold.
+
+    A label names its conversation, or the id of the record that it was read from.
+    """
     rows = query(database, SCORED).to_dicts()
     calls = {(row[name], row["turn"], row["call"]): row for row in rows for name in ("record_id", "conversation")}
     labelled: list[LabelledCall] = []
@@ -145,8 +162,8 @@ def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCal
         row = calls.get((label.conversation, label.turn, label.call))
         if row is not None:
             helps = row["verdict"] == "helps"
-            is_told = row["verdict"] != "cannot be told"
-            gain = row["relative_gain"] if is_told else None
+            has_verdict = row["verdict"] != "cannot be told"
+            gain = row["relative_gain"] if has_verdict else None
             labelled.append(LabelledCall(row["conversation"], label.rests, helps, gain))
     return labelled
 
@@ -207,11 +224,11 @@ def _is_in_first_half(conversation: str) -> bool:
 
 
 def agreement_lines(agreement: Agreement) -> list[str]:
-    """Return what `judge --labels` says."""
-    told = agreement.labels - agreement.unmatched - agreement.not_told
+    """Return the three lines of `judge --labels`: what was compared, how it agrees, and which share fits the labels."""
+    compared = agreement.labels - agreement.unmatched - agreement.not_told
     return [
         f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.not_told:,} of calls "
-        f"that cannot be told, {told:,} compared, of which {agreement.base_rate:.0%} rest on their result",
+        f"that cannot be told, {compared:,} compared, of which {agreement.base_rate:.0%} rest on their result",
         f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
         f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})",
         f"half of the conversations chooses --share {agreement.share:.3g}; on the other half ({agreement.tested:,} "

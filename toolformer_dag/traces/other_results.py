@@ -54,7 +54,10 @@ class Donors:
         self._largest_hash: dict[str, str] = {}  # of the donors that a full tool has; larger ones are passed over
 
     def add(self, document: str, call: RecordedCall) -> None:
-        """Add the result of a call, if it may be given to others."""
+        """Keep the result of a call, if it is among those of its tool with the smallest hashes.
+
+        Up to twice `most` results are held before the larger half is dropped. Not kept: no result, or a failed call.
+        """
         if call.result is None or call.failed:
             return
         hash = text_hash(call.result)
@@ -91,7 +94,10 @@ class Circle:
 
     @staticmethod
     def of(donors: Sequence[Donor]) -> "Circle":
-        """Return the circle of donors that are in the order of their hashes."""
+        """Return a circle of donors, which are given in the order of their hashes.
+
+        As an example, donors of the documents a a b have the steps 2, 1 and 1 to the next of another document.
+        """
         steps = [0] * len(donors)
         if len({donor.document for donor in donors}) > 1:
             for number in range(2 * len(donors) - 1, -1, -1):  # twice round, since the last looks at the first
@@ -109,7 +115,7 @@ class Circle:
         """
         own = _kept(call.result or "")
         start = bisect_left(self.donors, call_hash(document, call), key=attrgetter("hash"))
-        walked = 0
+        walked = 0  # donors of the call's document are passed over together
         while walked < len(self.donors):
             place = (start + walked) % len(self.donors)
             donor = self.donors[place]
@@ -124,7 +130,10 @@ class Circle:
 
 
 def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
-    """Return `swaps` distinct results for a call, or fewer: from the first of the circles as far as it has some."""
+    """Return `swaps` distinct results for a call, or fewer where the circles have no more.
+
+    Results of the first circle come first; a later circle fills up what is lacking.
+    """
     chosen: list[str] = []
     for circle in circles:
         for result in circle.others(document, call):
@@ -146,8 +155,8 @@ def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tupl
     circles = donors.circles()
     results = []
     for document, call in calls:
-        circle = [circles[call.tool]] if call.tool in circles else []
-        results.append(chosen_results(circle, document, call, swaps))
+        circles_of_tool = [circles[call.tool]] if call.tool in circles else []
+        results.append(chosen_results(circles_of_tool, document, call, swaps))
     return results
 
 
@@ -173,19 +182,19 @@ def beginnings(messages: Sequence[RecordedMessage]) -> list[str]:
     Two conversations have the same hash where they begin alike. Each message is hashed once.
     """
     hashes = []
-    begun = blake2b(b"[", digest_size=8)
+    running_hash = blake2b(b"[", digest_size=8)
     for number, message in enumerate(messages):
-        hashes.append(_closed(begun))
+        hashes.append(_closed(running_hash))
         calls = [(call.tool, call.arguments, call.result) for call in message.calls]
         separator = ", " if number else ""
         text = separator + repr((message.role, message.content, calls))
-        begun.update(text.encode("utf-8", "surrogatepass"))
-    return [*hashes, _closed(begun)]
+        running_hash.update(text.encode("utf-8", "surrogatepass"))
+    return [*hashes, _closed(running_hash)]
 
 
-def _closed(begun: "blake2b") -> str:
-    """Return the hash of a list whose items were hashed so far."""
-    closed = begun.copy()
+def _closed(running_hash: "blake2b") -> str:
+    """Return the hash of a list whose items were hashed so far; `running_hash` itself stays open."""
+    closed = running_hash.copy()
     closed.update(b"]")
     return closed.hexdigest()
 

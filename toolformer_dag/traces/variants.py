@@ -33,10 +33,10 @@ CHARACTERS_PER_TOKEN = 8
 class Variant:
     """The tokens of a text under which a call is read, up to the last weighted one.
 
-    - `kind`: the field of TokenCounts to which they are added
+    - `kind`: the field of TokenCounts in which its tokens are counted
     - `ids`: the tokens
-    - `places`: which of them are weighted, by their positions in `ids`
-    - `weights`: of these
+    - `places`: the positions in `ids` of the weighted tokens, over which the loss is computed
+    - `weights`: how much the loss of each of these tokens counts
     """
 
     kind: str
@@ -52,7 +52,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class CallToJudge:
-    """A call of a conversation, with the results that it is held against.
+    """A call of a conversation, with the results that its own result is compared with.
 
     - `messages`: the conversation
     - `message`: the number of the message with the call
@@ -72,7 +72,10 @@ class CallToJudge:
 
 
 class VariantWriter:
-    """Writes the variants of calls as a model reads them.
+    """Writes the variants of calls as a model reads them. A *variant* is the conversation with one result exchanged.
+
+    - `window`: which words after the call are *weighted*: the loss is computed over them
+    - `rendering`: how messages are written as text and as tokens
 
     It remembers the conversation of the last call: calls of one conversation should come one after the other, in their
     order. Raises RenderingError where no rendering fits the model.
@@ -87,10 +90,11 @@ class VariantWriter:
         self._conversation: _Conversation | None = None
 
     def variants(self, call: CallToJudge) -> dict[str, Variant] | str:
-        """Return the variants of a call by name, or the reason why there are none.
+        """Return the variants of a call by name ("none", "empty", "own", "0", "1", ...), or the reason for having none.
 
-        Reasons: no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template
-        refuses the conversation), does_not_fit (not even the next message fits the context of the model).
+        Where the conversation is too long for the model, fewer of the messages after the call are weighted. Reasons:
+        no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template refuses the
+        conversation), does_not_fit (not even the next message fits the context of the model).
         """
         if call.call.result is None:
             return "no_result"
@@ -100,15 +104,19 @@ class VariantWriter:
         try:
             for count in range(len(weighted), 0, -1):  # fewer messages until the conversation fits the context
                 variants = self._fitting_variants(call, weighted[:count])
-                if variants is None:
-                    continue
-                return variants if variants[OWN].places else "nothing_follows"
+                if variants is not None:
+                    has_weighted_tokens = bool(variants[OWN].places)
+                    return variants if has_weighted_tokens else "nothing_follows"
         except RenderingError:
             return "not_rendered"
         return "does_not_fit"
 
     def overlaps(self, call: CallToJudge, results: Sequence[str]) -> tuple[float, ...]:
-        """Return for each result which share of the weighted messages' words stands in the part of it that is read."""
+        """Return, for each result, the share of the words in the weighted messages that stand in it.
+
+        As an example, 0.5 for the result "17 degrees" and the message "17 today". Of a result the part counts that is
+        read (`cut`).
+        """
         words: set[str] = set()
         for number in self.window.weighted_messages(call.messages, call.message):
             words |= _words(_content_and_arguments(call.messages[number]))
@@ -129,29 +137,41 @@ class VariantWriter:
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
     def _fitting_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants with the words of the `weighted` messages; None where one does not fit the context.
+        """Return the variants of a call by name; None where one of them does not fit the context of the model.
 
-        Raises RenderingError.
+        weighted: the numbers of the messages after the call whose words are weighted. Raises RenderingError.
         """
         conversation = self._conversation_of(call.messages)
         recorded = self._as_recorded(conversation, call.message, weighted)
         if len(recorded.variant.ids) > self.context_length:
             return None
-        message = conversation.messages[call.message]
-        results = {EMPTY: ""}
-        for number, result in enumerate(call.other_results):
-            results[str(number)] = self.cut(result)
-        others: dict[str, Sequence[RecordedMessage]] = {}
-        for name, result in results.items():
-            others[name] = with_result([message], 0, call.index, result)
-        others[NONE] = without_call([message], 0, call.index)
-        written = conversation.written.pieces_of_others(recorded.pieces, call.message, list(others.values()), weighted)
-        # The order in which losses are computed decides which share a batch of the model, and so their last digits.
+        replacements = self._replacements(conversation.messages[call.message], call)
+        pieces_of_variants = conversation.written.pieces_of_others(
+            recorded.pieces, call.message, list(replacements.values()), weighted
+        )
+        # The order of the variants stays: it decides which of them share a batch of the model, and so the last digits
+        # of their losses. EMPTY gets its own tokens below.
         variants = dict.fromkeys([EMPTY, OWN], recorded.variant)
-        for name, pieces in zip(others, written, strict=True):
+        for name, pieces in zip(replacements, pieces_of_variants, strict=True):
             variants[name] = self._variant(name, pieces, recorded.before)
         longest = max(len(variant.ids) for variant in variants.values())
         return variants if longest <= self.context_length else None
+
+    def _replacements(self, message: RecordedMessage, call: CallToJudge) -> dict[str, Sequence[RecordedMessage]]:
+        """Return, for each variant but OWN, what stands in place of the message with the call.
+
+        - EMPTY: the message with an empty result of the call
+        - "0", "1", ...: the message with each of the other results
+        - NONE: the message without the call, or no message where it holds nothing else
+        """
+        results = {EMPTY: ""}
+        for number, result in enumerate(call.other_results):
+            results[str(number)] = self.cut(result)
+        replacements: dict[str, Sequence[RecordedMessage]] = {}
+        for name, result in results.items():
+            replacements[name] = with_result([message], 0, call.index, result)
+        replacements[NONE] = without_call([message], 0, call.index)
+        return replacements
 
     def _conversation_of(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
         """Return a conversation with its results cut to what is read; that of the last call is remembered."""
@@ -162,19 +182,21 @@ class VariantWriter:
         return self._conversation
 
     def _as_recorded(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_AsRecorded":
-        """Return the conversation as it was recorded, cut around a message, whose calls share it.
+        """Return the conversation with its recorded results, cut around a message with calls.
 
-        Raises RenderingError.
+        message: the number of that message. weighted: the numbers of the messages whose words are weighted. What is
+        returned is kept in `conversation.as_recorded` until another message is asked for, since all calls of a message
+        need it. Raises RenderingError.
         """
-        cuts = (message, len(weighted))
-        if cuts not in conversation.as_recorded:
+        key = (message, len(weighted))
+        if key not in conversation.as_recorded:
             if any(earlier != message for earlier, _ in conversation.as_recorded):
                 conversation.as_recorded.clear()  # calls come in the order of their messages
             pieces = conversation.written.pieces(message, weighted)
             before = self._context_ids(pieces.before)
             variant = self._variant(OWN, pieces, before)
-            conversation.as_recorded[cuts] = _AsRecorded(pieces, before, variant)
-        return conversation.as_recorded[cuts]
+            conversation.as_recorded[key] = _AsRecorded(pieces, before, variant)
+        return conversation.as_recorded[key]
 
     def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
         """Return a message whose results are cut to what is read."""
@@ -184,26 +206,34 @@ class VariantWriter:
         return replace(message, calls=tuple(calls))
 
     def _context_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens that are read of the text before the message with the call: `traces.context_tokens`."""
+        """Return the last `traces.context_tokens` tokens of the text before the message with the call."""
         if self.traces.context_tokens == 0:
             return ()
         return self.rendering.last_ids(text, self.traces.context_tokens)
 
     def _variant(self, name: str, pieces: Pieces, before: tuple[int, ...]) -> Variant:
-        """Return the tokens of a variant. before: those that are read of `pieces.before`."""
+        """Return the tokens of a variant, up to the last weighted one.
+
+        They are the token that begins a text, unless the template wrote it; then `before`; then the pieces `after_call`
+        and `words`. before: the tokens that are read of `pieces.before`.
+
+        As an example, after 20 tokens the words "It is 17", "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens have
+        the places 20, 21, 22 and 28.
+        """
         after_call = self.rendering.ids(pieces.after_call)
         bos = self.encoding.bos
-        template_wrote_bos = list((before or after_call)[: len(bos)]) == bos
-        ids = [] if template_wrote_bos else list(bos)
+        first_ids = list(before or after_call)[: len(bos)]
+        ids = [] if first_ids == bos else list(bos)
         ids += before
         ids += after_call
         places: list[int] = []
-        for number, text in enumerate(pieces.words):
+        is_weighted = True  # `words` holds weighted words and the text between them in turn
+        for text in pieces.words:
             text_ids = self.rendering.ids(text)
-            is_weighted = number % 2 == 0  # between them stands what the template writes between two messages
             if is_weighted:
                 places += range(len(ids), len(ids) + len(text_ids))
             ids += text_ids
+            is_weighted = not is_weighted
         places = places[: self.window.tokens]
         end = places[-1] + 1 if places else 0
         return Variant(
@@ -216,13 +246,13 @@ class VariantWriter:
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """A conversation as it is read.
+    """A conversation whose calls are judged.
 
     - `recorded`: its messages as they were recorded
-    - `messages`: the same with results cut to what is read of them
-    - `written`: these as the rendering writes them
-    - `as_recorded`: their text, cut around the message whose calls are judged now, by the number of that message and
-      how many messages are weighted; it is filled as calls are judged
+    - `messages`: the same messages, with each result cut to the part that is read
+    - `written`: their text
+    - `as_recorded`: a cache of their text, cut around the message whose calls are judged now, by the number of that
+      message and how many messages are weighted
     """
 
     recorded: tuple[RecordedMessage, ...]
@@ -232,11 +262,11 @@ class _Conversation:
 
 
 class _AsRecorded(NamedTuple):
-    """A conversation as it was recorded, cut around a message with calls.
+    """A conversation with its recorded results, cut around a message with calls.
 
     - `pieces`: its text
-    - `before`: the tokens before the message that are read; they are those of every variant
-    - `variant`: its tokens
+    - `before`: the tokens that are read of the text before the message; every variant of its calls begins with them
+    - `variant`: all its tokens
     """
 
     pieces: Pieces
@@ -252,7 +282,7 @@ class CallPlace(NamedTuple):
 
 
 def call_places(messages: Sequence[RecordedMessage]) -> Iterator[CallPlace]:
-    """Yield where each call stands, but those that the user made."""
+    """Yield the place of each call, without the calls in messages of the user."""
     for number, message in enumerate(messages):
         if message.role == "user":
             continue
