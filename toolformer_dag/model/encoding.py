@@ -243,10 +243,11 @@ class Encoding:
 
     @cached_property
     def _ending_tokens(self) -> list[int]:
-        """The tokens that may complete a marker that ends a sample, such as "]", and EOS.
+        """The tokens with which a sample may end: EOS, and those that may complete a marker such as "]".
 
-        These are the tokens whose text holds the marker, such as ")]", or begins with an end of it: "->" may be two
-        tokens, of which the second is ">". A marker that is an added token has this token alone.
+        A token may complete a marker if its text holds the marker, as ")]" does, or begins with the marker's last
+        characters: "->" may be written as two tokens, "-" and ">". A marker that is an added token of the tokenizer
+        (`added`) is completed by this token alone.
         """
         token_texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
         ending_tokens = list(self.eos)
@@ -255,9 +256,10 @@ class Encoding:
                 ending_tokens += self.added[end_marker]
                 continue
             marker = end_marker.strip()
-            tails = tuple(marker[cut:] for cut in range(1, len(marker)))
+            tails = tuple(marker[cut:] for cut in range(1, len(marker)))  # (">",) for "->"
             for token, text in enumerate(token_texts):
-                if marker in text or text.startswith(tails):
+                may_complete = marker in text or text.startswith(tails)
+                if may_complete:
                     ending_tokens.append(token)
         return ending_tokens
 
@@ -294,32 +296,33 @@ class Encoding:
     def _split(self, text: str, whole: list[int]) -> TextTokens | None:
         """Tokenize a text with calls in pieces: each marker, such as ` [`, and each text between two markers.
 
-        So no token spans a marker and the text beside it. All tokens of a marker get its first character as offset.
+        So no token spans a marker and the text beside it. "is [A(1)] so" has the pieces "is", " [" and "A(1)] so"; if
+        all markers are added tokens of the tokenizer (`added`), also "]".
 
         whole: the tokens of the text in one piece. Return None if the tokens of the pieces decode to another text than
-        these do.
+        these do, and markers are no added tokens.
         """
         parts: list[TextTokens] = []
         piece_start = 0
-        for mark in self._marks(text):
+        for mark in self._marks(text):  # the last one is empty, at the end of the text
             piece_text = text[piece_start : mark.start]
             piece = self._after_marker(piece_text) if piece_start else self.texts([piece_text])[0]
             parts.append(TextTokens(piece.ids, piece.offsets + piece_start, piece.inside))
-            marker_ids = self._marker_ids.get(mark.marker, [])
-            parts.append(
-                TextTokens(
-                    marker_ids,
-                    offsets=np.full(len(marker_ids), mark.start, np.int32),
-                    inside=np.zeros(len(marker_ids), np.bool_),
-                )
-            )
+            parts.append(self._marker_tokens(mark))
             piece_start = mark.start + len(mark.marker)
         ids = [token for part in parts for token in part.ids]
-        if not self.added and self._text(ids) != self._text(whole):
-            return None
+        if not self.added:
+            is_other_text = self._text(ids) != self._text(whole)
+            if is_other_text:
+                return None
         offsets = np.concatenate([part.offsets for part in parts])
         inside = np.concatenate([part.inside for part in parts])
         return TextTokens(ids, offsets, inside)
+
+    def _marker_tokens(self, mark: Mark) -> TextTokens:
+        """Return the tokens of a marker; each gets the marker's first character. An empty marker has none."""
+        ids = self._marker_ids.get(mark.marker, [])
+        return TextTokens(ids, offsets=np.full(len(ids), mark.start, np.int32), inside=np.zeros(len(ids), np.bool_))
 
     def _marks(self, text: str) -> Iterator[Mark]:
         """Yield the markers of calls in a text that are tokenized apart from it, with their first characters, in order.
@@ -396,18 +399,31 @@ def _leading_special_tokens(tokenizer: Any) -> list[int]:
 def _text_tokens(text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> TextTokens:
     """Return the tokens of a text with the character at which each begins, so that each character has a token.
 
-    spans: the first character of each token and the one after its last, by the tokenizer. They may leave gaps. In a
-    gap, accents at its beginning (merged by NFC) belong to the token before it, the rest (dropped) to the token after
-    it. Spans overlap where a character is several tokens: the later ones begin `inside` it.
+    spans: the first character of each token and the one after its last, by the tokenizer.
+
+    Spans overlap where a character is several tokens: the later ones begin `inside` it. They leave gaps where the
+    tokenizer drops characters, which then belong to the token after the gap. With spans (0, 1), (3, 4), (3, 4), tokens
+    before each token reach to the characters [0, 1, 4]. So tokens begin at [0, 1, 3], and the last one inside a
+    character.
     """
     starts, ends = np.array(spans, np.int32).reshape(-1, 2).T  # [n] each
-    # The character up to which the tokens before each token reach, [n]; beyond its own start inside a character.
-    covered = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
+    # The character up to which the tokens before each token reach, [n].
+    ends_before = np.concatenate([[0], np.maximum.accumulate(ends)])[:-1].astype(np.int32)
     if not text.isascii():
-        for token in np.flatnonzero(covered < starts):
-            while covered[token] < starts[token] and _combines(text[covered[token]]):
-                covered[token] += 1
-    return TextTokens(list(ids), offsets=np.minimum(starts, covered), inside=starts < covered)
+        for token in np.flatnonzero(ends_before < starts):
+            ends_before[token] = _end_of_accents(text, int(ends_before[token]), int(starts[token]))
+    return TextTokens(list(ids), offsets=np.minimum(starts, ends_before), inside=starts < ends_before)
+
+
+def _end_of_accents(text: str, start: int, end: int) -> int:
+    """Return the first character from `start` on that is no accent; `end` where all up to there are.
+
+    The characters from `start` to `end` have no token of their own. A tokenizer that merges accents into letters (NFC)
+    drops accents after a letter, which so belong to the letter's token.
+    """
+    while start < end and _combines(text[start]):
+        start += 1
+    return start
 
 
 def _combines(character: str) -> bool:

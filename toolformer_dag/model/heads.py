@@ -66,12 +66,16 @@ class CachedHead:
     """
 
     def __init__(self, backbone: Backbone, ids: Sequence[int]) -> None:
-        """Run the tokens `ids`, and keep the keys and values of every layer."""
+        """Run the prompt's tokens `ids`, and keep the keys and values of every layer.
+
+        Without tokens, a token is run whose keys are not kept: so `layers` have the shapes of the model, and length 0.
+        """
         self.backbone = backbone
         self.length = len(ids)
         self.layers: Layers = {}  # filled by `_attend`, which each layer calls
         any_ids = [0]
-        backbone.features(padded([ids or any_ids], backbone.device), attend=self._attend)
+        ids_to_run = ids or any_ids
+        backbone.features(padded([ids_to_run], backbone.device), attend=self._attend)
         layer_count = backbone.model.config.get_text_config().num_hidden_layers
         if len(self.layers) != layer_count:
             raise ValueError(f"{len(self.layers)} of {layer_count} layers are attention")
@@ -393,7 +397,7 @@ class CachedBranches:
         moved = [(new, old) for new, old in enumerate(rows) if new != old]
         if moved:
             targets, sources = on_device(moved, self.device).T  # new and old rows of the caches
-            for cache in self.layers.values():
+            for cache in self.layers.values():  # the right side is copied before the left side is written
                 cache.keys[targets] = cache.keys[sources]
                 cache.values[targets] = cache.values[sources]
         self._arrange(

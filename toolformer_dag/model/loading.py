@@ -448,15 +448,17 @@ def _source(model: ModelSettings) -> dict[str, Any]:
 def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
     """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
 
-    - name: the model's; None for the settings' model.
-    - dtype: the caller's choice; None for that of the settings. Where these say `auto`, another model gets the data
-      type of the settings' model.
+    It is the caller's choice, `dtype`, where this is not None. Else it is that of the settings or, where they say
+    `auto`, that in the files of the settings' model. Another model gets the data type of the settings' model too.
 
-    Raises ModelError for a name that is neither `auto` nor in DTYPES.
+    name: another model's folder or hub id; None for the settings' model.
+
+    Raises ModelError for a data type that is neither `auto` nor in DTYPES.
     """
     if dtype is None:
-        dtype = model_dtype(model)
-        if dtype == "auto" and name is not None:  # no folder tells the data type: ask the hub for the config
+        dtype = model_dtype(model)  # "auto" where neither the settings nor files on this machine name it
+        is_other_model = name is not None
+        if dtype == "auto" and is_other_model:  # then the config on the hub has the type of the settings' model
             dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
     if dtype not in ("auto", *DTYPES):
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")

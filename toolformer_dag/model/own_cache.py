@@ -489,25 +489,36 @@ class OwnBranches:
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Run whole sequences, append a branch at the end of each; return the features of their last tokens.
 
-        These are [sequences, F]. The sequences do not follow the prompt. Those that may share a pass become a group.
+        These are [sequences, F]. The sequences do not follow the prompt. Those that may share a pass become a group:
+        all of them; those of equal length, where the model has states, which cannot be cut back to the end of a shorter
+        sequence; or each alone (`CacheUse.company`).
         """
         head = self.texts.head
         use = head.use
         if use.company == "any" and head.has_states:
-            use = replace(use, company="equal")  # states cannot be cut back to the end of a shorter sequence
+            use = replace(use, company="equal")
         first_number = self.count
         features_at_ends: dict[int, Tensor] = {}  # by index of `sequences`, [F]
         for indices in use.grouped([len(sequence) for sequence in sequences]):
-            group_sequences = [sequences[index] for index in indices]
-            lengths = [len(sequence) for sequence in group_sequences]
-            cache = ModelCache(head.backbone, head.use, rows=len(indices))
-            features = cache.run(group_sequences)  # [group, T, F]
-            last_tokens = [length - 1 for length in lengths]
-            features_at_ends.update(zip(indices, features[range(len(indices)), last_tokens], strict=True))
-            if use.company == "any":
-                cache = cache.cut(range(len(indices)), lengths)  # moves the padding to the left
+            cache, features = self._run_whole([sequences[index] for index in indices])
+            features_at_ends.update(zip(indices, features, strict=True))
             self.groups.append(BranchGroup([first_number + index for index in indices], cache))
         return torch.stack([features_at_ends[index] for index in range(len(sequences))])
+
+    def _run_whole(self, sequences: Sequence[Sequence[int]]) -> tuple[ModelCache, Tensor]:
+        """Run sequences in a pass; return a new cache of them, and the features of their last tokens, [sequences, F].
+
+        Shorter sequences run with padding on the right, which the cache then has on the left.
+        """
+        head = self.texts.head
+        lengths = [len(sequence) for sequence in sequences]
+        cache = ModelCache(head.backbone, head.use, rows=len(sequences))
+        features = cache.run(sequences)  # [sequences, T, F]
+        last_tokens = [length - 1 for length in lengths]
+        may_be_padded = head.use.company == "any" and not head.has_states  # else all have the same length
+        if may_be_padded:
+            cache = cache.cut(range(len(sequences)), lengths)  # moves the padding to the left
+        return cache, features[range(len(sequences)), last_tokens]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to each branch, [B], and run it; return the features of these tokens, [B, F].
