@@ -89,7 +89,7 @@ class TokenCounts:
     - `positions`: texts after the head, whose p_i were computed.
     - `samples`: tokens of samples, and texts that ran for their samples alone.
     - `loss_*`: the three losses. `perplexity`: held-out texts.
-    - `passes`: without the decoding steps of samples, which are `decoding_steps`.
+    - `passes`: passes of the model, except those that draw a token of each sample: these are `decoding_steps`.
 
     What greedy decoding runs is not counted.
     """
@@ -120,7 +120,8 @@ class CallForm:
     - `grammar`: an llguidance grammar for everything that follows. After it is complete, only the token `end` may
       follow.
     - `matcher`: the state of that grammar after the tokens written so far.
-    - `most`: at most so many tokens follow.
+    - `most`: the most tokens that may follow.
+    - `end`: the token that follows the complete call.
     """
 
     grammar: str
@@ -170,13 +171,13 @@ class GreedyRows(Protocol):
         """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
+        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
 
     def permit(self, row: int, form: CallForm) -> bool:
-        """Forbid the next tokens that a row's form does not allow; return whether it allows any."""
+        """Forbid the next tokens that the grammar of a row's call does not allow; return whether it allows any."""
 
     def best(self) -> list[int]:
-        """Return the most likely next token of each row, among those that are not forbidden."""
+        """Return the most likely next token of each row that is not forbidden."""
 
 
 class Backend(Protocol):
@@ -185,7 +186,7 @@ class Backend(Protocol):
     - `identity`: library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with the computed
       rows, but is in no fingerprint: another identity changes numbers by rounding alone.
     - `context_length`: the most tokens of a sequence.
-    - `greedy_rows`: the most rows that `greedy` takes at once.
+    - `greedy_rows`: the most rows that a batch of `greedy` may have.
     - `counts`: the tokens that went through the model so far.
     """
 

@@ -12,7 +12,7 @@ from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 
 IN_FLIGHT = 16
-"""Requests that are sent at once."""
+"""Requests that run at the same time."""
 TRIES = 5
 """How often a request is sent where the server is busy or the connection breaks."""
 FIRST_PAUSE = 0.5
@@ -22,7 +22,7 @@ TIMEOUT = 600
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the server's key."""
 BUSY = (408, 409, 429)
-"""HTTP codes of a server that may answer later, beside those from 500 on."""
+"""HTTP codes of a server that may answer later; so may all from 500 on."""
 CHARACTERS_PER_TOKEN = 3
 """Characters of a token, at least, in texts that are written again."""
 CALLS_PER_TEXT = 4
@@ -34,7 +34,7 @@ def written_again(
 ) -> list[str]:
     """Return each text as a language model on a server writes it again with calls in it, in the order of `samples`.
 
-    - model: the model's name and its servers' URLs, which get the requests in turn, IN_FLIGHT at once.
+    - model: the model's name and its servers' URLs, which get the requests in turn, IN_FLIGHT at a time.
     - prompt: examples of texts with and without calls, written before each text.
     - samples: pairs of a text and a sample number, by which the request's seed differs. A text may be in several pairs.
 

@@ -101,7 +101,7 @@ class Encoding:
 
     - `tokenizer`: a fast one of transformers.
     - `markers`: what opens, divides and closes a call, such as ` [`, ` ->` and `]`.
-    - `added`: the tokens of those markers that are added tokens of the tokenizer, by marker. Only calls have them.
+    - `added`: by marker, its tokens, for the markers that are added tokens of the tokenizer. Only calls have them.
     - `bos`, `eos`: the tokens before and after a sequence, as lists, which are empty where the tokenizer adds none.
     - `start`: the tokens of ` [`, or of another marker that opens a call. Every call begins with them, in prompts and
       C* as in sampling and decoding. Where the tokenizer merges ` [` with a name, the two are tokenized apart.
@@ -156,7 +156,7 @@ class Encoding:
         return [len(text.ids) for text in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def calls(self, calls: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each call, written with the model's markers; the first ones are `start`, those of ` [`.
+        """Return the tokens of each call, written with the model's markers; the first are `start`, the tokens of ` [`.
 
         calls: with or without a result, in the paper's form, such as " [Calculator(2+3) -> 5]" with its leading space.
 
@@ -269,7 +269,7 @@ class Encoding:
         return [list(ids[len(self._anchor_ids) :]) for ids in encoded.input_ids]
 
     def _needs_split(self, call: str, ids: list[int]) -> bool:
-        """Return whether a call has to be tokenized in pieces: its tokens `ids` do not begin with those of ` [`.
+        """Return whether a call has to be tokenized in pieces: its tokens `ids` do not begin with `start`.
 
         True for every call where markers are added tokens, because only `_split` writes these.
         """
@@ -387,7 +387,7 @@ def _added_markers(tokenizer: Any, markers: CallMarkers) -> dict[str, list[int]]
 
 
 def _leading_special_tokens(tokenizer: Any) -> list[int]:
-    """Return the tokens that the tokenizer adds before a text, such as BOS: those before "a" where it encodes "a"."""
+    """Return the tokens that the tokenizer adds before a text, such as BOS; found by encoding "a"."""
     plain = tokenizer("a", add_special_tokens=False).input_ids
     full = tokenizer("a").input_ids
     for start in range(len(full)):

@@ -21,7 +21,7 @@ class GreedyBatch:
     """
 
     def __init__(self, backbone: Backbone, branches: Branches, features: Tensor) -> None:
-        """Begin with the rows of `branches`, which ran already. features: those of their last tokens, [rows, F]."""
+        """Begin with the rows of `branches`, which ran already. features: of their last tokens, [rows, F]."""
         self._backbone = backbone
         self._branches = branches
         self._features = features
@@ -55,14 +55,14 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
+        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
         if places:
             rows, tokens = zip(*places, strict=True)
             self.scores[list(rows), list(tokens)] = -torch.inf
 
     @torch.inference_mode()
     def permit(self, row: int, form: CallForm) -> bool:
-        """Forbid the next tokens that a row's form does not allow; return whether it allows any."""
+        """Forbid the next tokens that the grammar of a row's call does not allow; return whether it allows any."""
         allowed = form.allowed()  # may be shorter than V: the model may have rows for tokens beyond the vocabulary
         forbidden = ~torch.from_numpy(allowed).to(self.scores.device)
         self.scores[row, len(allowed) :] = -torch.inf
@@ -70,7 +70,7 @@ class GreedyBatch:
         return bool(allowed.any())
 
     def best(self) -> list[int]:
-        """Return the most likely next token of each row, among those that are not forbidden."""
+        """Return the most likely next token of each row that is not forbidden."""
         best: list[int] = self.scores.argmax(-1).tolist()
         return best
 

@@ -532,7 +532,7 @@ class _BranchStep:
         return LayerCache(cache.keys[:, :, : open_texts.width], cache.values[:, :, : open_texts.width])
 
     def _with_new_token(self, layer: AttentionLayer, keys: Tensor, values: Tensor) -> LayerCache:
-        """Store keys and values of the new tokens in a layer's cache; return those of all tokens of the branches.
+        """Store keys and values of the new tokens in a layer's cache; return all tokens' keys and values.
 
         keys, values: a token per branch, [B, H_kv, 1, D]. Returns [B, H_kv, length, D] each, as views of the cache. The
         new token of branch b is in column `ages[b]`; after it are zeros.

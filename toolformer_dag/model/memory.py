@@ -13,7 +13,7 @@ CPU_TOKENS = 2048
 """Tokens of a pass that stay in a processor's cache; larger passes were slower (benchmarks/LOG.md)."""
 
 CACHE_PASSES = 8
-"""Passes whose keys may be cached at once: decoding needs many rows together."""
+"""Passes whose keys may be cached at the same time: decoding needs many rows together."""
 
 STREAMED = 8
 """How many times the texts of a batch would fill the cache: waiting texts take the slots of those that are done."""
@@ -24,7 +24,7 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """How many texts and continuations of texts (branches) may have their keys and values cached at once.
+    """How many texts and continuations of texts (branches) may have keys and values in the cache.
 
     - `texts`: texts in which calls are being sampled.
     - `branches`: continuations of these texts, on which samples are drawn.

@@ -38,7 +38,7 @@ class CallSampling:
 
     @property
     def room(self) -> int:
-        """Return how many tokens a branch may get: those of " [" and of the longest call."""
+        """Return how many tokens a branch may get: " [" and the longest call."""
         return len(self.start) + self.sampling.max_call_tokens
 
 

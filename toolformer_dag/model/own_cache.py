@@ -489,9 +489,9 @@ class OwnBranches:
     def add(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Run whole sequences, append a branch at the end of each; return the features of their last tokens.
 
-        These are [sequences, F]. The sequences do not follow the prompt. Those that may share a pass become a group:
-        all of them; those of equal length, where the model has states, which cannot be cut back to the end of a shorter
-        sequence; or each alone (`CacheUse.company`).
+        These are [sequences, F]. The sequences do not follow the prompt. A group of them runs in a pass, as
+        `CacheUse.company` allows: all; sequences of equal length; or each alone. In models with states they must have
+        equal length, because states cannot be cut back to the end of a shorter sequence.
         """
         head = self.texts.head
         use = head.use
