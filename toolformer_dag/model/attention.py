@@ -40,7 +40,8 @@ class AttentionLayer:
     - `number`: the layer's index in the model.
     - `scale`: what products of queries and keys are multiplied by.
     - `softcap`: scores s become softcap * tanh(s / softcap).
-    - `sinks` [H]: a score beside those of the keys, whose weight is dropped after the softmax.
+    - `sinks` [H]: per query head, the score of an extra key without a value. It takes part in the softmax, and its
+      weight is dropped.
     - `locality`: None where a token attends to all tokens before it.
     """
 
@@ -56,23 +57,25 @@ class AttentionLayer:
         return self.softcap is None and self.sinks is None
 
     def weights(self, scores: Tensor, bias: Tensor) -> Tensor:
-        """Return the attention weights of the keys: the softmax of the scores, in their shape.
+        """Return the attention weights of S keys: the softmax of their scores, in the same shape.
 
-        - scores: products of queries and S keys, [B, H, T, S]; or [B, G, R, S] with the H heads as G groups of R.
-        - bias: is added to the scores, minus infinity where a key is hidden; broadcasts to their shape.
+        - scores: products of queries and keys, [B, H, T, S]. For one query per sequence also [B, G, R, S], where H
+          heads are G groups of R.
+        - bias: added to the scores; minus infinity where a key is hidden. It broadcasts to their shape.
 
-        Before the softmax a soft cap bounds the scores. An attention sink is a score beside those of the keys, whose
-        weight is dropped, so that the weights of the keys add up to less than 1.
+        Before the softmax a soft cap, if the layer has one, bounds the scores. With attention sinks the weights of the
+        keys add up to less than 1, because the sink's weight is dropped.
         """
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         scores = scores + bias
         if self.sinks is None:
             return scores.softmax(-1, torch.float32).to(scores.dtype)
-        # A score per head as if there were another key: [B, G, R, 1] or [B, H, T, 1].
-        sinks = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
-        with_sinks = torch.cat([scores, sinks], -1).softmax(-1, torch.float32)
-        return with_sinks[..., :-1].to(scores.dtype)
+        # The sinks [H] become a column of scores, one per head: [1, H, 1, 1] or [1, G, R, 1], then for all sequences.
+        sinks_by_head = self.sinks.to(scores.dtype).view(1, scores.shape[1], -1, 1)
+        sink_column = sinks_by_head.expand(*scores.shape[:-1], 1)
+        weights_with_sink = torch.cat([scores, sink_column], -1).softmax(-1, torch.float32)
+        return weights_with_sink[..., :-1].to(scores.dtype)
 
 
 Attend = Callable[[AttentionLayer, Tensor, Tensor, Tensor], Tensor]
@@ -163,8 +166,10 @@ NAME = "toolformer_dag"
 class _Replacement:
     """The attention that replaces a model's own for the length of a pass.
 
-    - `positions` [B, T]: those of the tokens that run; None where each sequence runs whole.
-    - `ignores_extras`: whether the model's own kernel (SDPA) knows no soft cap and no sinks, so that there are none.
+    - `attend`: computes the attention of a layer.
+    - `positions` [B, T]: the positions of the tokens in their sequences. None where each row is a whole sequence.
+    - `ignores_extras`: whether soft caps and sinks of the layers are ignored, because the model's own kernel (SDPA)
+      ignores them too.
     - `rotations`: GPT-J's complex rotations of this pass, [B, T, 1, rotary_dim / 2]. None until its first layer runs.
     """
 
@@ -174,7 +179,10 @@ class _Replacement:
     rotations: Tensor | None = None
 
     def gptj_rotations(self, module: Any, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return what GPT-J rotates queries and keys by, computed by the first layer for all: cos + i sin, rounded."""
+        """Return GPT-J's rotation of each token, cos + i sin, complex [B, T, 1, rotary_dim / 2].
+
+        The first layer computes and stores them, for all layers of the pass. Sine and cosine are rounded to `dtype`.
+        """
         if self.rotations is None:
             sines, cosines = module.embed_positions[position_ids].to(dtype).float().chunk(2, -1)
             self.rotations = torch.complex(cosines, sines)[:, :, None]
@@ -186,62 +194,81 @@ _replacement: ContextVar[_Replacement] = ContextVar("replacement")
 
 @contextmanager
 def custom_attention(model: Any, attend: Attend, positions: Tensor | None = None) -> Iterator[None]:
-    """Let every layer of a transformers model compute its attention with `attend` within the block.
+    """Within the block, let every layer of a transformers model compute its attention with `attend`.
 
-    Most models look their attention up by name in transformers' registry; those in `_METHODS` have none there, so
-    their method is replaced on each module. positions: of the tokens that run, [B, T]; None where each sequence runs
-    whole.
+    Most models look their attention up by name in transformers' registry, where `NAME` is our function. The classes in
+    `_METHODS` do not look it up, so their methods are replaced on each module. After the block all is as it was.
+
+    positions: the positions of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
     """
-    own_implementation = model.config._attn_implementation
-    reset_token = _replacement.set(_Replacement(attend, positions, ignores_extras=own_implementation == "sdpa"))
+    original_name = model.config._attn_implementation
+    replacement = _Replacement(attend, positions, ignores_extras=original_name == "sdpa")
+    reset_token = _replacement.set(replacement)  # our attention functions read it from this context variable
     model.config._attn_implementation = NAME
+    try:
+        with _replaced_methods(model):
+            yield
+    finally:
+        model.config._attn_implementation = original_name
+        _replacement.reset(reset_token)
+
+
+@contextmanager
+def _replaced_methods(model: Any) -> Iterator[None]:
+    """Within the block, replace the methods that `_METHODS` names on each module of the model that has such a class."""
     patched_modules = [module for module in model.modules() if type(module) in _METHODS]
     for module in patched_modules:
-        for name, method in _METHODS[type(module)].items():
-            vars(module)[name] = partial(method, module)  # an attribute of the module hides the method of its class
+        for name, function in _METHODS[type(module)].items():
+            vars(module)[name] = partial(function, module)  # an attribute of the module hides the method of its class
     try:
         yield
     finally:
         for module in patched_modules:
             for name in _METHODS[type(module)]:
                 delattr(module, name)
-        model.config._attn_implementation = own_implementation
-        _replacement.reset(reset_token)
 
 
 def _interface(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Locality | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Compute a layer's attention for transformers, which calls this by its `AttentionInterface`.
+    """Compute a layer's attention with the function that `custom_attention` set; transformers calls this per layer.
 
     - query [B, H, T, D]; key, value [B, H_kv, T, D].
-    - attention_mask: the layer's sliding window or chunks, which `_mask` put in the place of a mask.
+    - attention_mask: no mask, but the layer's sliding window or chunks: `_mask` gave it to transformers as the mask.
     - options: the layer's scale, soft cap and sinks, by transformers' names.
 
-    Returns [B, T, H, D], and None in place of the weights. Raises NotImplementedError for a position bias.
+    Returns the answers [B, T, H, D], and None where transformers would return the weights. Raises NotImplementedError
+    for a position bias.
     """
     if options.get("position_bias") is not None:
         raise NotImplementedError(f"attention of {type(module).__name__} has a position bias")
-    replacement = _replacement.get()
+    replacement = _replacement.get()  # of the `custom_attention` block that the model runs in
     layer = AttentionLayer(
         number=module.layer_idx,
         scale=options.get("scaling") or query.shape[-1] ** -0.5,
+        # SDPA, the model's own kernel, would ignore soft cap and sinks.
         softcap=None if replacement.ignores_extras else options.get("softcap"),
         sinks=None if replacement.ignores_extras else options.get("s_aux"),
         locality=attention_mask,
     )
-    answer = replacement.attend(layer, _with_true_scale(module, query, replacement.positions), key, value)
+    true_query = _with_true_scale(module, query, replacement.positions)  # only Llama 4's changes
+    answer = replacement.attend(layer, true_query, key, value)  # [B, H, T, D]
     return answer.transpose(1, 2).contiguous(), None
 
 
 def _with_true_scale(module: Any, query: Tensor, positions: Tensor | None) -> Tensor:
-    """Correct the scale of Llama 4's queries [B, H, T, D]; return those of other models as they are.
+    """Return Llama 4's queries [B, H, T, D] scaled for their true positions; those of other models as they are.
 
-    In its layers without rotary embeddings, Llama 4 multiplies a query by a number that grows with its position. It
-    takes positions 0..T-1, so here they are divided by that scale and multiplied by that of their true `positions`,
-    [B, T]. None: the sequences run whole, and the scale is right.
+    In layers without rotary embeddings, transformers' Llama 4 multiplies each query by a number that grows with its
+    position, and takes 0..T-1 for the positions. Here the queries are divided by that number, and multiplied by that
+    of their true positions.
+
+    positions: the true ones, [B, T]. None where each row is a whole sequence: 0..T-1 is then right.
     """
-    if positions is None or not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
+    if positions is None:
+        return query
+    scales_by_position = getattr(module, "attn_temperature_tuning", False) and not module.use_rope  # Llama 4 alone
+    if not scales_by_position:
         return query
     assumed_positions = torch.arange(query.shape[2], device=query.device)  # [T]
     correction = _llama4_scale(module, positions) / _llama4_scale(module, assumed_positions)  # [B, T]
@@ -250,14 +277,17 @@ def _with_true_scale(module: Any, query: Tensor, positions: Tensor | None) -> Te
 
 
 def _llama4_scale(module: Any, positions: Tensor) -> Tensor:
-    """Return what Llama 4 multiplies the queries at these positions by, in their shape: 1 for short sequences."""
+    """Return the number by which Llama 4 multiplies the query at each position, in their shape; 1 at early ones."""
     steps: Tensor = torch.floor((positions.float() + 1) / module.floor_scale)
     growth: Tensor = torch.log1p(steps) * module.attn_scale
     return growth + 1
 
 
 def _mask(mask_function: Callable[..., Tensor], local_size: int | None = None, **_: Any) -> Locality | None:
-    """Return what a layer hides beyond causality, instead of the mask that transformers asks for."""
+    """Return a layer's sliding window or chunks, None where it has neither; transformers takes it for a mask.
+
+    transformers hands it to `_interface` as it is. mask_function: says which token attends to which; see `Locality`.
+    """
     if mask_function is causal_mask_function:
         return None
     return Locality(mask_function, local_size or 0)
@@ -270,27 +300,36 @@ def _codegen_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, m
 
 
 def _gptj_attention(module: Any, hidden_states: Tensor, *, position_ids: Tensor, **_: Any) -> tuple[Tensor, None]:
-    """Compute a GPT-J attention layer in place of its `forward`: hidden states [B, T, F] in and out.
+    """Run a GPT-J attention layer in place of its `forward`; return its output [B, T, F], and None for the weights.
 
-    Rotary embeddings turn each pair of neighbouring numbers of a query or key by an angle that grows with its position:
-    here one product of complex numbers for the whole layer. transformers is slower: it copies its table of sines
-    (500 kB) for every row in every layer, and every head's numbers five times.
+    hidden_states: the layer's input, [B, T, F]. position_ids: the positions of the tokens, [B, T].
     """
-    replacement = _replacement.get()
-    dtype = hidden_states.dtype
-    rotations = replacement.gptj_rotations(module, position_ids, dtype)  # [B, T, 1, rotary_dim / 2], complex
+    replacement = _replacement.get()  # of the `custom_attention` block that the model runs in
+    rotations = replacement.gptj_rotations(module, position_ids, hidden_states.dtype)
+    queries, keys = _rotated_queries_and_keys(module, hidden_states, rotations)  # [B, H, T, D] each
     heads_shape = (*hidden_states.shape[:2], module.num_attention_heads, -1)  # [B, T, H, D]
-
-    # Queries and keys are rotated together, [2, B, T, H, D], in place: `pairs` is a view of their first numbers.
-    rotated = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)]).float().view(2, *heads_shape)
-    pairs = rotated[..., : module.rotary_dim].view(2, *heads_shape, 2)  # [2, B, T, H, rotary_dim / 2, 2]
-    torch.view_as_complex(pairs).mul_(rotations)
-
-    queries, keys = rotated.to(dtype).transpose(2, 3)  # [B, H, T, D] each
     values = module.v_proj(hidden_states).view(heads_shape).transpose(1, 2)
     layer = AttentionLayer(module.layer_idx, scale=1 / float(module.scale_attn))
-    answer = replacement.attend(layer, queries, keys, values)
+    answer = replacement.attend(layer, queries, keys, values)  # [B, H, T, D]
     return module.out_proj(answer.transpose(1, 2).flatten(2)), None
+
+
+def _rotated_queries_and_keys(module: Any, hidden_states: Tensor, rotations: Tensor) -> Tensor:
+    """Return GPT-J's queries and keys after rotary embedding, [2, B, H, T, D].
+
+    Each pair of neighbouring numbers (a, b) among the first `rotary_dim` of a query or key is a complex number a + bi.
+    It is multiplied by the rotation cos + i sin of its token's position. Doing so for all of them at once is faster
+    than transformers, which copies its table of sines (500 kB) for every row in every layer, and every head's numbers
+    five times.
+
+    rotations: complex, [B, T, 1, rotary_dim / 2].
+    """
+    heads_shape = (*hidden_states.shape[:2], module.num_attention_heads, -1)  # [B, T, H, D]
+    projected = torch.stack([module.q_proj(hidden_states), module.k_proj(hidden_states)])  # [2, B, T, F]
+    by_head = projected.float().view(2, *heads_shape)  # [2, B, T, H, D]
+    pairs = by_head[..., : module.rotary_dim].view(2, *heads_shape, 2)  # [2, B, T, H, rotary_dim / 2, 2]
+    torch.view_as_complex(pairs).mul_(rotations)  # in place: `pairs` is a view of `by_head`
+    return by_head.to(hidden_states.dtype).transpose(2, 3)
 
 
 def _gpt_neo_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None) -> tuple[Tensor, None]:
@@ -316,7 +355,10 @@ AttentionMaskInterface.register(NAME, _mask)
 
 
 def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return the sequences as a tensor [B, T] on `device`, padded on the right with token 0."""
+    """Return the sequences as a tensor [B, T] on `device`, padded on the right with token 0.
+
+    [[3, 5], [7]] becomes [[3, 5], [7, 0]].
+    """
     width = max(map(len, sequences))
     rows = []
     for sequence in sequences:
@@ -326,7 +368,10 @@ def padded(sequences: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-    """Copy numbers, nested lists or an array to `device`; a GPU reads from pinned memory, so the host does not wait."""
+    """Return numbers, nested lists or an array as a tensor on `device`.
+
+    The copy to a GPU goes through pinned memory, so that the host does not wait for it.
+    """
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -17,8 +17,8 @@ ROWS = 1024
 class Backbone:
     """A model split into body and head: `features` are the last hidden states, and `logits` runs the head on them.
 
-    The head is the model's own, whatever it does besides a matrix product (scaling, a soft cap). A trial sets how the
-    model runs; see `choose_sharing`:
+    The head is the model's own, whatever it does besides a matrix product (scaling, a soft cap). A trial when the model
+    is loaded sets how it runs (`choose_sharing`):
 
     - `body`: the module whose last hidden states are the features.
     - `whole`: whether the model is not split, because body and head apart give other logits. Features are then logits.
@@ -49,20 +49,22 @@ class Backbone:
     def features(self, ids: Tensor, positions: Tensor | None = None, attend: Attend = causal) -> Tensor:
         """Run the model's layers on token ids [B, T]; return features, its last hidden states, [B, T, F].
 
-        - positions: of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
+        - positions: the positions of the tokens in their sequences, [B, T]; None where each row is a whole sequence.
         - attend: computes the attention in place of the model's own; unused where `uses_custom_attention` is false.
         """
         if not self.uses_custom_attention:
             return self._last_hidden(self.body(input_ids=ids, use_cache=False))
         options = {} if positions is None else {"position_ids": positions}
-        any_mask = torch.ones_like(ids)  # `attend` masks; without it transformers takes positions for packed sequences
+        # `attend` decides what is hidden. A mask of ones only keeps transformers from guessing by the positions that
+        # several sequences are packed into a row.
+        mask_of_ones = torch.ones_like(ids)
         with custom_attention(self.model, attend, positions):
-            return self._last_hidden(self.body(input_ids=ids, attention_mask=any_mask, use_cache=False, **options))
+            return self._last_hidden(self.body(input_ids=ids, attention_mask=mask_of_ones, use_cache=False, **options))
 
     def cached_features(self, ids: Tensor, name: str, cache: Any, **options: Any) -> tuple[Tensor, Any]:
         """Run the model's layers on tokens [B, T] that follow cached ones; return features [B, T, F] and the new cache.
 
-        - cache: as the model itself keeps keys, values or states. name: the argument of `forward` that takes it.
+        - cache: transformers' cache of keys, values or states. name: the argument of `forward` that takes it.
         - options: further arguments of `forward`.
         """
         output = self.body(input_ids=ids, use_cache=True, **{name: cache}, **options)
@@ -79,18 +81,20 @@ class Backbone:
         return logits[0].float()
 
     def log_probabilities(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Compute log p of the next token, in float32 nats, in the shape of `targets`.
+        """Return log p of next tokens, in float32 nats, in the shape of `targets`.
 
-        - features [N, F]: the last hidden state of each of N sequences.
-        - targets: the next token after each, [N], or C alternatives, [N, C].
+        - features: the hidden states after which the tokens follow, [N, F].
+        - targets: the token after each, [N], or C alternatives for it, [N, C].
 
-        ROWS of them have their logits at once, because these are as wide as the vocabulary.
+        They are computed in parts of ROWS features, because logits are as wide as the vocabulary.
         """
         columns = targets if targets.ndim > 1 else targets[:, None]  # [N, C]
         parts = []
-        for part, part_targets in zip(torch.split(features, ROWS), torch.split(columns, ROWS), strict=True):
-            logits = self.logits(part)
-            parts.append(logits.gather(1, part_targets) - logits.logsumexp(1, keepdim=True))
+        for part_features, part_targets in zip(torch.split(features, ROWS), torch.split(columns, ROWS), strict=True):
+            logits = self.logits(part_features)  # [up to ROWS, V]
+            # log p of a token is its logit minus the logarithm of the sum of exp(logits).
+            log_p = logits.gather(1, part_targets) - logits.logsumexp(1, keepdim=True)
+            parts.append(log_p)
         return torch.cat(parts).view_as(targets)
 
     def _last_hidden(self, output: Any) -> Tensor:
@@ -100,7 +104,7 @@ class Backbone:
 
     @contextmanager
     def _body_returns(self, features: Tensor) -> Iterator[None]:
-        """Let the body return these features within the block, so that the model's forward computes only its head."""
+        """Within the block, let the body return these features, so that the model's forward computes only its head."""
         answer = self._output_type(last_hidden_state=features)
         self.body.forward = lambda *_, **__: answer
         try:

@@ -20,22 +20,22 @@ LogProbabilities = NDArray[np.float32]
 
 
 class Ends(Protocol):
-    """Decides where samples end; `Encoding` implements it."""
+    """Decides where a sampled call ends; `Encoding` implements it."""
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each token may end a sample, [tokens]: its text holds "]", or it is EOS."""
+        """Return for each token whether it may end a sample, [tokens]: its text holds "]", or it is EOS."""
 
     def has_ended(self, sampled: Sequence[int]) -> bool:
-        """Return whether a sample is complete; called where `may_end` holds for its last token."""
+        """Return whether a sample is complete. Only called for samples whose last token `may_end`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplePoint:
     """A place in a text at which calls are sampled.
 
-    - `kept`: the samples continue the head, the text's first `kept` tokens and " [".
-    - `streams` [samples, max_call_tokens]: the uniform numbers of each sample. Token t is the first whose cumulative
-      probability exceeds number t.
+    - `kept`: how many tokens of the text stand before it. Samples continue the prompt, these tokens and " [".
+    - `streams` [samples, max_call_tokens]: the random numbers in [0, 1) of each sample, one per token that it draws. It
+      draws the first token whose cumulative probability exceeds the number.
     """
 
     kept: int
@@ -44,13 +44,15 @@ class SamplePoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenText:
-    """A text in which calls are proposed, as tokens after a head: x, "Output:", and x up to the last needed token.
+    """A text x in which calls are proposed, as the tokens that follow the prompt.
 
-    - `first_place`, `place_count`: p_i is wanted after the first `first_place` + i tokens, for i < `place_count`. The
-      count is 0 where p is known and samples alone are missing.
+    - `ids`: the tokens of x, "Output:", and x again up to the last token that is needed. A call may stand before any
+      token of this second x, so p_i is the probability that " [" comes before its token i.
+    - `first_place`, `place_count`: p_i is wanted after the first `first_place` + i of `ids`, for i < `place_count`. The
+      count is 0 where p is known and only samples are wanted.
     - `choose`: gets p, [place_count], and returns the points at which to sample. A backend calls it once per text, and
       again where memory ran out in between.
-    - `most_samples`: at least as many samples as the points have together.
+    - `most_samples`: an upper limit of the number of samples that the points have together.
     """
 
     ids: Sequence[int]
@@ -62,12 +64,14 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenQuery:
-    """A question for log p of tokens inside a sequence.
+    """A question to a backend: what is the log p of certain tokens at certain places of a sequence?
 
-    - `prefix`, `text`: the sequence, in two parts. Prefixes with a common beginning are computed once.
-    - `places`, `tokens`: log p of each token of `tokens[r]` is wanted after `prefix` and the first `places[r]` tokens
-      of `text`. All places have the same number of tokens.
     - `kind`: the field of TokenCounts that the computed tokens are added to.
+    - `prefix`, `text`: the tokens of the sequence, in two parts. Prefixes with a common beginning are computed once.
+    - `places`, `tokens`: log p of each token in `tokens[r]` is wanted after `prefix` and the first `places[r]` tokens
+      of `text`. All places have the same number of tokens.
+
+    With text [5, 8], places [0, 1] and tokens [[5], [8]], the answer is [[log p(5 | prefix)], [log p(8 | prefix, 5)]].
     """
 
     kind: str
@@ -85,7 +89,7 @@ class TokenCounts:
     - `positions`: texts after the head, whose p_i were computed.
     - `samples`: tokens of samples, and texts that ran for their samples alone.
     - `loss_*`: the three losses. `perplexity`: held-out texts.
-    - `passes`: without the decoding steps of samples, which are `decoding_steps`.
+    - `passes`: passes of the model, except those that draw a token of each sample: these are `decoding_steps`.
 
     What greedy decoding runs is not counted.
     """
@@ -116,7 +120,8 @@ class CallForm:
     - `grammar`: an llguidance grammar for everything that follows. After it is complete, only the token `end` may
       follow.
     - `matcher`: the state of that grammar after the tokens written so far.
-    - `most`: at most so many tokens follow.
+    - `most`: the most tokens that may follow.
+    - `end`: the token that follows the complete call.
     """
 
     grammar: str
@@ -166,13 +171,13 @@ class GreedyRows(Protocol):
         """Return the joint log probability of `tokens` as the continuation of a row; nothing is appended."""
 
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
+        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
 
     def permit(self, row: int, form: CallForm) -> bool:
-        """Forbid the next tokens that a row's form does not allow; return whether it allows any."""
+        """Forbid the next tokens that the grammar of a row's call does not allow; return whether it allows any."""
 
     def best(self) -> list[int]:
-        """Return the most likely next token of each row, among those that are not forbidden."""
+        """Return the most likely next token of each row that is not forbidden."""
 
 
 class Backend(Protocol):
@@ -181,7 +186,7 @@ class Backend(Protocol):
     - `identity`: library, version and arithmetic, such as `transformers 5.0.0, tf32`. It is recorded with the computed
       rows, but is in no fingerprint: another identity changes numbers by rounding alone.
     - `context_length`: the most tokens of a sequence.
-    - `greedy_rows`: the most rows that `greedy` takes at once.
+    - `greedy_rows`: the most rows that a batch of `greedy` may have.
     - `counts`: the tokens that went through the model so far.
     """
 
@@ -205,17 +210,24 @@ class Backend(Protocol):
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute the probability of ` [` at the places of each text, and sample calls at the points that it chooses.
+        """Sample calls in texts; return for each text the tokens of each of its samples, without `start`.
 
-        - head: the tokens of the prompt before each text. start: the tokens of ` [`, which begins a call.
-        - ends: says which tokens end a sample; it also ends after `sampling.max_call_tokens` tokens.
+        1. For each place of a text, the backend computes the probability that a call begins there.
+        2. It hands these to the text's `choose`, which returns the points at which to sample.
+        3. At each point it draws as many samples as the point has streams. Samples are returned point by point.
 
-        Returns for each text the tokens of its samples, without `start`, in the order of its points. Raises ModelError
-        where a single text does not fit into memory.
+        Two texts, where the first chooses two points with one sample each and the second chooses none, give
+        [[[17, 4], [9]], []].
+
+        - head: the tokens of the prompt before each text.
+        - start: the tokens of ` [`, which begins a call.
+        - ends: says which tokens end a sample. A sample also ends after `sampling.max_call_tokens` tokens.
+
+        Raises ModelError where a single text does not fit into memory.
         """
 
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute the log p of each query, in order. Raises ModelError as `propose` does."""
+        """Return the log p of each query, [places, tokens per place] each, in order. Raises ModelError as `propose`."""
 
     def greedy(self, sequences: Sequence[Sequence[int]]) -> GreedyRows:
         """Run at most `greedy_rows` sequences, and return them as rows for the caller to continue."""

@@ -12,51 +12,51 @@ from toolformer_dag.model.weights import ModelError
 from toolformer_dag.settings.model_settings import ModelSettings, SamplingSettings
 
 IN_FLIGHT = 16
-"""Requests that are sent at once."""
+"""Requests that run at the same time."""
 TRIES = 5
 """How often a request is sent where the server is busy or the connection breaks."""
 FIRST_PAUSE = 0.5
-"""Seconds before the second time; each later pause is twice as long."""
-PATIENCE = 600
-"""Seconds to wait for a server."""
+"""Seconds before a request is sent a second time; each later pause is twice as long."""
+TIMEOUT = 600
+"""Seconds to wait for a server's answer."""
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the server's key."""
 BUSY = (408, 409, 429)
-"""HTTP codes of a server that may answer later, beside those from 500 on."""
-OF_A_TOKEN = 3
+"""HTTP codes of a server that may answer later; so may all from 500 on."""
+CHARACTERS_PER_TOKEN = 3
 """Characters of a token, at least, in texts that are written again."""
+CALLS_PER_TEXT = 4
+"""For so many calls of full length a text that is written again has room."""
 
 
 def written_again(
     model: ModelSettings, sampling: SamplingSettings, prompt: str, samples: Sequence[tuple[str, int]]
 ) -> list[str]:
-    """Let a server write each text again with calls in it; return what it writes, in order.
+    """Return each text as a language model on a server writes it again with calls in it, in the order of `samples`.
 
-    - model: the server's model; requests go to its URLs in turn, IN_FLIGHT at once.
-    - prompt: examples of texts with and without calls, before each text.
-    - samples: pairs of a text and a sample number. A text may be there several times; the number seeds its request.
+    - model: the model's name and its servers' URLs, which get the requests in turn, IN_FLIGHT at a time.
+    - prompt: examples of texts with and without calls, written before each text.
+    - samples: pairs of a text and a sample number, by which the request's seed differs. A text may be in several pairs.
 
     Raises ModelError where a server refuses, or does not answer after TRIES requests.
     """
     key = os.environ.get(KEY)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     addresses = [f"{url.rstrip('/')}/chat/completions" for url in model.url]
-    with httpx.Client(headers=headers, timeout=PATIENCE) as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
-        waiting = []
-        for number, (text, sample) in enumerate(samples):
-            completion = _Completion(
-                address=addresses[number % len(addresses)],
-                body={
-                    "model": model.name,
-                    "messages": [{"role": "user", "content": f"{prompt}Input: {text}\nOutput:"}],
-                    "temperature": sampling.temperature,
-                    "top_p": sampling.top_p,
-                    "max_tokens": len(text) // OF_A_TOKEN + 4 * sampling.max_call_tokens,
-                    "seed": sampling.seed + sample,
-                },
-            )
-            waiting.append(completion)
-        return list(threads.map(lambda completion: completion.written(client), waiting))
+    with httpx.Client(headers=headers, timeout=TIMEOUT) as client, ThreadPoolExecutor(IN_FLIGHT) as threads:
+        completions = []
+        for number, (text, sample_number) in enumerate(samples):
+            text_tokens = len(text) // CHARACTERS_PER_TOKEN
+            body = {
+                "model": model.name,
+                "messages": [{"role": "user", "content": f"{prompt}Input: {text}\nOutput:"}],
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "max_tokens": text_tokens + CALLS_PER_TEXT * sampling.max_call_tokens,
+                "seed": sampling.seed + sample_number,
+            }
+            completions.append(_Completion(address=addresses[number % len(addresses)], body=body))
+        return list(threads.map(lambda completion: completion.written(client), completions))
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class _Completion:
     body: dict[str, object]
 
     def written(self, client: httpx.Client) -> str:
-        """Send the request until it is answered, with pauses; return the text of the answer, "" where it has none.
+        """Send the request, up to TRIES times with pauses between; return the text of the answer, "" where it has none.
 
-        Raises ModelError where the server refuses it, or is still busy or unreachable at the last of TRIES.
+        Raises ModelError where the server refuses it, or is busy or unreachable every time.
         """
         reason = ""
         for attempt in range(TRIES):

@@ -9,13 +9,15 @@ BLOCK = 128
 
 
 def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Draw the next token of each of S samples by inverting the cumulative distribution; return tokens [S].
+    """Draw the next token of each of S samples from its distribution; return tokens [S].
 
     - logits: of the next token, [B, V], float32. Several samples may draw from one row.
     - rows: the row of each sample in `logits`, [S].
-    - uniforms: a number in [0, 1) per sample, [S]: it gets the first token whose cumulative probability exceeds it.
+    - uniforms: a number in [0, 1) per sample, [S]. The sample gets the first token whose cumulative probability exceeds
+      it: with probabilities [0.2, 0.5, 0.3] and the number 0.6, that is token 1, whose cumulative probability is 0.7.
 
-    The search runs over sums of BLOCK tokens and then within a block, so no sample sums over the whole vocabulary.
+    The token is first searched by blocks of BLOCK tokens and then within its block, so that no sample sums over the
+    whole vocabulary.
     """
     if temperature != 1:
         logits = logits / temperature
@@ -24,22 +26,38 @@ def draw(logits: Tensor, rows: Tensor, uniforms: Tensor, temperature: float, top
         weights = nucleus(weights, top_p)
     padding = -weights.shape[1] % BLOCK
     blocks = F.pad(weights, (0, padding)).reshape(len(weights), -1, BLOCK)  # [B, blocks, BLOCK]
-    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks], the weight up to the end of each block
-    goal = uniforms * sums[rows, -1]  # [S], the cumulative weight to be exceeded
+    block_ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks], cumulative weight at each block's end
+    goal = uniforms * block_ends[rows, -1]  # [S], the cumulative weight to be exceeded
 
-    # The first block at whose end the goal is exceeded, and the weight before that block, [S] each.
-    block = (sums[rows] <= goal[:, None]).sum(-1).clamp(max=sums.shape[1] - 1)
-    weight_before = torch.where(block > 0, sums[rows, (block - 1).clamp(min=0)], 0.0)
+    # The block in which the goal is exceeded, and the cumulative weight before that block, [S] each.
+    block = _first_beyond(block_ends[rows], goal).clamp(max=block_ends.shape[1] - 1)
+    weight_before = torch.where(block > 0, block_ends[rows, (block - 1).clamp(min=0)], 0.0)
 
-    # The first token of the block that exceeds what is left; where rounding leaves none, the last one with a weight.
+    # The token of the block at which it is exceeded. Where rounding leaves none, the last token with a weight.
     block_weights = blocks[rows, block].double()  # [S, BLOCK]
-    first_beyond = (block_weights.cumsum(-1) <= (goal - weight_before)[:, None]).sum(-1)
-    last_with_weight = BLOCK - 1 - (block_weights > 0).flip(-1).int().argmax(-1)
-    return block * BLOCK + torch.minimum(first_beyond, last_with_weight)
+    token = _first_beyond(block_weights.cumsum(-1), goal - weight_before)
+    return block * BLOCK + torch.minimum(token, _last_positive(block_weights))
+
+
+def _first_beyond(cumulative: Tensor, goals: Tensor) -> Tensor:
+    """Return for each row of sums [S, N] the first column above the row's goal, [S]; N where there is none.
+
+    Of [0.2, 0.7, 1.0] with the goal 0.6, it is column 1. The sums of a row ascend.
+    """
+    return (cumulative <= goals[:, None]).sum(-1)
+
+
+def _last_positive(weights: Tensor) -> Tensor:
+    """Return for each row of weights [S, N] the last column above zero, [S]: of [0.2, 0.8, 0.0], column 1."""
+    columns_after = (weights > 0).flip(-1).int().argmax(-1)  # columns of zeros at the end of the row
+    return weights.shape[1] - 1 - columns_after
 
 
 def nucleus(weights: Tensor, top_p: float) -> Tensor:
-    """Return weights [B, V] with zero for all tokens but the smallest set whose probability reaches `top_p`."""
+    """Return weights [B, V] with zero for all tokens but the likeliest ones that together reach `top_p`.
+
+    [0.2, 0.5, 0.3] with top_p 0.7 becomes [0, 0.5, 0.3]. They are not made to add up to 1 again.
+    """
     ordered, order = weights.sort(-1, descending=True)
     weight_before = ordered.cumsum(-1) - ordered  # of all likelier tokens
     kept = ordered.masked_fill(weight_before >= top_p, 0)

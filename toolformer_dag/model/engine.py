@@ -41,7 +41,7 @@ class Engine:
         return self.backend.counts
 
     def position_at(self, text: str, offset: int) -> int:
-        """Return the position of a call that stands before character `offset` of a text: the index i of a token x_i.
+        """Return the index of the token x_i before which a call stands that is put before character `offset` of a text.
 
         x_i is the token that begins there or, after white space, the first one that is not only white space. Raises
         OffsetError where no token begins there.
@@ -65,7 +65,7 @@ class Engine:
     ) -> list[Proposal]:
         """Find positions in texts at which the model would begin a call, and sample calls there (paper, section 2).
 
-        p_i is the probability of ` [`, which begins a call, before token i of a text, after the prompt.
+        p_i is the probability that ` [`, which begins a call, comes before token i of a text that follows the prompt.
 
         - prompt: instruction and examples of calls, before each text.
         - tau_s, k, m: the k most probable positions with p_i > tau_s get m samples each.
@@ -92,42 +92,39 @@ class Engine:
         return [proposal.proposal(ends) for proposal in proposals]
 
     def losses(self, requests: Sequence[LossRequest], floor: float | None = None) -> list[CallLosses]:
-        """Compute three losses of the text after each call: without a call, after it, after it with its result.
+        """Return the three losses of each call (paper, section 2), in nats, in the order of `requests`.
 
-        They are L(empty), L(c) and L(c, r) of the paper's section 2, in nats, in the order of `requests`.
+        They are losses of the text after the call: L(empty) where nothing stands before it, L(c) where the call does,
+        and L(c, r) where the call does with its result. A call that does not fit the context with its text has NaN and
+        a reason.
 
-        floor: the lowest threshold that will be asked. Where even L(empty) - L(c, r) is below it, the call is dropped
-        whatever L(c) is, so L(c) is not computed and None. A call that does not fit the context with its text has NaN
-        and a reason.
+        floor: the lowest threshold by which calls will be filtered. L(c) is not computed, and is None, where even
+        L(empty) - L(c, r) is below it: the call is dropped then, whatever L(c) is.
 
         Raises ValueError for a position outside its text, ModelError where a single sequence does not fit into memory.
         """
         return LossScorer(self.backend, self.encoding, requests).losses(floor)
 
     def chained_losses(self, requests: Sequence[LossRequest]) -> list[tuple[float, float] | None]:
-        """Compute L(z, c) and L(z, c, r) in nats, where z are the earlier calls of each request (its `calls`).
+        """Return L(z, c) and L(z, c, r) of each request, in nats, where z are the earlier calls of its chain (`calls`).
+
+        L(z, c) is the loss of the text after z and the call c, L(z, c, r) the loss after z and c with its result r.
 
         Returns pairs in the order of `requests`, None where calls and text do not fit the context. Raises as `losses`.
         """
         return LossScorer(self.backend, self.encoding, requests).chained()
 
     def needs(self, requests: Sequence[NeedRequest]) -> list[float]:
-        """Return how much the last call of each chain needs the calls before it, in nats.
+        """Return how much the last call of each chain needs the calls before it, in nats, in the order of `requests`.
 
-        A request has a call and two versions of the calls before it, with right and with swapped results. Its need is
-        log p(call | x_<i, before) - log p(call | x_<i, other): by how much the call is likelier after the first.
+        A request has a text, a call, and the calls before it in two versions: `before` with their results, and `other`
+        with results of other calls. The need is log p(call | text, before) - log p(call | text, other), where the text
+        ends where the calls stand. It is large where the call uses the right results.
 
-        In the order of `requests`. Raises ModelError where a sequence does not fit into memory.
+        Raises ModelError where a sequence does not fit into memory.
         """
-        texts = list(dict.fromkeys(request.text for request in requests))
-        text_tokens = dict(zip(texts, self.encoding.texts(texts), strict=True))
-
-        distinct_calls: dict[str, None] = {}
-        for request in requests:
-            distinct_calls.update(dict.fromkeys((request.before, request.other, request.call)))
-        calls = list(distinct_calls)
-        call_tokens = dict(zip(calls, self.encoding.calls(calls), strict=True))
-
+        text_tokens = self._tokens_by_text(requests)
+        call_tokens = self._tokens_by_call(requests)
         queries = []  # two per request: after `before`, then after `other`
         for request in requests:
             tokens = text_tokens[request.text]
@@ -137,25 +134,38 @@ class Engine:
             for calls_before in (request.before, request.other):
                 prefix = text_before + call_tokens[calls_before]
                 queries.append(self._call_query(call_tokens[request.call], prefix))
-        log_p = [float(values.sum()) for values in self.backend.log_probabilities(queries)]
-        after_before = log_p[0::2]
-        after_other = log_p[1::2]
+        log_p_of_calls = [float(log_p_of_tokens.sum()) for log_p_of_tokens in self.backend.log_probabilities(queries)]
+        after_before = log_p_of_calls[0::2]
+        after_other = log_p_of_calls[1::2]
         return [before - other for before, other in zip(after_before, after_other, strict=True)]
 
+    def _tokens_by_text(self, requests: Sequence[NeedRequest]) -> dict[str, TextTokens]:
+        """Return the tokens of the requests' texts, by text."""
+        texts = list(dict.fromkeys(request.text for request in requests))
+        return dict(zip(texts, self.encoding.texts(texts), strict=True))
+
+    def _tokens_by_call(self, requests: Sequence[NeedRequest]) -> dict[str, list[int]]:
+        """Return the tokens of the requests' calls, and of both versions of the calls before them, by their text."""
+        distinct_calls: dict[str, None] = {}  # a dictionary keeps their order
+        for request in requests:
+            distinct_calls.update(dict.fromkeys((request.before, request.other, request.call)))
+        calls = list(distinct_calls)
+        return dict(zip(calls, self.encoding.calls(calls), strict=True))
+
     def _call_query(self, call: list[int], prefix: list[int]) -> TokenQuery:
-        """Return the query for log p of each token of a call after a prefix, but for those of ` [` that begin it."""
+        """Return the query for log p of each token of a call after a prefix, without the tokens of ` [`."""
         places = range(len(self.encoding.start), len(call))
         return TokenQuery(
             "loss_call", prefix=prefix, text=call, places=places, tokens=[[call[place]] for place in places]
         )
 
     def token_losses(self, request: LossRequest, tokens: int) -> list[dict[str, Any]]:
-        """Show what the losses of a call consist of: a dictionary for each of the `tokens` tokens after the call.
+        """Return what the losses of a call consist of: a dictionary for each of the `tokens` tokens after the call.
 
         Its keys: `token`, the text; `weight`, w_(j-i) of the paper; and -log p in nats as `loss_empty`, `loss_call`,
         `loss_result`. Their weighted sums are what `losses` returns.
 
-        Fewer at the end of the text; empty where call and text do not fit the context. Raises as `losses`.
+        There are fewer at the end of the text, and none where call and text do not fit the context. Raises as `losses`.
         """
         return LossScorer(self.backend, self.encoding, [request], window=tokens).token_losses()
 
@@ -164,7 +174,8 @@ class Engine:
     ) -> PendingProposal:
         """Return the proposal of a request before the model runs for it.
 
-        It is refused where the text is empty or does not fit the context. Where p_i is stored, it begins with it.
+        It has a reason where the text is empty or does not fit the context. It has p_i, the probability of a call
+        before token i, where the request brings stored ones.
 
         - text: the tokens of the request's text.
         - head_length: how many tokens of the prompt stand before it.
@@ -172,25 +183,28 @@ class Engine:
         Raises ValueError for stored probabilities of another length.
         """
         # The model reads the prompt, x, "Output:", and x again, in which a call may stand before each token.
-        lead = text.ids + self.encoding.output
+        lead = text.ids + self.encoding.output  # what stands between the prompt and the second x
+        places = text  # the tokens before which a call may stand
         if request.calls:
             # The next call of a chain stands right after the earlier ones, so before this token alone.
-            i = sampling_token(request.text, text.offsets, request.behind)
-            lead = lead + text.ids[:i] + self.encoding.calls([request.calls])[0]
-            text = TextTokens(text.ids[i : i + 1], text.offsets[i : i + 1], text.inside[i : i + 1])
-        pending = PendingProposal(request, selection, text, lead)
+            next_token = sampling_token(request.text, text.offsets, request.behind)
+            only = slice(next_token, next_token + 1)
+            lead = lead + text.ids[:next_token] + self.encoding.calls([request.calls])[0]
+            places = TextTokens(text.ids[only], text.offsets[only], text.inside[only])
+        pending = PendingProposal(request, selection, places, lead)
 
-        n = len(text.ids)
-        call_tokens = len(self.encoding.start) + selection.sampling.max_call_tokens
-        if not n:
+        place_count = len(places.ids)
+        call_length = len(self.encoding.start) + selection.sampling.max_call_tokens
+        if not place_count:
             pending.reason = "empty"
-        elif head_length + len(lead) + n + call_tokens > self.backend.context_length:
+        elif head_length + len(lead) + place_count + call_length > self.backend.context_length:
             pending.reason = "does_not_fit"
         elif request.probabilities is not None:
-            if len(request.probabilities) != n:
-                raise ValueError(f"{len(request.probabilities)} probabilities were given for a text of {n} tokens")
+            stored_count = len(request.probabilities)
+            if stored_count != place_count:
+                raise ValueError(f"{stored_count} probabilities were given for a text of {place_count} tokens")
             pending.probabilities = request.probabilities
-            pending.missing = selection.missing_samples(request, text.offsets, request.probabilities)
+            pending.missing = selection.missing_samples(request, places.offsets, request.probabilities)
         return pending
 
 
@@ -203,9 +217,9 @@ _BACKENDS: WeakKeyDictionary[LanguageModel, Backend] = WeakKeyDictionary()
 
 
 def backend_of(language_model: LanguageModel) -> Backend:
-    """Return the backend that runs a model: the same one at each call, released with the model."""
+    """Return the backend that runs a model: the same object at each call, released with the model."""
     if language_model not in _BACKENDS:
-        # of a copy: a value that refers to its key would keep it, and the weights, for ever
+        # The backend holds a copy: a value that refers to its key would keep the key, and the weights, for ever.
         _BACKENDS[language_model] = _new_backend(replace(language_model), None)
     return _BACKENDS[language_model]
 

@@ -19,9 +19,11 @@ from toolformer_dag.model.weights import CONVERSION, ORIGIN
 def convert(file: Path, digest: str, folder: Path) -> None:
     """Write model and tokenizer of a GGUF file to `folder`, as safetensors in bfloat16, with a JSON of its identity.
 
-    digest: the hash of the file, a part of the identity. The tokenizer adds BOS where that clearly lowers the loss of a
-    trial text (`bos_gain`). bfloat16 loses nothing: it rounds quantized weights by less than they were rounded before.
-    Raises what transformers raises.
+    digest: the hash of the file, a part of the identity.
+
+    The tokenizer adds BOS, the token that begins a sequence, where that clearly lowers the loss of a trial text
+    (`bos_gain`). bfloat16 is exact enough: it rounds the weights by less than their quantization did. Raises what
+    transformers raises.
     """
     model = AutoModelForCausalLM.from_pretrained(
         file.parent,

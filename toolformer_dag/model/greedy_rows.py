@@ -14,14 +14,14 @@ from toolformer_dag.model.sharing import Branches
 
 
 class GreedyBatch:
-    """Sequences of different lengths that the caller continues; see `GreedyRows` for the methods.
+    """A batch of sequences (rows) that the caller continues token by token; it implements the protocol `GreedyRows`.
 
-    `scores` [rows, V], float32: the logits of each row's next token, minus infinity where it is forbidden. `step`
+    `scores` [rows, V], float32: the logits of each row's next token, minus infinity where a token is forbidden. `step`
     computes them anew, so that what was forbidden before is allowed again.
     """
 
     def __init__(self, backbone: Backbone, branches: Branches, features: Tensor) -> None:
-        """Take branches that ran, a row each, and the features at their last tokens, [rows, F]."""
+        """Begin with the rows of `branches`, which ran already. features: of their last tokens, [rows, F]."""
         self._backbone = backbone
         self._branches = branches
         self._features = features
@@ -29,7 +29,7 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int], forms: Mapping[int, CallForm] = MappingProxyType({})) -> None:
-        """Append a token to each row. `forms` have no effect here, but in `permit`, to which the caller passes them."""
+        """Append a token to each row, and run it. `forms` have no effect here: the caller passes them to `permit`."""
         self._features = self._branches.step(on_device(tokens, self._backbone.device))
         self.scores = self._backbone.logits(self._features)
 
@@ -55,14 +55,14 @@ class GreedyBatch:
 
     @torch.inference_mode()
     def forbid(self, places: Sequence[tuple[int, int]]) -> None:
-        """Forbid next tokens until the next step; a place is a pair of a row and a token."""
+        """Forbid tokens as the next ones of rows, until the next step. places: pairs of a row and a token."""
         if places:
             rows, tokens = zip(*places, strict=True)
             self.scores[list(rows), list(tokens)] = -torch.inf
 
     @torch.inference_mode()
     def permit(self, row: int, form: CallForm) -> bool:
-        """Forbid the next tokens that a row's form does not allow; return whether it allows any."""
+        """Forbid the next tokens that the grammar of a row's call does not allow; return whether it allows any."""
         allowed = form.allowed()  # may be shorter than V: the model may have rows for tokens beyond the vocabulary
         forbidden = ~torch.from_numpy(allowed).to(self.scores.device)
         self.scores[row, len(allowed) :] = -torch.inf
@@ -70,7 +70,7 @@ class GreedyBatch:
         return bool(allowed.any())
 
     def best(self) -> list[int]:
-        """Return the most likely next token of each row, among those that are not forbidden."""
+        """Return the most likely next token of each row that is not forbidden."""
         best: list[int] = self.scores.argmax(-1).tolist()
         return best
 

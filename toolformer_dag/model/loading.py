@@ -44,19 +44,19 @@ THREADS = min(torch.get_num_threads(), cores())
 """The threads of torch at start, at most one per core: others would spin until they get a core."""
 
 
-def fit_threads(model: Any) -> int:
-    """Set torch's threads for the whole process: one for a small model (below SMALL) on a CPU, else THREADS.
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of a model's parameters."""
+    return sum(weight.numel() for weight in model.parameters())
 
-    Returns the number of the model's parameters, which it has to count.
-    """
-    parameter_count: int = sum(weight.numel() for weight in model.parameters())
-    is_single = model.device.type == "cpu" and parameter_count < SMALL
-    torch.set_num_threads(1 if is_single else THREADS)
-    return parameter_count
+
+def fit_threads(model: Any) -> None:
+    """Set torch's threads for the whole process: one for a small model (below SMALL) on a CPU, else THREADS."""
+    is_small = model.device.type == "cpu" and count_parameters(model) < SMALL
+    torch.set_num_threads(1 if is_small else THREADS)
 
 
 def fast_dtype() -> torch.dtype:
-    """Return bfloat16 where the processor has AVX-512, else float32: bfloat16 is then 50 times slower."""
+    """Return bfloat16 where the processor has AVX-512, else float32: without it, bfloat16 is 50 times slower."""
     return torch.bfloat16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else torch.float32
 
 
@@ -102,12 +102,12 @@ class LanguageModel:
 
     @property
     def dtype(self) -> str:
-        """Return the data type of the weights."""
+        """Return the data type of the weights, such as "float32"."""
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def arithmetic(self) -> str:
-        """Return how products are computed: tf32 for float32 on a GPU, else the data type of the weights."""
+        """Return how products are computed: "tf32" for float32 on a GPU, else the data type of the weights."""
         has_tf32 = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
         return "tf32" if has_tf32 and self.dtype == "float32" else self.dtype
 
@@ -120,7 +120,7 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
     """Load the causal language model of the settings, or another one; from safetensors only.
 
     - name: the folder or hub id of another model, such as a checkpoint; the settings' device is used for it too.
-    - dtype: replaces that of the settings. Where these say `auto`, another model takes the data type of the settings'
+    - dtype: replaces the settings' data type. Where they say `auto`, another model takes the data type of the settings'
       model, so that a checkpoint, which is stored in float32, is measured as its base model is.
 
     On a GPU, products of float32 are computed in TF32, in the whole process. Logs a warning where texts would be
@@ -128,20 +128,28 @@ def load_model(model: ModelSettings, name: str | None = None, dtype: str | None 
 
     Raises ModelError where a file is missing or unreadable, or the model is not a causal LM with a fast tokenizer.
     """
-    to_load = model
-    if name is not None:
-        if name != model_name(model):
-            to_load = model.other(name)
-        to_load = to_load.model_copy(update={"url": ()})  # the servers only have the settings' model
-    load = _load_in_torch if model.in_torch else _load_in_service
-    return load(to_load, _dtype_to_load(model, name, dtype))
+    to_load = model if name is None else _settings_of(model, name)
+    dtype_to_load = _dtype_to_load(model, name, dtype)
+    # The settings' engine runs every model: transformers in this process, or another one such as vLLM.
+    if model.in_torch:
+        return _load_in_torch(to_load, dtype_to_load)
+    return _load_in_service(to_load, dtype_to_load)
+
+
+def _settings_of(model: ModelSettings, name: str) -> ModelSettings:
+    """Return the settings under which the model `name` is loaded on this machine.
+
+    It has no servers' URLs, because the servers of the settings run the settings' model only.
+    """
+    settings = model if name == model_name(model) else model.other(name)
+    return settings.model_copy(update={"url": ()})
 
 
 def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
     """Load a model into this process, onto the settings' device.
 
-    Raises ModelError where it cannot be loaded, or its weights have a data type that is none of DTYPES. Logs a warning
-    where the processor computes in this type slowly, and where BOS would help.
+    Logs a warning where the processor is slow in the weights' data type, and where BOS would make texts likelier.
+    Raises ModelError where it cannot be loaded, or its weights have a data type that is not in DTYPES.
     """
     device = _device(model.device)
     options = {**_source(model), "use_safetensors": True, "dtype": dtype}
@@ -151,7 +159,8 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
     loaded_dtype = str(loaded.dtype).removeprefix("torch.")
     if loaded_dtype not in DTYPES:
         raise ModelError(f"the weights of {model.name!r} are {loaded_dtype}; set model.dtype to {', '.join(DTYPES)}")
-    if device.type == "cpu" and loaded_dtype != "float32" and fast_dtype() == torch.float32:
+    is_slow = device.type == "cpu" and loaded_dtype != "float32" and fast_dtype() == torch.float32
+    if is_slow:
         _log.warning('on this processor %s is 50 times slower than float32; set dtype = "float32"', loaded_dtype)
     if device.type == "cuda" and loaded_dtype == "float32":
         torch.set_float32_matmul_precision("high")
@@ -161,9 +170,10 @@ def _load_in_torch(model: ModelSettings, dtype: torch.dtype | str) -> LanguageMo
 
 
 def _warn_of_bos(model: ModelSettings, loaded: LanguageModel) -> None:
-    """Log a warning where texts would be likelier after BOS (the token that begins a sequence) and no setting decides.
+    """Log a warning where texts would be likelier after BOS, the token that begins a sequence, and it is not added.
 
-    The setting is `model.bos`. A checkpoint of this project gets no warning: it goes on as it was trained.
+    There is none where the setting `model.bos` is set, or for a checkpoint of this project, which runs as it was
+    trained.
     """
     is_checkpoint = Path(loaded.name, CHECKPOINT).is_file()
     if model.bos is not None or is_checkpoint:
@@ -178,10 +188,10 @@ SERVICES: Mapping[str, str] = {"vllm": "toolformer_dag.model.vllm_service"}
 
 
 def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> LanguageModel:
-    """Load a model into another engine than torch, such as vLLM, or connect to the servers that run it.
+    """Load a model into an engine such as vLLM, or connect to the servers that run it.
 
-    Tokenizer and config are loaded here, for what is computed from them; the weights may be on the servers alone.
-    Raises ModelError where the engine's package is missing or it cannot run the model.
+    Tokenizer and config are loaded in this process too, from files on this machine or the hub. The weights may be on
+    the servers alone. Raises ModelError where the engine's package is missing or it cannot run the model.
     """
     try:
         engine = import_module(SERVICES[model.engine])
@@ -209,19 +219,19 @@ def _load_in_service(model: ModelSettings, dtype: torch.dtype | str) -> Language
 
 
 def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
-    """Wrap a torch model and tokenizer that are in memory already, such as those of a finished training.
+    """Return a torch model and tokenizer that are in memory already as a LanguageModel, after checks.
 
     The model is changed in place: activations are fused and evaluation mode is set. The number of torch threads is set
-    for the whole process.
+    for the whole process, to fit the model.
 
-    Raises ModelError where the tokenizer cannot write calls or has tokens without an embedding, and where the model
-    attends to later tokens.
+    Raises ModelError where the tokenizer cannot write calls, where it has a token without an embedding, and where the
+    model attends to later tokens.
     """
     check_tokenizer(name, tokenizer)
     encoding = Encoding(tokenizer)
     check_rows(name, encoding, model.config)
     fuse_activations(model)
-    parameter_count = fit_threads(model)
+    fit_threads(model)
     model.eval()
     check_causal(model, trial_tokens(encoding))
     return LanguageModel(
@@ -231,23 +241,26 @@ def wrap_language_model(name: str, model: Any, tokenizer: Any) -> LanguageModel:
         model=model,
         tokenizer=tokenizer,
         config=model.config,
-        parameters=parameter_count,
+        parameters=count_parameters(model),
     )
 
 
 def check_rows(name: str, encoding: Encoding, config: Any) -> None:
     """Raise ModelError where the tokenizer may write a token for which the model's embedding has no row.
 
-    Special tokens may lie beyond the rows, as Gemma 3's token of an image does: where a text has their string, its
-    characters are encoded. Only those that stand in sequences (BOS, EOS, markers of calls) need a row.
+    A special token needs a row only if sequences hold it, as BOS, EOS and markers of calls. No text is encoded as any
+    other special token, so that those may lie beyond the rows, such as Gemma 3's image token. name: the model's, for
+    the message.
     """
     row_count = int(config.get_text_config().vocab_size)
     added_tokens = encoding.tokenizer.added_tokens_decoder
-    special = {token for token, content in added_tokens.items() if content.special}
-    special_in_sequences = {*encoding.bos, *encoding.eos, *chain.from_iterable(encoding.added.values())}
-    never_written = special - special_in_sequences
+    special_tokens = {token for token, content in added_tokens.items() if content.special}
+    marker_tokens = chain.from_iterable(encoding.added.values())
+    special_tokens_in_sequences = {*encoding.bos, *encoding.eos, *marker_tokens}
+    never_written = special_tokens - special_tokens_in_sequences
     for text, token in encoding.tokenizer.get_vocab().items():
-        if token >= row_count and token not in never_written:
+        has_row = token < row_count
+        if not has_row and token not in never_written:
             raise ModelError(
                 f"the tokenizer of {name!r} has the token {text!r} with number {token}, and the model has {row_count} "
                 "rows of embeddings; call model.resize_token_embeddings(len(tokenizer)) and save both again, or remove "
@@ -258,13 +271,18 @@ def check_rows(name: str, encoding: Encoding, config: Any) -> None:
 def check_tokenizer(name: str, tokenizer: Any) -> None:
     """Raise ModelError where a tokenizer is unfit for the method.
 
-    It has to be a fast one, which gives character offsets; to write a call such as ` [a(1)]` and its markers; and to
-    tokenize a call apart from the text around it. So an empty vocabulary is found, which transformers silently builds
-    from a folder without tokenizer files. name: the model's, for the message.
+    1. It must give character offsets, as fast tokenizers do.
+    2. It must be able to write a call such as ` [a(1)]`. An empty vocabulary, which transformers silently builds from a
+       folder without tokenizer files, fails here.
+    3. A text must keep its tokens where ` [` is appended, so that a call can be tokenized apart from its text.
+    4. It must be able to write the markers of calls, where these are not the paper's.
+
+    name: the model's, for the message.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer of {name!r} gives no character offsets; save it as a fast tokenizer")
-    if "[a(1)]" not in tokenizer.decode(tokenizer(" [a(1)]", add_special_tokens=False).input_ids):
+    call_tokens = tokenizer(" [a(1)]", add_special_tokens=False).input_ids
+    if "[a(1)]" not in tokenizer.decode(call_tokens):
         raise ModelError(
             f"the tokenizer of {name!r} cannot write ' [a(1)]'; give a folder with the tokenizer's own files "
             "(tokenizer.json), or a model whose vocabulary holds brackets"
@@ -276,17 +294,28 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
             "following ' [', so no call can be tokenized apart from its text; use a model with another tokenizer"
         )
     if encoding.markers != PAPER_MARKERS:
-        call = " [a(1) -> 2]"
-        written = in_markers(call, encoding.markers).strip()
-        decoded = tokenizer.decode(encoding.calls([call])[0], clean_up_tokenization_spaces=False)
-        if written not in decoded:
-            raise ModelError(
-                f"the tokenizer of {name!r} cannot write {written!r}; set [model] markers to what it can write"
-            )
+        _check_markers(name, encoding)
+
+
+def _check_markers(name: str, encoding: Encoding) -> None:
+    """Raise ModelError where a tokenizer cannot write a call in its markers: the call's tokens decode to another text.
+
+    name: the model's, for the message.
+    """
+    call = " [a(1) -> 2]"
+    written_call = in_markers(call, encoding.markers).strip()
+    [call_tokens] = encoding.calls([call])
+    if written_call not in encoding.tokenizer.decode(call_tokens, clean_up_tokenization_spaces=False):
+        raise ModelError(
+            f"the tokenizer of {name!r} cannot write {written_call!r}; set [model] markers to what it can write"
+        )
 
 
 def fuse_activations(model: nn.Module) -> None:
-    """Replace NewGELU by torch's fused kernel: its eight kernels take a quarter of GPT-2's time on a CPU."""
+    """Replace each NewGELU module by torch's fused kernel, in place.
+
+    NewGELU runs eight kernels, which take a quarter of GPT-2's time on a CPU.
+    """
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
@@ -296,8 +325,8 @@ def fuse_activations(model: nn.Module) -> None:
 def context_length(config: Any) -> int:
     """Return the most tokens of a sequence by a model's config; UNLIMITED where it names no length.
 
-    A sliding window of attention does not shorten it. LongRoPE rotates keys by other factors in long sequences, so that
-    keys cannot be cached: for such models it is the longest length with the short factors.
+    A sliding window of attention does not shorten it. LongRoPE does: it rotates keys by other factors in long
+    sequences, so that cached keys would be wrong. Its limit is the longest sequence with the short factors.
     """
     text_config = config.get_text_config()
     return min(_position_count(text_config), _short_factor_length(text_config))
@@ -331,10 +360,13 @@ def _short_factor_length(text_config: Any) -> int:
 
 
 def from_hub(pretrained: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Load a folder or hub id with a class of transformers, such as AutoTokenizer.
+    """Return what a class of transformers, such as AutoTokenizer, loads from a folder or hub id.
 
-    options: arguments of the class's `from_pretrained`. Raises ModelError where it cannot load the model, DamagedModel
-    where a file's content changed since it was hashed, though its size and times did not (`require_whole`).
+    - pretrained: the class. name: the folder or hub id.
+    - options: arguments of the class's `from_pretrained`.
+
+    Raises ModelError where it cannot load the model; DamagedModel where a file's content changed since it was hashed,
+    though its size and times did not (`require_whole`).
     """
     require_whole(name, options.get("revision"), weights="Model" in pretrained.__name__)
     source = str(Path(name).expanduser()) if name.startswith("~") else name
@@ -352,7 +384,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _device(device: str) -> torch.device:
-    """Return the device of the settings; `auto` is a GPU where there is one. Raises ModelError where it is missing."""
+    """Return the device that the settings name; `auto` is a GPU where there is one, else the CPU.
+
+    Raises ModelError for a device that this machine does not have.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -362,13 +397,13 @@ def _device(device: str) -> torch.device:
 
 
 OF_THIS_MACHINE = ("is_local", "local_files_only")
-"""Notes of transformers on how a tokenizer was loaded, which it would write into the files of a published one."""
+"""Entries of `init_kwargs` in which transformers notes how a tokenizer was loaded."""
 
 
 def load_encoding(model: ModelSettings) -> Encoding:
-    """Load the tokenizer of the settings' model, with the markers by which it writes calls, such as ` [` and `->`.
+    """Return the tokenizer of the settings' model as an Encoding, with the markers of its calls, such as ` [` and `->`.
 
-    The markers in the model's own files come first: it was finetuned with them. Else the settings name them.
+    The markers in the model's own files come before those in the settings: the model was finetuned with them.
 
     Raises ModelError where the tokenizer is missing, unreadable, converted wrongly from a sentencepiece model, or unfit
     for the method (`check_tokenizer`).
@@ -379,6 +414,8 @@ def load_encoding(model: ModelSettings) -> Encoding:
     check_sentencepiece(name, tokenizer, model.revision)
     if model.bos is not None:
         set_bos(name, tokenizer, model.bos)
+    # What `init_kwargs` holds is written into the tokenizer's files when a finetuned model is saved: the markers shall
+    # be there, and how this machine loaded the tokenizer shall not.
     markers = checkpoint_markers(name, model.revision) or model.markers
     if markers != PAPER_MARKERS:
         tokenizer.init_kwargs.setdefault(MARKERS, markers.model_dump())
@@ -389,9 +426,9 @@ def load_encoding(model: ModelSettings) -> Encoding:
 
 
 def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
-    """Let a tokenizer begin sequences with its BOS where `wanted`, else with nothing; its saved files do so too.
+    """Change a tokenizer so that it adds its BOS before sequences if `wanted`, else nothing; so do its saved files.
 
-    Raises ModelError where BOS is wanted and it has none.
+    Raises ModelError if BOS is wanted and the tokenizer has none. name: the model's, for the message.
     """
     if wanted and tokenizer.bos_token_id is None:
         raise ModelError(f"model.bos = true, but the tokenizer of {name!r} has no BOS; remove model.bos")
@@ -400,7 +437,7 @@ def set_bos(name: str, tokenizer: Any, wanted: bool) -> None:
 
 
 def load_config(model: ModelSettings) -> Any:
-    """Load the config of the settings' model. Raises ModelError."""
+    """Return the transformers config of the settings' model. Raises ModelError where it cannot be loaded."""
     return from_hub(AutoConfig, model_name(model), _source(model))
 
 
@@ -411,15 +448,17 @@ def _source(model: ModelSettings) -> dict[str, Any]:
 def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) -> torch.dtype | str:
     """Return the torch data type in which to load a model, or "auto", which leaves the choice to transformers.
 
-    - name: the model's; None for the settings' model.
-    - dtype: the caller's choice; None for that of the settings. Where these say `auto`, another model gets the data
-      type of the settings' model.
+    It is the caller's choice, `dtype`, where this is not None. Else it is that of the settings or, where they say
+    `auto`, that in the files of the settings' model. Another model gets the data type of the settings' model too.
 
-    Raises ModelError for a name that is neither `auto` nor in DTYPES.
+    name: another model's folder or hub id; None for the settings' model.
+
+    Raises ModelError for a data type that is neither `auto` nor in DTYPES.
     """
     if dtype is None:
-        dtype = model_dtype(model)
-        if dtype == "auto" and name is not None:  # no folder tells the data type: ask the hub for the config
+        dtype = model_dtype(model)  # "auto" where neither the settings nor files on this machine name it
+        is_other_model = name is not None
+        if dtype == "auto" and is_other_model:  # then the config on the hub has the type of the settings' model
             dtype = str(load_config(model).dtype or torch.float32).removeprefix("torch.")
     if dtype not in ("auto", *DTYPES):
         raise ModelError(f"dtype {dtype!r} is unknown; use auto, {', '.join(DTYPES)}")
@@ -427,10 +466,10 @@ def _dtype_to_load(model: ModelSettings, name: str | None, dtype: str | None) ->
 
 
 def load_identified(model: ModelSettings, name: str | None = None) -> LanguageModel:
-    """Load a model as `load_model` does, with the hashes of exactly the files that were read as its `identity`.
+    """Load a model as `load_model` does; its `identity` has the hashes of exactly the files that were read.
 
-    The files are hashed before and after; where another run replaced some meanwhile, the model is loaded again. The
-    identity also has the settings that change results. Raises ModelError.
+    The files are hashed before and after loading. Where another run replaced some meanwhile, the model is loaded again.
+    The identity also has the settings that change results. Raises ModelError as `load_model`.
     """
     loaded_name = model_name(model) if name is None else name
     while True:

@@ -13,10 +13,10 @@ CPU_TOKENS = 2048
 """Tokens of a pass that stay in a processor's cache; larger passes were slower (benchmarks/LOG.md)."""
 
 CACHE_PASSES = 8
-"""Passes whose keys may be cached at once: decoding needs many rows together."""
+"""Passes whose keys may be cached at the same time: decoding needs many rows together."""
 
 STREAMED = 8
-"""Full caches of texts that follow each other in a batch: those that wait take the places of those that are done."""
+"""How many times the texts of a batch would fill the cache: waiting texts take the slots of those that are done."""
 
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 """Words in the messages of errors that mean that memory ran out."""
@@ -24,11 +24,11 @@ OUT_OF_MEMORY = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED")
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """How many texts, and branches after them, may have their keys and values cached at once.
+    """How many texts and continuations of texts (branches) may have keys and values in the cache.
 
-    - `texts`: texts with open samples.
-    - `branches`: continuations of these, which the samples are drawn on.
-    - `probes`: continuations of a text by a " [" of several tokens, open at once while p is computed at its places.
+    - `texts`: texts in which calls are being sampled.
+    - `branches`: continuations of these texts, on which samples are drawn.
+    - `probes`: continuations of a text by " [", where that is several tokens: p of the later ones is computed on them.
     """
 
     texts: int
@@ -53,12 +53,12 @@ class TokenBudget:
     ) -> list[Result]:
         """Run `work` on batches of sequences; return a result for each sequence, in order.
 
-        - lengths: the number of tokens of each sequence. A sequence is named by its index here.
-        - work: gets the indices of a batch, and returns their results. It must be repeatable: when it runs out of
-          memory, the budget is halved and the batch is cut again.
+        - lengths: the number of tokens of each sequence. A sequence is named by its index in this list.
+        - work: gets the indices of a batch, and returns their results. It may be called again for a sequence: when it
+          runs out of memory, the budget is halved and a smaller batch is tried.
         - lower: the settings that would make sequences shorter, for the error message.
         - share: a batch has at most `share` times the budget of tokens, padding included, or a single sequence.
-        - order: of the indices in the batches; by length where it is None.
+        - order: the indices in the order in which they are cut into batches; by length where it is None.
 
         Raises ModelError where a single sequence does not fit into memory even with a budget of its own length.
         """
@@ -88,12 +88,12 @@ class TokenBudget:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether memory ran out. CPU and cuBLAS errors are recognized by their message only."""
+    """Return whether an error says that memory ran out. Those of CPU and cuBLAS are recognized by their message."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def free_token_budget(model: Any, device: torch.device) -> int:
-    """Estimate how many tokens a pass may have so that it takes half of a GPU's free memory; CPU_TOKENS on a CPU.
+    """Return about how many tokens a pass may have, so that it takes half of a GPU's free memory; CPU_TOKENS on a CPU.
 
     Counted per token: the keys and values of CACHE_PASSES passes in all layers, and the activations of one layer.
     """
@@ -109,10 +109,12 @@ def free_token_budget(model: Any, device: torch.device) -> int:
 
 
 def batches(order: Sequence[int], lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Cut sequences into batches of at most `tokens` tokens with padding, or of a single sequence; yield their indices.
+    """Yield batches of sequences, as lists of their indices. A batch has at most `tokens` tokens, or one sequence.
 
     - order: the indices of the sequences; a batch has neighbours in this order.
-    - lengths: the number of tokens of each sequence. A batch is padded to its longest.
+    - lengths: the number of tokens of each sequence. Each counts as its batch's longest one, because it is padded.
+
+    Lengths [2, 3, 9] in the order [0, 1, 2], with at most 8 tokens, give [0, 1] (2 * 3 tokens) and [2].
     """
     batch: list[int] = []
     longest = 0

@@ -1,7 +1,7 @@
 """Samples of calls that are being drawn: which branch each continues, and what it has drawn so far.
 
 A branch is a continuation of a text by a few tokens, whose keys are cached; see `heads.py`. Samples that have drawn the
-same tokens share one, so that equal beginnings run once.
+same tokens share a branch, so that equal beginnings run once.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,9 @@ Numbers = NDArray[np.int64]
 class CallSampling:
     """How sampled calls begin, are drawn and end.
 
-    - `start`: the tokens of " [".
-    - `ends`: which tokens end a sample.
+    - `start`: the tokens of " [", with which a call begins.
+    - `ends`: says which tokens end a sample.
+    - `sampling`: the settings: temperature, top_p and the most tokens of a call.
     """
 
     start: Sequence[int]
@@ -37,16 +38,16 @@ class CallSampling:
 
     @property
     def room(self) -> int:
-        """Return the most tokens of a branch: those of " [" and of a call."""
+        """Return how many tokens a branch may get: " [" and the longest call."""
         return len(self.start) + self.sampling.max_call_tokens
 
 
 class StartedText(NamedTuple):
-    """A text whose samples begin.
+    """A text in which sampling begins.
 
     - `item`: its index among the texts of the batch.
-    - `slot`: where its keys are cached.
-    - `points`: where it is sampled, with at least one sample each.
+    - `slot`: the row of the cache that holds its keys.
+    - `points`: the places in it at which calls are sampled, with at least one sample each.
     """
 
     item: int
@@ -55,24 +56,29 @@ class StartedText(NamedTuple):
 
 
 class NextTokens(NamedTuple):
-    """The next token of every open sample, [samples], and whether the sample ends with it."""
+    """`tokens` [samples]: the next token of every open sample. `ended` [samples]: whether the sample ends with it."""
 
     tokens: Numbers
     ended: NDArray[np.bool_]
 
 
 class OpenSamples:
-    """The samples of a batch of texts. `begin` opens samples; `step` continues all open ones, and closes some.
+    """The samples of a batch of texts. `begin` opens samples; `step` continues all open samples, and closes some.
 
-    Each branch first runs the tokens of " [", then what its samples drew. S is the number of open samples, R that of
-    their branches, of which each has its own age. Open samples are in these arrays:
+    A sample is open until its call ends. S is the number of open samples, R that of their branches. Each branch first
+    runs the tokens of " [", then what its samples drew. A record of `samples` [S] is an open sample:
 
-    - `samples` [S], with the fields `item` and `sample`, which say whose sample it is; `branch`, the row of its branch;
-      and `stream`, its uniform numbers.
-    - `branch_tokens` [R]: the token that each branch runs next.
-    - `branch_ages` [R]: how many tokens each branch has run.
+    - `item`: the index of its text in the batch.
+    - `sample`: its number among the samples of the text.
+    - `branch`: the number of its branch, from 0 to R - 1.
+    - `stream`: its random numbers in [0, 1), one per token that it may draw.
 
-    `drawn`: by item and sample, the tokens drawn so far, also of samples that are closed.
+    By branch, [R]:
+
+    - `branch_tokens`: the token that it runs next.
+    - `branch_ages`: how many tokens it has run.
+
+    `drawn[item][sample]`: the tokens that a sample has drawn, also after it is closed.
     """
 
     def __init__(
@@ -80,15 +86,18 @@ class OpenSamples:
     ) -> None:
         """Begin without open samples.
 
-        - branches: cached continuations of texts, on which samples are drawn; none yet.
-        - counts: the tokens that run are added to it. items: the number of texts in the batch.
+        - backbone: the model, which computes logits.
+        - branches: runs cached continuations of texts, on which samples are drawn; it has none yet.
+        - counts: the tokens that run are added to it.
+        - calls: how calls begin, are drawn and end.
+        - items: the number of texts in the batch.
         """
         self.backbone = backbone
         self.branches = branches
         self.counts = counts
         self.calls = calls
         self.drawn: list[list[list[int]]] = [[] for _ in range(items)]
-        fields = [
+        fields = [  # of a record of `samples`, see the class
             ("item", np.int64),
             ("sample", np.int64),
             ("branch", np.int64),
@@ -107,32 +116,37 @@ class OpenSamples:
         return set(self.samples["item"].tolist())
 
     def begin(self, texts: Sequence[StartedText]) -> None:
-        """Begin to draw the samples of these texts.
+        """Open the samples of these texts.
 
-        All samples at one point of a text (a position where a call is sampled) share a branch: a cached continuation of
-        the text's first tokens, which they leave when they draw different tokens.
+        A point is a place of a text at which calls are sampled. Each point gets a branch, a cached continuation of the
+        text's tokens before the point, with which all its samples begin. Samples that draw different tokens get
+        branches of their own later (`step`).
         """
-        slots: list[int] = []  # by new branch: where its text is cached
-        kept: list[int] = []  # by new branch: how many tokens of the text it continues
+        slots_of_branches: list[int] = []  # the row of the cache that holds the text of each new branch
+        kept_tokens: list[int] = []  # how many tokens of its text stand before the point of each new branch
         for text in texts:
-            slots += [text.slot] * len(text.points)
-            kept += [point.kept for point in text.points]
-        self.branches.admit(slots, kept)
+            for point in text.points:
+                slots_of_branches.append(text.slot)
+                kept_tokens.append(point.kept)
+        self.branches.admit(slots_of_branches, kept_tokens)
         for text in texts:
             self._open(text)
 
     def _open(self, text: StartedText) -> None:
-        """Append the samples of a text to the open ones, and a branch per point of the text to the branches.
+        """Append a text's samples to `samples`, and a branch per point to `branch_tokens` and `branch_ages`.
 
-        The samples of a point begin on its branch, whose first token is that of " [".
+        A point is a place of the text at which calls are sampled. Its samples share its branch, which begins with the
+        first token of " [".
         """
         point_count = len(text.points)
         samples_per_point = [len(point.streams) for point in text.points]
+        branches_of_points = len(self.branch_tokens) + np.arange(point_count)  # numbers after those of open branches
+
         new_samples = np.zeros(sum(samples_per_point), self.samples.dtype)
         new_samples["item"] = text.item
         new_samples["sample"] = np.arange(len(new_samples))
-        new_samples["branch"] = len(self.branch_tokens) + np.repeat(np.arange(point_count), samples_per_point)
-        new_samples["stream"] = np.concatenate([point.streams for point in text.points])
+        new_samples["branch"] = np.repeat(branches_of_points, samples_per_point)
+        new_samples["stream"] = np.concatenate([point.streams for point in text.points])  # random numbers, a row each
         self.samples = np.concatenate([self.samples, new_samples])
         self.drawn[text.item] = [[] for _ in new_samples]
         self.branch_tokens = np.r_[self.branch_tokens, np.full(point_count, self.calls.start[0])]
@@ -151,8 +165,8 @@ class OpenSamples:
     def _next_tokens(self, features: Tensor) -> NextTokens:
         """Return the next token of each of S open samples, and whether the sample ends with it.
 
-        " [" may be several tokens: a sample that has not written them all gets the next one of these. The others draw a
-        token, which is appended to their tokens in `drawn`; they end with "]" or at the limit of tokens.
+        " [" may be several tokens. A sample whose branch has not run them all gets the next one of these. The others
+        draw a token, which is also appended to `drawn`. They end with "]", or at the limit of tokens.
 
         features: the last hidden state of each branch, [R, F]. Several samples may be on one branch.
         """
@@ -166,24 +180,31 @@ class OpenSamples:
             return NextTokens(tokens, ended)
 
         branches = self.samples["branch"][drawing]
-        uniforms = self.samples["stream"][drawing, drawn_count[drawing]]
+        uniforms = self.samples["stream"][drawing, drawn_count[drawing]]  # the next random number of each
         tokens[drawing] = self._draw(features, branches, uniforms)
-        ended[drawing] = drawn_count[drawing] == self.calls.sampling.max_call_tokens - 1
-        may_end = self.calls.ends.may_end(tokens[drawing])
-        for index, token_may_end in zip(drawing.tolist(), may_end.tolist(), strict=True):
-            sample = self.samples[index]
-            sample_tokens = self.drawn[sample["item"]][sample["sample"]]
-            sample_tokens.append(int(tokens[index]))
-            if token_may_end and self.calls.ends.has_ended(sample_tokens):
-                ended[index] = True
+        at_limit = drawn_count[drawing] == self.calls.sampling.max_call_tokens - 1
+        ended[drawing] = self._record(drawing, tokens[drawing]) | at_limit
         return NextTokens(tokens, ended)
 
+    def _record(self, drawing: Numbers, tokens: Numbers) -> NDArray[np.bool_]:
+        """Append to `drawn` the token that each drawing sample drew; return whether its call is complete with it.
+
+        drawing: the indices of these samples among the open ones. tokens: the token of each. [drawing] each.
+        """
+        complete = np.zeros(len(drawing), np.bool_)
+        may_end = self.calls.ends.may_end(tokens)
+        for index, sample in enumerate(self.samples[drawing]):
+            sample_tokens = self.drawn[sample["item"]][sample["sample"]]
+            sample_tokens.append(int(tokens[index]))
+            complete[index] = may_end[index] and self.calls.ends.has_ended(sample_tokens)
+        return complete
+
     def _draw(self, features: Tensor, branches: Numbers, uniforms: NDArray[np.float64]) -> Numbers:
-        """Draw a token for each of some samples; return [samples].
+        """Draw a token for each of some samples; return their tokens, [samples].
 
         - features: the last hidden state of each branch, [R, F].
         - branches: the branch of each sample, a row of `features`, [samples].
-        - uniforms: the uniform number by which each sample draws, [samples].
+        - uniforms: the random number in [0, 1) by which each sample draws, [samples].
         """
         drawn = draw(
             self.backbone.logits(features),
@@ -196,35 +217,40 @@ class OpenSamples:
         return tokens
 
     def _continue_with(self, tokens: Numbers) -> None:
-        """Give each of S open samples its next token, and replace the branches: one per pair of old branch and token.
+        """Replace the branches by new ones, one per distinct pair of an old branch and a next token.
 
-        So samples that drew different tokens on a shared branch part: branch 0 whose three samples drew tokens 7, 7 and
-        9 becomes two branches. Branches without samples end.
+        Samples that drew different tokens on a shared branch so get different branches: branch 0, whose samples drew
+        [7, 7, 9], becomes branch 0 with next token 7 and branch 1 with next token 9. Branches without open samples end.
+
+        tokens: the next token of each of S open samples. Comments show the arrays of the example.
         """
-        branches_and_tokens = np.stack([self.samples["branch"], tokens])  # [2, S]
-        # The distinct pairs, [2, new branches], and which of them each sample has, [S].
+        branches_and_tokens = np.stack([self.samples["branch"], tokens])  # [2, S]: [[0, 0, 0], [7, 7, 9]]
         pairs, pair_of_sample = np.unique(branches_and_tokens, axis=1, return_inverse=True)
-        order = in_place(pairs[0])
-        old_branches, next_tokens = pairs[:, order]
-        self.samples["branch"] = np.argsort(order)[pair_of_sample]  # argsort inverts the order
-        if not np.array_equal(old_branches, np.arange(len(self.branch_tokens))):
+        # pairs [2, new branches]: [[0, 0], [7, 9]]; pair_of_sample [S]: [0, 0, 1]
+        order = in_place(pairs[0])  # [new branches]: [0, 1]. New branch b is pair `order[b]`, so few keys are copied.
+        branch_of_pair = np.argsort(order)  # the inverse: [0, 1]
+        old_branches, next_tokens = pairs[:, order]  # [0, 0] and [7, 9]
+        self.samples["branch"] = branch_of_pair[pair_of_sample]  # [0, 0, 1]
+
+        all_stay = np.array_equal(old_branches, np.arange(len(self.branch_tokens)))
+        if not all_stay:
             self.branches.select(old_branches.tolist())
         self.branch_ages = self.branch_ages[old_branches]
         self.branch_tokens = next_tokens
 
 
 def in_place(rows: Numbers) -> Numbers:
-    """Return an order of `rows` in which as many of them as possible stay where they are, so that few are copied.
+    """Return an order of `rows` in which as many rows as possible keep their number, so that few are copied.
 
-    - rows: the old numbers of the rows that stay, ascending; one that is duplicated is there twice.
-    - result: new row p is `rows[order[p]]`.
+    rows: the old numbers of the rows that go on, ascending; one that is duplicated is there twice.
 
-    Rows that do not stay leave gaps, which are filled with rows from the end and with duplicates. Of rows 0 to 3, let
-    rows [0, 2, 2, 3] stay: the order is [0, 2, 1, 3], so that a duplicate of 2 fills the gap at 1, and 2 and 3 stay.
+    New row p becomes a copy of old row `rows[order[p]]`. Where rows [0, 2, 2, 3] of four go on, the order is
+    [0, 2, 1, 3]: rows 0, 2 and 3 keep their numbers, and the duplicate of 2 fills the gap that row 1 leaves. Comments
+    show the arrays of this example.
     """
-    is_no_duplicate = np.r_[True, rows[1:] != rows[:-1]]  # of the row before it
-    stays = is_no_duplicate & (rows < len(rows))  # rows beyond the new number of rows cannot stay
+    is_first = np.r_[True, rows[1:] != rows[:-1]]  # not a duplicate of the row before: [True, True, False, True]
+    stays = is_first & (rows < len(rows))  # a number beyond the new count cannot be kept: [True, True, False, True]
     order = np.full(len(rows), -1)
-    order[rows[stays]] = np.flatnonzero(stays)
-    order[order < 0] = np.flatnonzero(~stays)  # the others fill the gaps
+    order[rows[stays]] = np.flatnonzero(stays)  # rows 0, 2, 3 are at indices 0, 1, 3: [0, -1, 1, 3]
+    order[order < 0] = np.flatnonzero(~stays)  # the rest, here index 2, fills the gaps: [0, 2, 1, 3]
     return order
