@@ -101,16 +101,16 @@ class PendingProposal:
 
         The text ends at the last position that is needed.
         """
-        position_count = len(self.text.ids)
-        needs_probabilities = self.probabilities is None
-        if needs_probabilities:
-            last_position = position_count - 1
+        if self.probabilities is None:
+            place_count = len(self.text.ids)
+            last_position = place_count - 1
         else:
+            place_count = 0
             last_position = max(position for position, _ in self.missing)
         return TokenText(
             ids=self.lead + self.text.ids[:last_position],
             first_place=len(self.lead),
-            place_count=position_count if needs_probabilities else 0,
+            place_count=place_count,
             most_samples=self.selection.k * self.selection.m,  # m samples at each of at most k positions
             choose=self.choose_points,
         )

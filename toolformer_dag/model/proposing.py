@@ -152,10 +152,10 @@ class ProposalBatch:
         return p_of_texts
 
     def _multiply_by_later_tokens(self, p: Probabilities, *, slot: int, item: TokenText) -> None:
-        """Multiply p of the first token of " [" at a text's places by p of its other tokens; changes `p`, [place_count].
+        """Multiply p of the first token of " [" at a text's places by p of its other tokens; changes `p` in place.
 
-        slot: where the keys of the text are cached. The places are taken in parts: each place needs a branch, and
-        `limits.probes` branches fit into the cache.
+        Each place needs a branch (a continuation of the text), and `limits.probes` of them fit into the cache, so the
+        places are taken in parts. p: [place_count]. slot: where the keys of the text are cached.
         """
         places_per_part = self.limits.probes
         for first in range(0, item.place_count, places_per_part):
