@@ -1,4 +1,4 @@
-"""A text on its way to a proposal: what a backend is asked about it, and what its answers become."""
+"""A text on its way to a proposal: what a backend computes for it, and what becomes of the results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,9 +64,16 @@ class PendingProposal:
     The backend leads from 2 to 3 while it runs, by calling `choose_points`. Requests whose p_i are stored begin in 3.
     `Engine.propose` sets `samples`.
 
+    Positions are numbered by the tokens of `text`: a call at position i stands before token i. p_i is the probability
+    that a call begins there.
+
+    - `request`: what the engine was asked. `selection`: which positions get how many samples.
     - `text`: the tokens before which a call may stand, [n]; all of x, or for a chain the single token after its calls.
     - `lead`: the tokens between the prompt's head and the first token of `text`: x, "Output:", and for a chain the
       text up to its calls, and these.
+    - `probabilities` [n]: p_i of each position.
+    - `missing`: the samples to draw, as pairs of a position and a sample number.
+    - `samples`: the tokens of each of these samples, in the same order.
     """
 
     request: ProposalRequest
@@ -86,15 +93,17 @@ class PendingProposal:
         return self.probabilities is None or bool(self.missing)
 
     def token_text(self) -> TokenText:
-        """Return what the backend, which runs the model, is to do for this text.
+        """Return the text as the backend, which runs the model, gets it, with what to compute.
 
-        Where p_i is not known, it computes it at all positions, before every token, and the samples follow from it.
-        Else it only draws the missing samples. It gets no tokens after the last position that it needs.
+        - Where p_i is not stored: p_i of every position. The backend then passes p_i to `choose_points`, which returns
+          where to draw samples.
+        - Else only the missing samples: `place_count`, the number of positions whose p_i is wanted, is 0.
+
+        The text ends at the last position that is needed.
         """
-        n = len(self.text.ids)
         if self.probabilities is None:
-            place_count = n
-            last_position = n - 1
+            place_count = len(self.text.ids)
+            last_position = place_count - 1
         else:
             place_count = 0
             last_position = max(position for position, _ in self.missing)
@@ -102,23 +111,29 @@ class PendingProposal:
             ids=self.lead + self.text.ids[:last_position],
             first_place=len(self.lead),
             place_count=place_count,
-            most_samples=self.selection.k * self.selection.m,
+            most_samples=self.selection.k * self.selection.m,  # m samples at each of at most k positions
             choose=self.choose_points,
         )
 
     def choose_points(self, probabilities: NDArray[np.float32]) -> list[SamplePoint]:
-        """Take p_i from the backend, decide which samples are missing, and return the points at which to draw them.
+        """Return the points of the text at which samples are to be drawn. The backend calls this with p_i.
 
-        probabilities: p_i, [n]; empty where they were stored. A position inside a character (between two tokens of an
-        emoji) gets 0: no call can stand there. There are no points where some p_i is not finite. The backend may call
-        this again, with the same effect.
+        probabilities: p_i, [n]. It is empty where p_i was stored: then the missing samples are known already. The
+        backend may call this again, with the same effect.
         """
         if len(probabilities):
-            self.probabilities = np.where(self.text.inside, np.float32(0), probabilities)
-            self.missing = []
-            if np.isfinite(self.probabilities).all():
-                self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
+            self._store_probabilities(probabilities)
         return self._points()
+
+    def _store_probabilities(self, probabilities: NDArray[np.float32]) -> None:
+        """Set `probabilities` to p_i, [n], and `missing` to the samples to draw; to none where a p_i is not finite.
+
+        A position inside a character (between two tokens of an emoji) gets 0: no call can stand there.
+        """
+        self.probabilities = np.where(self.text.inside, np.float32(0), probabilities)
+        self.missing = []
+        if np.isfinite(self.probabilities).all():
+            self.missing = self.selection.missing_samples(self.request, self.text.offsets, self.probabilities)
 
     def _points(self) -> list[SamplePoint]:
         """Return a point for each position at which samples are missing, in order.
@@ -136,11 +151,13 @@ class PendingProposal:
             points.append(SamplePoint(kept=len(self.lead) + position, streams=np.stack(streams)))
         return points
 
-    def proposal(self, ends: Encoding) -> Proposal:
-        """Return the finished proposal: p_i and the calls in the drawn samples, or the reason why there are none.
+    def proposal(self, encoding: Encoding) -> Proposal:
+        """Return the finished proposal: p_i and the sampled calls, or the reason why there are none.
 
-        A sample without an end, "]", has the reason "no_end" in place of its call. `ends`: decodes the samples by the
-        ends under which they were drawn.
+        - "does_not_fit", "empty": the model never ran. "not_finite": some p_i is NaN or infinite.
+        - A sample without "]" has no call (`body` is None) and the reason "no_end".
+
+        encoding: turns the tokens of a sample into the text of its call.
         """
         if self.reason is not None:
             return Proposal(reason=self.reason)
@@ -148,6 +165,6 @@ class PendingProposal:
             return Proposal(reason="not_finite")
         calls = []
         for (position, sample), tokens in zip(self.missing, self.samples, strict=True):
-            body = ends.body(tokens)
+            body = encoding.body(tokens)  # the text before "]"; None without "]"
             calls.append(SampledCall(position, sample, body=body, reason="no_end" if body is None else None))
         return Proposal(self.probabilities, self.text.offsets, tuple(calls))

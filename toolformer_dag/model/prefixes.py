@@ -136,33 +136,19 @@ class CachedPrefixes:
         self.backbone = backbone
         forest = Forest(prefixes)
         self.new_tokens = forest.new_tokens
-
-        # 1. Number the nodes of all trees, in the order in which the trees run.
         sizes = [len(tree.tokens) for tree in forest.trees]
         trees_with_tokens = [tree for tree in range(len(sizes)) if sizes[tree]]
         order = sorted(trees_with_tokens, key=sizes.__getitem__)  # similar sizes run together, with little padding
-        first_nodes: dict[int, int] = {}  # by tree, the number of its first node
-        node_count = 0
-        for tree in order:
-            first_nodes[tree] = node_count
-            node_count += sizes[tree]
-        self.paths: list[list[int]] = []
-        for path in forest.paths:
-            self.paths.append([first_nodes[path.tree] + node for node in path.nodes])
+        self.paths = _numbered_paths(forest, order)
 
-        # 2. Run the trees; each pass appends its keys and values to `passes`.
-        passes: PassesByLayer = defaultdict(list)
-        features = []
+        # Run the trees; each pass appends its keys and values to `passes_by_layer`.
+        passes_by_layer: PassesByLayer = defaultdict(list)
+        features_of_passes = []
         for batch in batches(order, sizes, budget):
-            features.append(self._run_trees([forest.trees[tree] for tree in batch], passes))
-
-        # 3. Join what the passes computed.
-        self.passes = len(features)
-        self.node_features = torch.cat(features) if features else None
-        self.layers: dict[int, KeysAndValues] = {}
-        for layer in list(passes):
-            keys, values = zip(*passes.pop(layer), strict=True)  # `pop` frees a layer's parts before the next is joined
-            self.layers[layer] = KeysAndValues(torch.cat(keys), torch.cat(values))
+            features_of_passes.append(self._run_trees([forest.trees[tree] for tree in batch], passes_by_layer))
+        self.passes = len(features_of_passes)
+        self.node_features = torch.cat(features_of_passes) if features_of_passes else None
+        self.layers = _joined(passes_by_layer)
 
     def features(self, batch: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their last hidden states, [B, 1 + T, F].
@@ -170,24 +156,29 @@ class CachedPrefixes:
         - batch: for each text, the index of its prefix.
         - texts: their tokens; T is the length of the longest.
 
-        Column 0 belongs to the last token of the prefix, from which the first token of the text is predicted, column j
-        to the text's token j - 1. Column 0 after an empty prefix is undefined.
+        Column 0 belongs to the last token of the prefix, column j to the text's token j - 1. Each column predicts the
+        next token, so column 0 predicts the first of the text. Column 0 after an empty prefix is undefined.
         """
         ids = padded(texts, self.backbone.device)  # [B, T]
-        paths = [self.paths[index] for index in batch]
-        if self.node_features is None:
-            return F.pad(self._run_texts(ids, texts, paths), (0, 0, 1, 0))
-        last_nodes = on_device([path[-1] if path else 0 for path in paths], ids.device)
-        ends = self.node_features[last_nodes][:, None]  # [B, 1, F]
+        paths = [self.paths[index] for index in batch]  # the node of each token of the prefix
+        if self.node_features is None:  # all prefixes are empty
+            text_features = self._run_texts(ids, texts, paths)  # [B, T, F]
+            return F.pad(text_features, (0, 0, 1, 0))  # a column of zeros before them
+        any_node = 0
+        last_nodes = [path[-1] if path else any_node for path in paths]
+        prefix_features = self.node_features[on_device(last_nodes, ids.device)][:, None]  # [B, 1, F]
         if not ids.shape[1]:
-            return ends
-        return torch.cat([ends, self._run_texts(ids, texts, paths)], 1)
+            return prefix_features
+        return torch.cat([prefix_features, self._run_texts(ids, texts, paths)], 1)
 
     def _run_trees(self, trees: Sequence[PrefixTree], passes: PassesByLayer) -> Tensor:
         """Run trees of tokens in one pass, a tree per row; return the features of all nodes, tree by tree, [nodes, F].
 
-        A node attends to the nodes above it, and its position is their number. `passes`: for each layer, the keys and
-        values of the nodes are appended.
+        Appends the keys and values of the nodes to `passes`, for each layer.
+
+        A node attends to itself and the nodes above it, and its position is the number of nodes above it. The
+        sequences [5, 6] and [5, 7] are a tree of three nodes with tokens [5, 6, 7] and positions [0, 1, 1]: node 2
+        attends to nodes 0 and 2.
         """
         ids = padded([tree.tokens for tree in trees], self.backbone.device)  # [trees, width]
         cells = []  # where each node is in `ids`: pairs of row and column
@@ -205,7 +196,8 @@ class CachedPrefixes:
             seen=on_device(masks, ids.device, torch.bool),
         )
         attend = _TreeAttention(rows, columns, visibility, passes)
-        return self.backbone.features(ids, positions, attend)[rows, columns]
+        features = self.backbone.features(ids, positions, attend)  # [trees, width, F]
+        return features[rows, columns]
 
     def _run_texts(self, ids: Tensor, texts: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> Tensor:
         """Run B texts, each after a cached prefix; return their features, [B, T, F].
@@ -213,32 +205,66 @@ class CachedPrefixes:
         - ids: the tokens of `texts`, padded to the longest, [B, T].
         - paths: for each text, the cached nodes that are its prefix, a node per token.
         """
-        device = ids.device
-        nodes = padded(paths, device)  # [B, N], N: the tokens of the longest prefix
+        nodes = padded(paths, ids.device)  # [B, N], N: the tokens of the longest prefix
         if not nodes.shape[1]:
             return self.backbone.features(ids)
-        prefix_lengths = on_device([len(path) for path in paths], device)[:, None]  # [B, 1]
-        steps = torch.arange(ids.shape[1], device=device)  # [T], the tokens of the texts
-        node_steps = torch.arange(nodes.shape[1], device=device)  # [N]
-
-        # A token attends to the nodes of its prefix, without their padding, and to its text's tokens up to itself.
-        sees_nodes = node_steps < prefix_lengths  # [B, N]
-        sees_text = steps[:, None] >= steps  # [T, T]
-        shape = (len(ids), len(steps), -1)
-        seen = torch.cat([sees_nodes[:, None].expand(shape), sees_text.expand(shape)], -1)  # [B, T, N + T]
+        prefix_lengths = on_device([len(path) for path in paths], ids.device)[:, None]  # [B, 1]
+        node_positions = torch.arange(nodes.shape[1], device=ids.device)  # [N]
 
         # Padding stays at the position of the last token: later ones may lie beyond the model's last position.
-        last_steps = on_device([max(0, len(text) - 1) for text in texts], device)[:, None]
-        positions = prefix_lengths + torch.minimum(steps, last_steps)  # [B, T]
-        key_positions = torch.cat([node_steps.expand(len(ids), -1), positions], 1)  # [B, N + T]
+        tokens = torch.arange(ids.shape[1], device=ids.device)  # [T]
+        last_tokens = on_device([max(0, len(text) - 1) for text in texts], ids.device)[:, None]  # [B, 1]
+        positions = prefix_lengths + torch.minimum(tokens, last_tokens)  # [B, T]
+
         visibility = Visibility(
             queries=positions,
-            keys=key_positions,
-            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),
+            keys=torch.cat([node_positions.expand(len(ids), -1), positions], 1),  # [B, N + T]
+            longest=max(len(path) + len(text) for path, text in zip(paths, texts, strict=True)),  # of the sequences
             dtype=self.backbone.model.dtype,
-            seen=seen,
+            seen=_prefix_and_text_mask(prefix_lengths, node_positions, tokens),
         )
         return self.backbone.features(ids, positions, _TextAttention(self.layers, nodes, visibility))
+
+
+def _numbered_paths(forest: Forest, order: Sequence[int]) -> list[list[int]]:
+    """Return the path of each sequence in nodes that are numbered through all trees.
+
+    order: the trees with tokens, in the order in which their nodes are numbered. With [1, 0] and two nodes in tree 1,
+    node 0 of tree 0 becomes node 2.
+    """
+    first_nodes: dict[int, int] = {}  # by tree, the number of its first node
+    node_count = 0
+    for tree in order:
+        first_nodes[tree] = node_count
+        node_count += len(forest.trees[tree].tokens)
+    paths = []
+    for path in forest.paths:
+        paths.append([first_nodes[path.tree] + node for node in path.nodes])
+    return paths
+
+
+def _joined(passes: PassesByLayer) -> dict[int, KeysAndValues]:
+    """Join the keys and values of all passes, layer by layer. Empties `passes`, so that memory is free early."""
+    layers = {}
+    for layer in list(passes):
+        keys, values = zip(*passes.pop(layer), strict=True)  # frees a layer's parts before the next layer is joined
+        layers[layer] = KeysAndValues(torch.cat(keys), torch.cat(values))
+    return layers
+
+
+def _prefix_and_text_mask(prefix_lengths: Tensor, node_positions: Tensor, tokens: Tensor) -> Tensor:
+    """Return which keys each token of B texts after prefixes attends to: True where it does, [B, T, N + T].
+
+    The keys are N nodes of the prefix and then T tokens of the text. A token attends to the nodes of its prefix, not to
+    their padding, and to the text's tokens up to itself.
+
+    - prefix_lengths [B, 1]: the number of nodes in each prefix; the others are padding.
+    - node_positions: the numbers from 0 to N - 1. tokens: the numbers from 0 to T - 1.
+    """
+    sees_nodes = node_positions < prefix_lengths  # [B, N]
+    sees_text = tokens[:, None] >= tokens  # [T, T]
+    shape = (len(prefix_lengths), len(tokens), -1)
+    return torch.cat([sees_nodes[:, None].expand(shape), sees_text.expand(shape)], -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from toolformer_dag.model.backend import CallForm, Ends, LogProbabilities, TokenCounts, TokenQuery, TokenText
+from toolformer_dag.model.backend import (
+    CallForm,
+    Ends,
+    LogProbabilities,
+    SamplePoint,
+    TokenCounts,
+    TokenQuery,
+    TokenText,
+)
 from toolformer_dag.model.token_service import MOST_LIKELY, Scores, TokenAnswer, TokenRequest, TokenService
 from toolformer_dag.settings.model_settings import SamplingSettings
 
@@ -37,9 +45,9 @@ class Walk(NamedTuple):
 class ServedSample:
     """A sample that is being drawn in an engine.
 
-    - `prompt`: head, text and " [", which it continues.
-    - `stream`: its uniform numbers, a token each at most.
-    - `tokens`: those that are drawn; they grow with each answer of the engine.
+    - `prompt`: the tokens that it continues: head, text and " [".
+    - `stream`: a uniform number for each token that may be drawn, so its length is the most tokens of the sample.
+    - `tokens`: the tokens drawn so far; they grow with each answer of the engine.
     """
 
     prompt: Sequence[int]
@@ -47,12 +55,16 @@ class ServedSample:
     tokens: list[int] = field(default_factory=list)
 
     def request(self, stops: Sequence[int], sampling: SamplingSettings) -> TokenRequest:
-        """Return the request that goes on until a token of `stops`, or the end of the stream."""
+        """Return the request for the tokens that are not drawn yet.
+
+        The engine draws a token per number of the stream, and stops early after a token of `stops`.
+        """
+        unused_numbers = self.stream[len(self.tokens) :]
         return TokenRequest(
             [*self.prompt, *self.tokens],
-            most=len(self.stream) - len(self.tokens),
+            most=len(unused_numbers),
             ends=stops,
-            stream=self.stream[len(self.tokens) :],
+            stream=unused_numbers,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
         )
@@ -100,25 +112,23 @@ class ServiceBackend:
         - head: the tokens of the prompt before each text. start: the tokens of ` [`.
         - ends: which tokens end a sample.
 
-        Returns for each text the tokens of its samples, as `Backend.propose` says. All texts are in flight at once.
+        Returns for each text a list with the tokens of each of its samples. All texts are in flight at once.
         """
-        samples_of_texts: list[list[ServedSample]] = []
-        for text, p in zip(texts, self._start_probabilities(head, texts, start), strict=True):
-            samples = []
-            for point in text.choose(p):
-                prompt = [*head, *text.ids[: point.kept], *start]
-                samples += [ServedSample(prompt, stream) for stream in point.streams]
-            samples_of_texts.append(samples)
-
-        every_sample = [sample for samples in samples_of_texts for sample in samples]
-        self._draw(every_sample, ends, sampling)
+        p_of_texts = self._start_probabilities(head, texts, start)
+        samples_of_texts = []
+        for text, p in zip(texts, p_of_texts, strict=True):
+            samples_of_texts.append(_samples_to_draw(head, text, start, text.choose(p)))
+        self._draw([sample for samples in samples_of_texts for sample in samples], ends, sampling)
         tokens_of_texts = []
         for samples in samples_of_texts:
             tokens_of_texts.append([sample.tokens for sample in samples])
         return tokens_of_texts
 
     def _draw(self, samples: Sequence[ServedSample], ends: Ends, sampling: SamplingSettings) -> None:
-        """Draw the tokens of samples until all are complete: each request runs to a token that may end its sample."""
+        """Draw the tokens of samples until all are complete: extends the `tokens` of each.
+
+        A request stops at every token that may end its sample. Where the sample goes on, another request continues it.
+        """
         stops = np.flatnonzero(ends.may_end(np.arange(self.service.vocabulary))).tolist()
         while samples:
             answers = self.run([sample.request(stops, sampling) for sample in samples], ["samples"])
@@ -129,47 +139,46 @@ class ServiceBackend:
     def _start_probabilities(
         self, head: Sequence[int], texts: Sequence[TokenText], start: Sequence[int]
     ) -> list[NDArray[np.float32]]:
-        """Return the probability of ` [` at each place of each text, [place_count].
+        """Return the probability of ` [` at each place of each text: an array [place_count] per text.
 
-        A request per text lets the engine write the text itself (a walk), with log p of the first token of ` [` at each
-        token. For each further token of ` [`, requests at every place give its log p, which is added.
+        A place is a position in a text where a call may begin. log p of ` [` is the sum of log p of its tokens, each
+        after those before it.
 
         head: the tokens before each text. start: the tokens of ` [`.
         """
-        first_token = start[0]
-        walks = []
-        for text in texts:
-            if text.place_count:  # elsewhere p is stored, and samples alone are missing
-                last_place = text.first_place + text.place_count - 1
-                walks.append(
-                    Walk(
-                        prompt=[*head, *text.ids[: text.first_place]],
-                        tokens=[*text.ids[text.first_place : last_place], first_token],
-                        scored=[first_token],
-                    )
-                )
-        scores_of_walks = iter(self.walk_scores(["positions"], walks))
-        log_p_of_texts = []
-        for text in texts:
-            steps = next(scores_of_walks) if text.place_count else []
-            log_p_of_texts.append(np.array([scores[first_token] for scores in steps]))
+        log_p_of_texts = self._first_log_p(head, texts, token=start[0])
         for written in range(1, len(start)):
             later = self._later_log_p(head, texts, written=start[:written], token=start[written])
             log_p_of_texts = [log_p + more for log_p, more in zip(log_p_of_texts, later, strict=True)]
         return [np.exp(log_p).astype(np.float32) for log_p in log_p_of_texts]
 
+    def _first_log_p(self, head: Sequence[int], texts: Sequence[TokenText], *, token: int) -> list[NDArray[np.float64]]:
+        """Return log p of `token` at each place of each text: an array [place_count] per text.
+
+        One request per text: the engine writes the text itself (a walk), and scores `token` at every place. A text
+        without places, whose p is stored, has no request and an empty array.
+        """
+        walks = [_walk_over_places(head, text, token) for text in texts if text.place_count]
+        steps_of_walks = iter(self.walk_scores(["positions"], walks))
+        log_p_of_texts = []
+        for text in texts:
+            steps = next(steps_of_walks) if text.place_count else []  # per place, log p by token
+            log_p_of_texts.append(np.array([scores[token] for scores in steps]))
+        return log_p_of_texts
+
     def _later_log_p(
         self, head: Sequence[int], texts: Sequence[TokenText], *, written: Sequence[int], token: int
     ) -> list[NDArray[np.float64]]:
-        """Return, at each place of each text, log p of `token` after the tokens `written`; [place_count] per text.
+        """Return log p of `token` after the tokens `written` at each place of each text: [place_count] per text.
 
-        Each place has its own request: head, text up to the place, `written`.
+        One request per place: after head, text up to the place and `written`, the engine writes `token` whatever its
+        log p, and scores it. "positions" is the field of `counts` to which the tokens that ran are added.
         """
         walks = []
         for text in texts:
             for place in range(text.first_place, text.first_place + text.place_count):
                 walks.append(Walk(prompt=[*head, *text.ids[:place], *written], tokens=[token], scored=[token]))
-        steps_of_walks = self.walk_scores(["positions"], walks)
+        steps_of_walks = self.walk_scores(["positions"], walks)  # a walk here has a single step
         log_p = np.array([scores[token] for [scores] in steps_of_walks])  # [places of all texts]
         ends_of_texts = np.cumsum([text.place_count for text in texts])
         return np.split(log_p, ends_of_texts[:-1])
@@ -190,6 +199,35 @@ class ServiceBackend:
     def greedy(self, sequences: Sequence[Sequence[int]]) -> "ServiceRows":
         """Run sequences, and return them as rows for the caller to continue."""
         return ServiceRows(self, sequences)
+
+
+def _samples_to_draw(
+    head: Sequence[int], text: TokenText, start: Sequence[int], points: Sequence[SamplePoint]
+) -> list[ServedSample]:
+    """Return the samples of a text, before any token is drawn: one for each stream of each point.
+
+    - points: where samples begin, each with a stream of uniform numbers per sample.
+    - head, start: the tokens before the text, and those of ` [`.
+    """
+    samples = []
+    for point in points:
+        prompt = [*head, *text.ids[: point.kept], *start]
+        samples += [ServedSample(prompt, stream) for stream in point.streams]
+    return samples
+
+
+def _walk_over_places(head: Sequence[int], text: TokenText, token: int) -> Walk:
+    """Return the walk that scores `token` at every place of a text: the engine writes the text from place to place.
+
+    After head [1, 2], let text [5, 6, 7] have places after 1, 2 and 3 tokens. The prompt is [1, 2, 5], and the engine
+    writes 6, 7 and `token`: before each of these it scores `token`. The last one is written for its scores alone.
+    """
+    last_place = text.first_place + text.place_count - 1
+    return Walk(
+        prompt=[*head, *text.ids[: text.first_place]],
+        tokens=[*text.ids[text.first_place : last_place], token],
+        scored=[token],
+    )
 
 
 class WrittenAhead(NamedTuple):
@@ -279,22 +317,28 @@ class ServiceRows:
         return [self._rank(row, token) for row in self._rows]
 
     def _rank(self, row: ServiceRow, token: int) -> int:
-        """Return how many tokens are likelier than `token` as the next one of a row; UNRANKED beyond the scored ones.
+        """Return how many tokens are likelier than `token` as the next one of a row.
 
-        The engine scores the MOST_LIKELY tokens. Where the least likely of these are equally likely, it may have cut a
-        tie to which `token` belongs: then its log p is asked for.
+        The engine scores the MOST_LIKELY tokens only. Returns UNRANKED for a token that is less likely than these.
+
+        The engine may cut a tie: where the last two scored tokens have log p -3, further ones may have -3 too. So
+        `token` may be one of them, and its log p is requested.
         """
         scored_log_p = sorted(row.scores.values())  # the least likely first
         log_p = row.scores.get(token)
         may_be_tied = len(scored_log_p) > 1 and scored_log_p[0] == scored_log_p[1]
         if log_p is None and may_be_tied:
-            # Let the engine write this token after the row, for its log p there.
-            [[scores_at_token]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
-            if scores_at_token[token] >= scored_log_p[0]:
-                log_p = scores_at_token[token]
+            requested_log_p = self._requested_log_p(row, token)
+            if requested_log_p >= scored_log_p[0]:
+                log_p = requested_log_p
         if log_p is None:
             return UNRANKED
         return sum(other > log_p for other in scored_log_p)
+
+    def _requested_log_p(self, row: ServiceRow, token: int) -> float:
+        """Return log p of `token` as the next one of a row: the engine writes it for its score; nothing is appended."""
+        [[scores]] = self._backend.walk_scores([], [Walk(row.ids, tokens=[token], scored=[token])])
+        return scores[token]
 
     def rank_of_sequence(self, row: int, tokens: Sequence[int]) -> int:
         """Return how many single tokens, except `tokens[0]`, are more likely than the whole sequence `tokens`."""
@@ -330,12 +374,12 @@ class ServiceRows:
         return [0 if row.best is None else row.best for row in self._rows]
 
     def _write_calls(self, forms: Mapping[int, CallForm]) -> None:
-        """Let the engine write the whole tool call that begins in each of some rows, as the tokens ahead of the row.
+        """Let the engine write the whole tool call that begins in each of some rows; sets `ahead` of these rows.
 
         - forms: by index of the row, the call's grammar and its most tokens.
 
-        Calls that reach the limit of tokens run once more, for the scores of each token: these tell where the input
-        ends best. The tokens of other calls get log p 0, which nobody reads.
+        The tokens of a call get log p 0, which nobody reads, unless the call reaches its limit of tokens: then the
+        scores of each token are requested, because they tell where its input ends best.
         """
         rows_with_forms = [(self._rows[index], form) for index, form in forms.items() if form.most > 0]
         requests = []
@@ -344,12 +388,15 @@ class ServiceRows:
         for (row, _), answer in zip(rows_with_forms, self._backend.run(requests), strict=True):
             row.ahead = [WrittenAhead(token, {token: 0.0}) for token in answer.tokens]
 
-        rows_at_limit = [row for row, form in rows_with_forms if len(row.ahead) == form.most]
-        repetitions = []
-        for row in rows_at_limit:
+        self._score_calls([row for row, form in rows_with_forms if len(row.ahead) == form.most])
+
+    def _score_calls(self, rows: Sequence[ServiceRow]) -> None:
+        """Let the engine write the calls ahead of these rows once more; sets `ahead` with the scores of each token."""
+        requests = []
+        for row in rows:
             tokens = [written.token for written in row.ahead]
-            repetitions.append(TokenRequest(row.ids, len(tokens), walk=tokens, likeliest=MOST_LIKELY))
-        self._write_ahead(rows_at_limit, repetitions)
+            requests.append(TokenRequest(row.ids, most=len(tokens), walk=tokens, likeliest=MOST_LIKELY))
+        self._write_ahead(rows, requests)
 
     def _continue(self) -> None:
         """Let the engine write the next AHEAD tokens of each row outside calls that has none ahead, with their scores.
@@ -384,32 +431,53 @@ def _ordered_scores(answer: TokenAnswer) -> list[Scores]:
 def _query_request(query: TokenQuery) -> TokenRequest:
     """Return the engine's request that answers a query: log p of some tokens at some places of a text after a prefix.
 
-    1. Where only the text's own tokens are asked for, the engine reads prefix and text as a prompt.
-    2. Else it writes the text, from the first place to the last, with log p of the other tokens at each. A place after
-       the end of the text has no token of the text: any token is written there.
+    Place p is after the first p tokens of the text. Where only the text's own tokens are wanted, the engine reads
+    prefix and text as a prompt, which is fastest. Else it writes the text (`_writing_request`).
     """
-    first = min(query.places)
-    last = max(query.places)
-    tokens_by_place = list(zip(query.places, query.tokens, strict=True))
-    is_within_text = last < len(query.text)
-    if is_within_text and all(list(tokens) == [query.text[place]] for place, tokens in tokens_by_place):
-        return TokenRequest([*query.prefix, *query.text[: last + 1]], reads_prompt=True)
+    last_place = max(query.places)
+    if _wants_text_only(query):
+        return TokenRequest([*query.prefix, *query.text[: last_place + 1]], reads_prompt=True)
+    return _writing_request(query)
+
+
+def _wants_text_only(query: TokenQuery) -> bool:
+    """Return whether a query wants log p of a single token at each place: the one that stands there in the text."""
+    if max(query.places) >= len(query.text):
+        return False
+    tokens_by_place = zip(query.places, query.tokens, strict=True)
+    return all(list(tokens) == [query.text[place]] for place, tokens in tokens_by_place)
+
+
+def _writing_request(query: TokenQuery) -> TokenRequest:
+    """Return a request to write a text from the first place to the last, with log p of the wanted tokens at each.
+
+    For text [5, 6, 7] with places 1 and 3, the prompt ends with 5, and the engine writes 6, 7 and any token: at place 3
+    the text has ended. The wanted tokens that are not written are scored too.
+    """
+    first_place = min(query.places)
+    last_place = max(query.places)
     any_token = query.tokens[-1][0]
-    written = [*query.text[first:], any_token][: last - first + 1]
+    written = [*query.text[first_place:], any_token][: last_place - first_place + 1]
     other_tokens: set[int] = set()
-    for place, tokens in tokens_by_place:
-        other_tokens.update(token for token in tokens if token != written[place - first])
-    return TokenRequest([*query.prefix, *query.text[:first]], len(written), walk=written, scored=sorted(other_tokens))
+    for place, tokens in zip(query.places, query.tokens, strict=True):
+        other_tokens.update(token for token in tokens if token != written[place - first_place])
+    return TokenRequest(
+        prompt=[*query.prefix, *query.text[:first_place]],
+        most=len(written),
+        walk=written,  # written whatever their log p
+        scored=sorted(other_tokens),
+    )
 
 
 def _query_values(query: TokenQuery, answer: TokenAnswer) -> LogProbabilities:
-    """Return the log p that a query asks for, [places, tokens per place], from the engine's answer to its request.
+    """Return the log p that a query wants, [places, tokens per place], from the engine's answer to `_query_request`.
 
-    The answer has log p of all tokens of the prompt, or the scores at each token that was written (`_query_request`).
+    The answer has log p of all tokens of the prompt, of which each place wants the one that stands there; or, for each
+    written token from the first place on, log p by token.
     """
     if answer.prompt:
         return np.array([[answer.prompt[len(query.prefix) + place]] for place in query.places], np.float32)
-    first = min(query.places)
+    first = min(query.places)  # `scores` begin at this place
     values = []
     for place, tokens in zip(query.places, query.tokens, strict=True):
         scores = answer.scores[place - first]

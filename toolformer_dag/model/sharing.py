@@ -34,7 +34,7 @@ GREEDY_ROOM = 32
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """What sequences with a common beginning share. `way` is one of these:
+    """How sequences with a common beginning share the work on it. `way` is one of these:
 
     - `shared keys`: the keys of the beginning are computed and stored once.
     - `own cache`: they are computed once and copied for each sequence, in the model's own cache.
@@ -70,6 +70,8 @@ OWN_CACHES = [
     Sharing(OWN_CACHE, CacheUse(chunks=False, company="none")),
 ]
 """The ways to use a model's own cache, from the fastest to the slowest."""
+RECOMPUTING = Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
+"""Nothing is shared: every sequence runs in full at each token."""
 Head = CachedHead | ModelCache
 """The common beginning of some texts, after it ran."""
 Texts = CachedTexts | OwnTexts
@@ -79,18 +81,23 @@ Branches = CachedBranches | OwnBranches
 
 
 def choose_sharing(backbone: Backbone, name: str, tokens: Sequence[int]) -> Sharing:
-    """Find the fastest way to compute a common beginning once that leaves the model's logits as they are; log its cost.
+    """Return the fastest way to share the work on a common beginning under which the model's logits stay the same.
 
-    Each way is tried on a short sequence, and its logits are compared with those of the model alone. Changes the
-    backbone: from here on it runs the model whole, or with its own attention, where the trial says so.
+    Tried in this order: the keys are stored once for all sequences; the model's own cache, with a copy for each
+    sequence; nothing is shared. Each is tried on a short sequence, and its logits are compared with those of the model
+    alone. The choice and what it costs are logged.
 
-    name: the model's, for the log. tokens: ordinary ones, as `trial_tokens` returns them.
+    Changes `backbone`, so that it runs the model as the chosen way needs.
+
+    - name: the model's name, for the log.
+    - tokens: tokens of ordinary text, as `trial_tokens` returns them.
     """
     sharing = _choose_sharing(backbone, tokens[:TRIAL])
     kind = f"{name!r} ({type(backbone.model).__name__})"
     if sharing.way == SHARED:
         _log.info("%s: the keys of prompt and text are computed and stored once for all samples", kind)
     elif sharing.cache is not None and sharing.way == OWN_CACHE:
+        # `company`: which rows may share a pass of the model; "any" is the fastest.
         apart = "" if sharing.cache.company == "any" else ", and few samples run together"
         slow = "" if sharing.cache.chunks else ", and a text runs one token at a time"
         _log.warning(
@@ -117,22 +124,30 @@ def _choose_sharing(backbone: Backbone, tokens: Sequence[int]) -> Sharing:
     2. The model's own cache, in several ways, with a copy of the keys for each sequence.
     3. Nothing is shared: every sequence runs in full at each token.
 
-    Sets how the backbone runs the model to what the chosen way needs.
+    Changes `backbone`: whether body and head of the model run apart, and whether its attention is replaced.
     """
     expected = own_logits(backbone.model, tokens)  # [T, V]
-    tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = False
-    if not _can_be_split(backbone, tokens, expected):
+    if _can_be_split(backbone, tokens, expected):
+        if _attention_can_be_replaced(backbone, tokens, expected):
+            return Sharing(SHARED)
+        backbone.uses_custom_attention = False
+    else:
         backbone.run_whole_model()
-    elif _attention_can_be_replaced(backbone, tokens, expected):
-        return Sharing(SHARED)
-    backbone.uses_custom_attention = False
+    return _own_cache_that_agrees(backbone, tokens, expected) or RECOMPUTING
+
+
+def _own_cache_that_agrees(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> Sharing | None:
+    """Return the fastest way to use the model's own cache that reproduces its logits; None where none does.
+
+    expected: the model's logits of `tokens` without a cache, [T, V].
+    """
     expected_of_branches = _expected_of_branches(backbone.model, tokens, expected)
     for sharing in OWN_CACHES:
         logits = logits_or_none(partial(_run_branches, sharing.head, backbone, tokens))
-        if agrees(expected_of_branches, logits, tolerance):
+        if agrees(expected_of_branches, logits, TOLERANCES[backbone.model.dtype]):
             return sharing
-    return Sharing(RECOMPUTED, CacheUse(chunks=True, company="equal", whole=True))
+    return None
 
 
 def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
@@ -148,15 +163,19 @@ def _can_be_split(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -
 def _attention_can_be_replaced(backbone: Backbone, tokens: Sequence[int], expected: Tensor) -> bool:
     """Return whether the model's logits stay the same when its attention is replaced by ours.
 
-    Tried on a whole sequence, and on sequences that share the cached keys of a beginning. `expected`: the model's own
-    logits of `tokens`, [T, V]. Leaves the backbone with our attention, whatever the answer is.
+    Two trials: a whole sequence in one pass, and sequences that share the cached keys of a beginning. False too where
+    the model raises an error with our attention.
+
+    expected: the model's own logits of `tokens`, [T, V]. The backbone keeps our attention, also where this is False.
     """
     tolerance = TOLERANCES[backbone.model.dtype]
     backbone.uses_custom_attention = True
-    if not agrees(expected, logits_or_none(partial(_run_whole, backbone, tokens)), tolerance):
+    # `logits_or_none` returns None where the model raises an error; None agrees with nothing.
+    whole_logits = logits_or_none(partial(_run_whole, backbone, tokens))
+    if not agrees(expected, whole_logits, tolerance):
         return False
-    logits = logits_or_none(partial(_run_branches, CachedHead, backbone, tokens))
-    return agrees(_expected_of_branches(backbone.model, tokens, expected), logits, tolerance)
+    branch_logits = logits_or_none(partial(_run_branches, CachedHead, backbone, tokens))
+    return agrees(_expected_of_branches(backbone.model, tokens, expected), branch_logits, tolerance)
 
 
 def _run_whole(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
@@ -164,53 +183,68 @@ def _run_whole(backbone: Backbone, tokens: Sequence[int]) -> Tensor:
     return backbone.logits(backbone.features(padded([tokens], backbone.device))[0])
 
 
+# A trial has 16 tokens. Sequences share its head, and some of them its text, as in real use:
+#
+#     head           0 1 2 3 4 5
+#     text                       6 7 8 9 10 11 12 13
+#     continuation                                   14 15
+#     long branch    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
+#     short branch   0 1 2 3 4 5 6 7 8               14 15
 HEAD = 6
-"""Tokens of the trial that are its head."""
+"""Tokens of the head."""
 TEXT = 8
-"""Tokens after these that are its text; two more continue it."""
+"""Tokens of the text."""
 SHORT = 3
-"""Tokens of the text that a branch keeps which begins early."""
+"""Tokens of the text that the short branch continues."""
 
 
 def _run_branches(
     start: Callable[[Backbone, Sequence[int]], Head], backbone: Backbone, tokens: Sequence[int]
 ) -> Tensor:
-    """Compute the trial's logits with a cached beginning: a head, texts after it, and branches that continue these.
+    """Compute the logits of the trial's text and of three branches after it with a cached beginning, [TEXT + 6, V].
 
-    The head has HEAD tokens. Of the two texts after it, the first has TEXT tokens, the second its first SHORT, and each
-    one more that no branch may see. Branches 0 and 2 continue the first text, branch 1 the second, by two tokens.
+    The head is cached once, then the text (slot 0) and a short text (slot 1). Three branches continue them by two
+    tokens: a long one, the short one, and a long one again. The layout of the tokens is above.
 
-    start: runs a head in the way that is tried. Returns logits [TEXT + 6, V]: those of the first text, then those of
-    the three branches at each of the two tokens, as `_expected_of_branches` does.
+    Returns the logits of the text's TEXT tokens, then those of the three branches at each of the two tokens.
+    `_expected_of_branches` computes the same without a cache.
+
+    start: runs a head in the way that is tried.
     """
     text = tokens[HEAD : HEAD + TEXT]
     continuation = tokens[HEAD + TEXT :]
+
+    # 1. Cache head and texts. Each text has a further token, which no branch may see.
     texts = start(backbone, tokens[:HEAD]).texts(slots=2, width=TEXT + 1)
     text_with_another = [*text, tokens[0]]
     short_with_another = [*text[: SHORT + 1]]
-    features = texts.features([0, 1], [text_with_another, short_with_another], first=0)[0, :TEXT]
+    features_of_texts = texts.features([0, 1], [text_with_another, short_with_another], first=0)  # [2, TEXT + 1, F]
+
+    # 2. Continue the texts' first `kept` tokens by a token of all branches at a time.
     branches = texts.branches(capacity=3, room=len(continuation))
     branches.admit(slots=[0, 1, 0], kept=[TEXT, SHORT, TEXT])
-    steps = []
+    features_of_steps = []
     for token in continuation:
         token_of_branches = torch.tensor([token] * 3, device=backbone.device)
-        steps.append(branches.step(token_of_branches))
-    return backbone.logits(torch.cat([features, *steps]))
+        features_of_steps.append(branches.step(token_of_branches))  # [3, F]
+    return backbone.logits(torch.cat([features_of_texts[0, :TEXT], *features_of_steps]))
 
 
 def _expected_of_branches(model: Any, tokens: Sequence[int], whole: Tensor) -> Tensor:
     """Return the logits that `_run_branches` should compute, by the model itself without a cache, [TEXT + 6, V].
 
-    They are those of the trial's text, and then, for each of two further tokens, those of three branches: the first
-    and the last continue the whole text, the second only its first SHORT tokens.
+    whole: the model's logits of `tokens`, which are the long branch, in one pass, [T, V]. The rows of the result:
 
-    whole: the model's logits of `tokens` in one pass, [T, V].
+        0 to 7    the text's tokens, 6 to 13
+        8 to 10   token 14 of a long branch, of the short one, and of a long one
+        11 to 13  token 15 of the same
     """
     text_end = HEAD + TEXT
     short_end = HEAD + SHORT
-    short = own_logits(model, [*tokens[:short_end], *tokens[text_end:]])
+    short_branch = own_logits(model, [*tokens[:short_end], *tokens[text_end:]])
     rows = list(whole[HEAD:text_end])
-    for step in (0, 1):
-        after_text = whole[text_end + step]
-        rows += [after_text, short[short_end + step], after_text]
+    for step in (0, 1):  # the two tokens of the continuation
+        long_row = whole[text_end + step]
+        short_row = short_branch[short_end + step]
+        rows += [long_row, short_row, long_row]
     return torch.stack(rows)

@@ -71,20 +71,27 @@ class TransformersBackend:
         ends: Ends,
         sampling: SamplingSettings,
     ) -> list[list[list[int]]]:
-        """Compute p of ` [` in texts, and sample after it, as `Backend.propose` says; in batches by length.
+        """Compute p of ` [` at the places of each text, and sample calls where the text chooses by it.
 
-        head: the tokens of the prompt before each text, which run once. The last head stays cached for the next call.
+        Returns a list per text with the tokens of each of its samples. Texts run in batches of similar length.
+
+        - head: the tokens of the prompt before each text, which run once. The last head stays cached for the next call.
+        - start: the tokens of ` [`. ends: which tokens end a sample.
+
+        Raises ModelError where a single text does not fit into memory.
         """
         run_head = self._run_head(head)
         calls = CallSampling(start, ends, sampling)
         lengths = [self._stored_tokens(text, head_length=len(head), room=calls.room) for text in texts]
-        # With shared keys a batch may be longer than the cache: texts that wait take the places of those that are done.
-        budgets_per_batch = CACHE_PASSES if self.sharing.cache else CACHE_PASSES * STREAMED
+        budgets_per_batch = CACHE_PASSES  # the model's own cache: all texts of a batch are cached at once
+        if self.sharing.cache is None:
+            # Shared keys: a batch may have more texts than the cache has room for; they follow each other in it.
+            budgets_per_batch = CACHE_PASSES * STREAMED
         return self.budget.run(
             lengths,
             partial(self._propose_batch, run_head, texts, calls),
             share=budgets_per_batch,
-            lower="segment_tokens, k, m or max_call_tokens",
+            lower="segment_tokens, k, m or max_call_tokens",  # for the error message
         )
 
     def _run_head(self, ids: Sequence[int]) -> RunHead:
@@ -116,9 +123,10 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def log_probabilities(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Compute the log p of each query, in order: of some tokens in a text after a prefix.
+        """Compute log p of the tokens that each query names: at some places of a text after a prefix.
 
-        Queries run in batches, sorted by prefix, so that what prefixes have in common runs once.
+        Returns an array per query, [places, tokens per place]. Queries run in batches, sorted by prefix, so that what
+        prefixes have in common runs once. Raises ModelError where a single query does not fit into memory.
         """
 
         def answers_of_batch(batch: list[int]) -> list[LogProbabilities]:
@@ -137,45 +145,57 @@ class TransformersBackend:
     def _stored_tokens(self, text: TokenText, *, head_length: int, room: int) -> int:
         """Return for how many tokens a text and all its samples store keys and values.
 
-        A sample has up to `room` tokens of its own. With shared keys it refers to those of the prompt's head and of the
-        text; in the model's own cache it has a copy of them.
+        head_length: the tokens of the prompt before each text. room: the most tokens that a sample has after the text.
         """
         text_length = len(text.ids)
-        if self.sharing.cache is None:
+        if self.sharing.cache is None:  # keys are shared: a sample stores those of its own tokens alone
             return text_length + text.most_samples * room
+        # In the model's own cache, each sample has a copy of the keys of head and text too.
         return head_length + text_length + text.most_samples * (head_length + text_length + room)
 
     def _cache_limits(self, texts: Sequence[TokenText], *, head_length: int, room: int) -> CacheLimits:
         """Return how many texts and samples may have their keys cached at once; at least one text with all its samples.
 
-        Half of the memory is for texts, half for branches: the continuations of texts, of up to `room` tokens, on which
-        samples are drawn. Probes are branches too, on which the probability of a ` [` of several tokens is computed. In
-        the model's own cache a branch copies the keys of head and text; there all texts of the batch run at once.
+        Samples are drawn on branches: continuations of a text by up to `room` tokens. Probes are branches on which the
+        probability of a ` [` of several tokens is computed.
 
         head_length: the tokens of the prompt before each text.
         """
         longest = max(len(text.ids) for text in texts)
         most_samples = max(1, *(text.most_samples for text in texts))  # of a text
-        half = self.budget.tokens * CACHE_PASSES // 2  # tokens whose keys fit into half of the memory
-        all_branches = len(texts) * most_samples
-        if self.sharing.cache is not None:
-            fitting_probes = min(half // (head_length + longest + room), self.budget.tokens)
-            return CacheLimits(texts=len(texts), branches=all_branches, probes=max(1, fitting_probes))
-        fitting_texts = max(1, half // longest)
-        fitting_branches = min(half // room, self.budget.tokens)  # a step runs a token of each in one pass
+        if self.sharing.cache is None:
+            return self._shared_key_limits(len(texts), longest=longest, most_samples=most_samples, room=room)
+        # In the model's own cache a branch copies the keys of head and text, and all texts of the batch run at once.
+        tokens_per_branch = head_length + longest + room
+        fitting_probes = min(self._tokens_in_half // tokens_per_branch, self.budget.tokens)
+        return CacheLimits(texts=len(texts), branches=len(texts) * most_samples, probes=max(1, fitting_probes))
+
+    def _shared_key_limits(self, text_count: int, *, longest: int, most_samples: int, room: int) -> CacheLimits:
+        """Return the limits for shared keys: half of the memory is for texts, half for branches.
+
+        - longest: the most tokens of a text. most_samples: the most samples of a text.
+        - room: the most tokens of a branch.
+        """
+        fitting_texts = max(1, self._tokens_in_half // longest)
+        fitting_branches = min(self._tokens_in_half // room, self.budget.tokens)  # a pass runs a token of each
         return CacheLimits(
-            texts=min(len(texts), fitting_texts),
-            branches=max(most_samples, min(fitting_branches, all_branches)),
+            texts=min(text_count, fitting_texts),
+            branches=max(most_samples, min(fitting_branches, text_count * most_samples)),
             probes=max(1, fitting_branches),
         )
 
+    @property
+    def _tokens_in_half(self) -> int:
+        """Return for how many tokens half of the memory holds keys and values: CACHE_PASSES passes fill all of it."""
+        return self.budget.tokens * CACHE_PASSES // 2
+
     def _answers(self, queries: Sequence[TokenQuery]) -> list[LogProbabilities]:
-        """Return the log p of each query: run all prefixes first, then the texts after them.
+        """Return log p of each query, [places, tokens per place]: run all prefixes first, then the texts after them.
 
         The queries are sorted by prefix, and their prefixes fit into memory together. A query whose answer is NaN runs
         again alone: another sequence of the pass may be the cause, since a mask hides its numbers, but not its NaN.
         """
-        if self.sharing.cache is not None:
+        if self.sharing.cache is not None:  # keys are not shared: each query runs as a text without a prefix
             queries = [_without_prefix(query) for query in queries]
         prefixes = CachedPrefixes(self.backbone, [query.prefix for query in queries], self.budget.tokens)
         self.counts.passes += prefixes.passes
@@ -197,12 +217,15 @@ class TransformersBackend:
         """Run the texts of some queries after their cached prefixes, in one pass; return the log p of each query.
 
         - batch: the indices of the queries.
-        - result: for each, [places, tokens per place]. What stands at place p follows the prefix and p tokens of text.
+        - result: for each query, [places, tokens per place].
+
+        Place p is after the prefix and the first p tokens of the text. For text [5, 6, 7] with places 0 and 2, tokens
+        5 and 6 run: column 0 (the end of the prefix) predicts what stands at place 0, column 2 (token 6) at place 2.
         """
         batch_queries = [queries[index] for index in batch]
         # A text is read up to its last place; the token there is only predicted.
         read_texts = [query.text[: max(query.places)] for query in batch_queries]
-        features = prefixes.features(batch, read_texts)  # [B, 1 + T, F]; column p predicts what stands at place p
+        features = prefixes.features(batch, read_texts)  # [B, 1 + T, F], a column per place
         cells = []  # pairs of row and column in `features`, for the places of all queries
         targets: list[Sequence[int]] = []  # the tokens at each of them
         for row, query in enumerate(batch_queries):

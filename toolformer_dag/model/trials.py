@@ -44,12 +44,15 @@ def exact_products() -> Iterator[None]:
 def check_causal(model: Any, tokens: Sequence[int]) -> None:
     """Raise ModelError for a model whose tokens attend to later ones (BERT loads as a causal model too).
 
-    Two sequences with the same first tokens and different last ones must have the same logits at the first. tokens:
-    TRIAL + TRIAL_ENDS ordinary ones, as `trial_tokens` returns them.
+    Two sequences with the same first tokens and different last ones must have the same logits at the first tokens.
+
+    tokens: 24 tokens of ordinary text, as `trial_tokens` returns them. The sequences are tokens 0 to 15, and tokens
+    0 to 7 with 16 to 23 after them. Both are equally long, because another length rounds differently, which may change
+    the choice of an expert.
     """
     begin = tokens[:TRIAL_ENDS]
     end = tokens[TRIAL_ENDS:TRIAL]
-    other_end = tokens[TRIAL:]  # as long: another length rounds differently, which may change the choice of an expert
+    other_end = tokens[TRIAL:]
     logits = own_logits(model, [*begin, *end])[: len(begin)]
     other_logits = own_logits(model, [*begin, *other_end])[: len(begin)]
     tolerance = SAME_ORDER_TOLERANCES[model.dtype] * logits.abs().max()
@@ -61,10 +64,11 @@ def check_causal(model: Any, tokens: Sequence[int]) -> None:
 
 
 def trial_tokens(encoding: Encoding) -> list[int]:
-    """Return TRIAL + TRIAL_ENDS tokens of ordinary text to try a model with, after BOS where the tokenizer adds it.
+    """Return TRIAL + TRIAL_ENDS tokens to try a model with: those of ORDINARY_TEXT.
 
-    Special tokens are left out: after them the logits of a trained model are chaotic. Where a vocabulary has too few
-    tokens of ORDINARY_TEXT, its other tokens follow, and are repeated if need be.
+    The first is BOS (the token at the beginning of a text) where the tokenizer adds it; it counts. Special tokens are
+    left out: after them the logits of a trained model are chaotic. Where these are too few, the other tokens of the
+    vocabulary follow, and then all of them again.
     """
     tokenizer = encoding.tokenizer
     count = TRIAL + TRIAL_ENDS
@@ -103,23 +107,28 @@ def agrees(expected: Tensor, actual: Tensor | None, tolerance: float) -> bool:
     return bool(difference <= tolerance * expected.abs().max())
 
 
-CLEARLY = 3.0
-"""Standard errors by which BOS has to lower the loss."""
-LOWER = 0.1
-"""Nats per token by which BOS has to lower the loss too."""
+MIN_STANDARD_ERRORS = 3.0
+"""How many standard errors BOS has to lower the loss by."""
+MIN_GAIN = 0.1
+"""How many nats per token BOS has to lower the loss by, too."""
 
 
 @torch.no_grad()
 def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
     """Return by how many nats per token a BOS before ordinary text lowers the model's loss; 0 where that is not clear.
 
-    Clear is a gain above LOWER and above CLEARLY standard errors. It is 0 too where the tokenizer has no BOS or adds it
-    already, and where the model has no embedding for it.
+    BOS is the tokenizer's token for the beginning of a text. A gain is clear above MIN_GAIN and above
+    MIN_STANDARD_ERRORS standard errors. Returns 0 too where the tokenizer has no BOS or adds it already, and where the
+    model has no embedding for it.
 
     context: the most tokens of a sequence.
     """
     bos = encoding.tokenizer.bos_token_id
-    if encoding.bos or bos is None or bos >= model.config.get_text_config().vocab_size:
+    if bos is None:
+        return 0.0
+    is_added_already = bool(encoding.bos)
+    has_embedding = bos < model.config.get_text_config().vocab_size
+    if is_added_already or not has_embedding:
         return 0.0
     ids = encoding.texts([ORDINARY_TEXT])[0].ids[: context - 1]
     losses = _token_losses(model, ids)
@@ -127,7 +136,8 @@ def bos_gain(model: Any, encoding: Encoding, context: int) -> float:
     gains = losses - losses_after_bos
     gain = float(gains.mean())
     standard_error = float(gains.std()) / len(gains) ** 0.5
-    return gain if gain > max(LOWER, CLEARLY * standard_error) else 0.0
+    is_clear = gain > max(MIN_GAIN, MIN_STANDARD_ERRORS * standard_error)
+    return gain if is_clear else 0.0
 
 
 def _token_losses(model: Any, ids: Sequence[int]) -> Tensor:

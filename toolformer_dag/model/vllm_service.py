@@ -156,8 +156,9 @@ class ServedVllm:
         served = [model.get("root") or model["id"] for model in self._response("GET", f"{url}/v1/models")["data"]]
         if name not in served:
             raise ModelError(f"model.url: {url} serves {', '.join(served)}, not {name}; start it with {START_COMMAND}")
+        # Ask for a text of tokens that the model would hardly choose: only the processor makes the server write them.
         unlikely_tokens = [1, 2]
-        request = TokenRequest([1], len(unlikely_tokens), walk=unlikely_tokens, likeliest=1)
+        request = TokenRequest(prompt=[1], most=len(unlikely_tokens), walk=unlikely_tokens, likeliest=1)
         if self._answer(request, url).tokens != unlikely_tokens:
             raise ModelError(f"model.url: {url} runs without the logits processor; start it with {START_COMMAND}")
 
@@ -173,9 +174,10 @@ class ServedVllm:
         params = {field: value for field, value in fields.items() if not field.startswith("_")}
         scored = params.get("logprob_token_ids")
         if scored:
-            # The server counts the written token among as many as are scored: one more makes room for it.
-            another = next(token for token in count() if token not in scored)
-            params["logprob_token_ids"] = [*scored, another]
+            # The server returns as many log p as tokens are named, and the written token takes one of them. With
+            # [5, 6] named and 9 written, log p of 9 and of one named token would come back: name one token more.
+            unscored_token = next(token for token in count() if token not in scored)
+            params["logprob_token_ids"] = [*scored, unscored_token]
             params["logprobs"] = len(scored) + 1
         body = {"token_ids": list(request.prompt), "sampling_params": params}
         return _served_answer(request.prompt, self._response("POST", f"{url}/inference/v1/generate", body))
@@ -195,7 +197,11 @@ class ServedVllm:
 
 
 def _local_answer(output: Any) -> TokenAnswer:
-    """Convert vLLM's output of a request: the written tokens, and the log p at each of them and of the prompt's."""
+    """Convert vLLM's output of a request to an answer.
+
+    `scores` of the answer has, for each written token, log p by token of the candidates there. `prompt` has log p of
+    each prompt token, NaN for the first, which nothing predicts. Both are empty where they were not requested.
+    """
     [written] = output.outputs
     scores = []
     for step in written.logprobs or ():
@@ -213,7 +219,10 @@ def _local_answer(output: Any) -> TokenAnswer:
 
 
 def _served_answer(prompt: Sequence[int], response: Any) -> TokenAnswer:
-    """Convert the JSON of a vLLM server's response: the written tokens, and the log p at each and of the prompt's.
+    """Convert the JSON of a vLLM server's response to an answer.
+
+    `scores` of the answer has, for each written token, log p by token of the candidates there. `prompt` has log p of
+    each prompt token, NaN for the first, which nothing predicts. Both are empty where they were not requested.
 
     prompt: the tokens of the request, which the response does not repeat.
     """

@@ -21,8 +21,12 @@ WALK = "walk"
 def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     """Return a request's parameters for vLLM.
 
-    What vLLM cannot do itself is in `extra_args`, where the logits processor `Streams` reads it: to draw by given
-    uniform numbers (a stream), or to write given tokens (a walk). vocabulary: the number of the model's tokens.
+    What vLLM cannot do itself is in `extra_args`, where the logits processor `Streams` reads it:
+
+    - a stream: uniform numbers, such as [0.2, 0.9], by each of which a token is drawn.
+    - a walk: tokens, such as [5, 6], that are written whatever their log p.
+
+    vocabulary: the number of the model's tokens.
     """
     extra: dict[str, Any] | None = None
     if request.stream is not None:
@@ -32,7 +36,9 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
     allowed = None
     if request.forbidden:
         allowed = sorted(set(range(vocabulary)).difference(request.forbidden))
-    scores_of_walk = min(len(request.walk), 1)  # a walk has at least the log p of the written token
+    grammar = None
+    if request.grammar:
+        grammar = StructuredOutputsParams(grammar=request.grammar)
     return SamplingParams(
         max_tokens=request.most,
         temperature=0,
@@ -40,12 +46,21 @@ def sampling_params(request: TokenRequest, vocabulary: int) -> SamplingParams:
         detokenize=False,
         stop_token_ids=list(request.ends),
         allowed_token_ids=allowed,
-        structured_outputs=request.grammar and StructuredOutputsParams(grammar=request.grammar),
-        logprobs=len(request.scored) or request.likeliest or scores_of_walk or None,
+        structured_outputs=grammar,
+        logprobs=_scored_count(request),
         logprob_token_ids=list(request.scored) or None,
         prompt_logprobs=0 if request.reads_prompt else None,
         extra_args=extra,
     )
+
+
+def _scored_count(request: TokenRequest) -> int | None:
+    """Return how many tokens get log p at each written token; None where none is requested."""
+    if request.scored:
+        return len(request.scored)
+    if request.likeliest:
+        return request.likeliest
+    return 1 if request.walk else None  # a walk has at least log p of the written token
 
 
 class BatchRow(NamedTuple):
@@ -77,16 +92,18 @@ class Streams(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow vLLM's batch, so that `_rows` has the requests with a stream or a walk by their row in it.
+        """Change `_rows`, the requests with a stream or a walk by their row in the batch, as vLLM's batch changed.
 
-        batch_update: which requests left, came, moved or changed places since the last step; None where none did.
+        batch_update: which requests left, came, moved to an empty row or swapped rows since the last step; None where
+        none did.
         """
         if batch_update is None:
             return
         for index in batch_update.removed:
             self._rows.pop(index, None)
         for index, params, _, written in batch_update.added:
-            self._put(index, BatchRow(params.extra_args, written) if params.extra_args else None)
+            has_stream_or_walk = bool(params.extra_args)
+            self._put(index, BatchRow(params.extra_args, written) if has_stream_or_walk else None)
         for source, target, direction in batch_update.moved:
             source_row = self._rows.pop(source, None)
             target_row = self._rows.pop(target, None)
@@ -120,9 +137,9 @@ class Streams(LogitsProcessor):
         return tokens
 
     def _drawn(self, logits: Tensor) -> dict[int, int]:
-        """Draw the next token of each request with a stream of uniform numbers that is not used up.
+        """Draw the next token of each request whose stream of uniform numbers is not used up; return it by row.
 
-        Returns the tokens by row of the batch. logits: of all rows, [rows, V].
+        logits: of the rows that run in this step, [rows, V]. Further requests of `_rows` do not run now.
         """
         numbers = {}  # by row, the uniform number of the next token
         for index, row in self._rows.items():
@@ -131,7 +148,7 @@ class Streams(LogitsProcessor):
                 numbers[index] = stream[len(row.written)]
         if not numbers:
             return {}
-        options = self._rows[next(iter(numbers))].options  # a call of `propose` samples in one way
+        options = self._rows[next(iter(numbers))].options  # all have the same temperature and top_p
         drawn = draw(
             logits[list(numbers)].float(),
             rows=torch.arange(len(numbers), device=logits.device),

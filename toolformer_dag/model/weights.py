@@ -142,7 +142,7 @@ def model_identity(name: str, revision: str | None = None) -> Mapping[str, str]:
     folder = _folder(name)
     if folder is None:
         return {"id": name, "revision": revision or "main"}
-    if folder.parent == _conversions():
+    if folder.parent == _conversions():  # converted from a GGUF file; the conversion recorded the identity
         return dict(json.loads((folder / ORIGIN).read_bytes()))
     return {file.name: file_hash(file) for file in _required_files(folder)}
 
@@ -168,14 +168,16 @@ def checkpoint_folder(settings: Settings, name: str = "finetuned_checkpoint") ->
 
 
 def require_whole(name: str, revision: str | None = None, weights: bool = True) -> None:
-    """Raise DamagedModel where a file of a model that is about to be loaded changed without a trace.
+    """Read the files of a model that is about to be loaded, and raise an error where one of them is damaged.
 
-    Hashes of files are cached by size and times, so damage that leaves these as they were is only found by reading the
-    file. A large file in the hub's cache is compared with its name, which is its hash. Nothing is checked of a model
-    that is not on this machine.
+    A file is damaged where its content is another than when it was hashed, but size and times are the same: hashes are
+    cached by these, so only reading shows it. A large file in the hub's cache has its hash as its name, which is
+    compared. Nothing is checked of a model that is not on this machine.
 
-    weights: whether the weights are loaded too. Raises DamagedCheckpoint for a checkpoint of this project; the file's
-    times are then set, so that the next run notices and finetunes again.
+    weights: whether the weights are loaded too.
+
+    Raises DamagedCheckpoint for a checkpoint of this project, and sets the file's times, so that the next run notices
+    the change and finetunes again; DamagedModel for any other model.
     """
     folder = model_folder(name, revision)
     if folder is None:
@@ -186,7 +188,7 @@ def require_whole(name: str, revision: str | None = None, weights: bool = True) 
         return
     if not damaged_file.with_name(CHECKPOINT).is_file():
         raise DamagedModel(damaged_file)
-    os.utime(damaged_file)
+    os.utime(damaged_file)  # another time: its hash is computed anew in the next run
     raise DamagedCheckpoint(damaged_file)
 
 
@@ -385,9 +387,9 @@ def converted(file: Path) -> Path:
 
 
 def _convert(file: Path, digest: str, folder: Path) -> None:
-    """Convert a GGUF file to `folder` in a process of its own, and log that this may take minutes.
+    """Convert a GGUF file to the model folder `folder`, and log that this may take minutes.
 
-    digest: the hash of the file. The process writes to a folder beside it, which then takes its name. Raises ModelError
+    Written is a folder beside it, which is renamed when it is complete. digest: the hash of the file. Raises ModelError
     where the conversion fails or the package gguf is missing.
     """
     if find_spec("gguf") is None:
@@ -399,17 +401,24 @@ def _convert(file: Path, digest: str, folder: Path) -> None:
     for unfinished in folder.parent.glob(f"{folder.name}.*.building"):
         shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed, whose process may still write there
     building = folder.with_suffix(f".{os.getpid()}.building")
-    # a process of its own: definitions load no torch, and the libraries' bars stay off the terminal
-    command = [sys.executable, "-P", "-m", CONVERTER, str(file.absolute()), digest, str(building)]
+    _run_conversion(file, digest, building)
+    replace_folder(folder, building)
+    bos = model_identity(str(folder)).get("bos")  # the token before texts, where the conversion chose one
+    if bos:
+        _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
+
+
+def _run_conversion(file: Path, digest: str, folder: Path) -> None:
+    """Convert a GGUF file to `folder` in a child process. Raises ModelError with its last line where that fails.
+
+    In a child process, because definitions load no torch, and the libraries' progress bars stay off the terminal.
+    """
+    command = [sys.executable, "-P", "-m", CONVERTER, str(file.absolute()), digest, str(folder)]
     child = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if child.returncode:
         error_lines = child.stderr.strip().splitlines()
         reason = error_lines[-1] if error_lines else f"exit {child.returncode}"
         raise ModelError(f"{file} cannot be converted: {reason}; give another GGUF file, or a folder with safetensors")
-    replace_folder(folder, building)
-    bos = model_identity(str(folder)).get("bos")
-    if bos:
-        _log.warning("%s: texts begin with %s, after which they cost clearly less; see model.bos", file.name, bos)
 
 
 def folder_name(model: str) -> str:
