@@ -263,7 +263,10 @@ def require_model(requested: str, model: str) -> None:
 
 
 def _require_context(context: str, decoder: SharedDecoder) -> None:
-    """Raise Refused where the server has a calendar and `context` is no date; a tool of one's own may read others."""
+    """Raise Refused if the server has a calendar and `context` is not an ISO date such as 2023-01-30.
+
+    An empty context passes. Without a calendar any context passes: a user's own tool may read something else.
+    """
     has_calendar = any(tool.dated for tool in decoder.tools.values())
     if not context or not has_calendar:
         return
