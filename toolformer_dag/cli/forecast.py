@@ -43,14 +43,14 @@ def forecast(plan: Plan) -> str:
 def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
     """Return the forecast of all lanes together."""
     return LaneForecast(
-        "all",
-        sum(lane.texts for lane in lanes),
-        sum(lane.sampled for lane in lanes),
-        _sum(lane.tokens for lane in lanes),
-        _sum(lane.bytes for lane in lanes),
-        _sum(lane.seconds for lane in lanes),
-        sum(lane.spent for lane in lanes),
-        sum(lane.shards for lane in lanes),
+        lane="all",
+        texts=sum(lane.texts for lane in lanes),
+        sampled=sum(lane.sampled for lane in lanes),
+        tokens=_sum(lane.tokens for lane in lanes),
+        bytes=_sum(lane.bytes for lane in lanes),
+        seconds=_sum(lane.seconds for lane in lanes),
+        spent=sum(lane.spent for lane in lanes),
+        shards=sum(lane.shards for lane in lanes),
     )
 
 

@@ -66,7 +66,10 @@ def _models(folder: Path) -> Iterator[str]:
 
 
 def _corpus(folder: Path) -> Iterator[str]:
-    """Yield the folders with files of documents in them, and a name of each such file beside them."""
+    """Yield the names of the entries of `folder` that are files of documents, or folders with such files in them.
+
+    Hidden entries, the lake and folders of models (with a config.json) are skipped.
+    """
     from toolformer_dag.computing.shards import DATA, SIDE_FILE
 
     for entry in sorted(folder.glob("*")):

@@ -121,7 +121,10 @@ def _on_one_line(rows: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def _markdown_cells(rows: "pl.DataFrame") -> "pl.DataFrame":
-    """Return rows whose texts end no cell, and whose nulls are dashes; a column with nulls becomes text."""
+    """Return rows as the cells of a Markdown table: `|` in texts is escaped, and a null is a dash.
+
+    A column with nulls becomes text.
+    """
     import polars as pl
 
     cells = []
@@ -174,7 +177,10 @@ def _json_numbers(rows: "pl.DataFrame") -> "pl.DataFrame":
 
 
 def _json_type(dtype: Any, integer: "pl.DataType") -> Any:
-    """Return the type that JSON has for a column's; `integer`: what stands for one of 128 bits, in lists too."""
+    """Return the type that a column is cast to before it is written as JSON, as Float64 for a decimal.
+
+    `integer`: the type that replaces integers of 128 bits, which JSON lacks, also inside lists and structs.
+    """
     import polars as pl
 
     match dtype:

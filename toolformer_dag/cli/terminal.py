@@ -132,7 +132,11 @@ def damaged_history(reason: object) -> str:
 
 
 def of_history(error: BaseException) -> bool:
-    """Return whether Dagster's storage failed: SQLite, which nothing else uses, or an event that cannot be read."""
+    """Return whether an error comes from Dagster's storage, the history of runs.
+
+    It does if SQLite caused it, which nothing else uses, or if its traceback passes through a module of Dagster's
+    storage, as for an event that cannot be read.
+    """
     if isinstance(error.__cause__, sqlite3.Error):
         return True
     if not isinstance(error, Exception):

@@ -100,27 +100,28 @@ def serve(root: Path, port: int, environment: Mapping[str, str]) -> int:
 
     Raises UserError where the port is in use. No process is left behind.
     """
-    bound(port, "ui").close()
+    bound(port, "ui").close()  # only to find out whether the port is free
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         code_socket = folder / "code"
         workspace = folder / "workspace.yaml"
         location = {"socket": str(code_socket), "location_name": MODULE}
         workspace.write_text(json.dumps({"load_from": [{"grpc_server": location}]}), "utf-8")  # JSON is YAML
-        definitions = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
-        code_server = stack.enter_context(_running(definitions, root, environment))
+        code_command = [DAGSTER, "code-server", "start", "-m", MODULE, "-d", str(root), "--socket", str(code_socket)]
+        code_server = stack.enter_context(_running(code_command, root, environment))
         while code_server.poll() is None and not code_socket.exists():
             time.sleep(0.1)
         stack.enter_context(_running([f"{DAGSTER}-daemon", "run", "-w", str(workspace)], root, environment))
-        pages = [WEBSERVER, "-w", str(workspace), "-h", HOST, "-p", str(port)]
-        return stack.enter_context(_running(pages, root, environment)).wait()
+        webserver_command = [WEBSERVER, "-w", str(workspace), "-h", HOST, "-p", str(port)]
+        return stack.enter_context(_running(webserver_command, root, environment)).wait()
 
 
 @contextmanager
 def _running(command: list[str], root: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a session of its own, so that Ctrl-C reaches it once, from here; end it with the block.
 
-    Its input ends with this process, however that ends, and then it ends too.
+    The child's standard input closes when this process dies, even by SIGKILL; `main`, which the child runs, then ends
+    the command.
     """
     command = [sys.executable, "-c", f"from {__name__} import main; main()", *command]
     process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.PIPE, start_new_session=True)

@@ -170,6 +170,9 @@ def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
 def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]) -> bool:
     """Match a right call with a written call, moving earlier matches where needed; return whether that was possible.
 
+    This is a step of bipartite matching: the search for an augmenting path.
+
+    fitting: for each right call, the written calls that would be right for it.
     right_call_of: written call -> right call; changed where it was possible.
     tried: written calls that need not be tried again for this match; changed.
     """

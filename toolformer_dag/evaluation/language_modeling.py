@@ -111,8 +111,10 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
     n = int((tokens > 0).sum())
     if n < 2:
         return None
-    residuals = nats - nats.sum() / tokens.sum() * tokens
-    return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / tokens.sum())
+    total_tokens = tokens.sum()
+    nats_per_token = nats.sum() / total_tokens
+    residuals = nats - nats_per_token * tokens
+    return float(np.sqrt(n / (n - 1) * (residuals**2).sum()) / total_tokens)
 
 
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:

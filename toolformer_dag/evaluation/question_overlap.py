@@ -118,6 +118,7 @@ def _first_places(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> d
         for start in range(0, texts.height, BATCH):
             batch = texts[start : start + BATCH]
             places = batch.select(Place._fields)
+            # found_in: a row per match, with the index of the text in the batch and the index of the question.
             for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
                 place = Place(*places.row(row))
                 first_places[question] = min(first_places.get(question, place), place)

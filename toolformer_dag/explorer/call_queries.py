@@ -97,10 +97,11 @@ WHERE decisions.rowid IN (SELECT unnest($rows::BIGINT[]))
 def overview(reader: WarehouseReader) -> dict[str, Any]:
     """Return what every view needs at once, as the page's script takes it. Raises WarehouseError.
 
-    - `version`, `about`: those of the warehouse. `near`: NEAR.
-    - `tools`: the row of each tool; its keys `curve`, `bars`, `applied` and `best` hold its rows of these queries, or
-      None.
-    - `reasons`: why calls were rejected, to filter by.
+    - `version`, `about`: version and description of the warehouse.
+    - `near`: how many calls a list shows on each side of a threshold.
+    - `tools`: a row per tool. Its keys `curve`, `bars`, `applied` and `best` hold the tool's rows of the queries of
+      these names, or None where a query has no row for the tool.
+    - `reasons`: the reasons for which calls were rejected, to filter by.
     """
     queries = {"curve": CURVE, "bars": BARS, "applied": APPLIED, "best": BEST}
     rows_of_tool = {name: _by_tool(reader.rows(sql)) for name, sql in queries.items()}
@@ -134,12 +135,15 @@ def best_calls(shown: Mapping[str, Any]) -> list[Row]:
 
 
 def calls(reader: WarehouseReader, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return calls by distance from a threshold: NEAR at or above, NEAR below, then NEAR without a delta.
+    """Return the calls of a tool whose delta is nearest to a threshold tau, the nearest call first.
 
-    query: `tool` and `tau`; and of `domain`, `verdict` (kept, lost), `reason` and `text` those that the calls are
-        filtered by.
+    delta is the loss that a call with its result saves (L- - L+ of the paper). There are at most NEAR calls at or above
+    tau and NEAR below it; then follow at most NEAR calls without a delta.
 
-    Raises ValueError for a tau that is no number, and WarehouseError.
+    query: `tool` and `tau`, and optional filters: `domain`, `verdict` (kept or lost), `reason`, `text`. For example
+        {"tool": "calculator", "tau": "0.5", "verdict": "kept"}.
+
+    Raises ValueError if tau is not a number, and WarehouseError.
     """
     chosen = _filter(query)
     above = _calls_of(reader, chosen, AT_OR_ABOVE)
@@ -194,8 +198,9 @@ def text_with_calls(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str
     if not texts:
         return None
     text = texts[0]
-    start = text["offset"]
-    span = {"digest": key["digest"], "low": start, "high": start + text["characters"]}  # characters of the document
+    first_character = text["offset"]
+    end = first_character + text["characters"]
+    span = {"digest": key["digest"], "low": first_character, "high": end}  # characters of the document
     return {
         **text,
         "calls": _calls_within(reader, {**span, "shard": key["shard"]}),
@@ -271,11 +276,13 @@ def _filter(query: Mapping[str, str]) -> _Filter:
         conditions.append("(contains(lower(input), $text) OR contains(lower(result), $text))")
         parameters["text"] = text.lower()
     verdict = query.get("verdict")
-    if verdict:
-        conditions.append(f"({VERDICT} = 'kept') = {verdict == 'kept'}")
+    if verdict == "kept":
+        conditions.append(f"{VERDICT} = 'kept'")
+    elif verdict:
+        conditions.append(f"{VERDICT} <> 'kept'")
     reason = query.get("reason")
     if reason:
-        # At another threshold other calls have these reasons; all others are those of the applied threshold.
+        # A reason that depends on the threshold is computed anew for tau; every other reason is stored with the call.
         follows_from_threshold = reason in REASONS_OF_THRESHOLD
         conditions.append(f"{VERDICT} = $reason" if follows_from_threshold else "reason = $reason")
         parameters["reason"] = reason

@@ -22,11 +22,15 @@ MODULE_SYNTAX = re.compile(r'^import \{[^}]*\} from "\./[a-z]+\.js";\n|^export '
 def export_page(reader: WarehouseReader, traces: WarehouseReader, file: Path, force: bool = False) -> int:
     """Write the page with the calls nearest each tool's threshold and their texts.
 
-    Of the questions that tools won and lost it holds the first of each benchmark (`exported_outcomes`), of recorded
-    conversations those of the calls with the lowest gains (`exported_conversations`). Nothing is fetched when it is
-    opened, and no model can be asked.
+    The page also holds
 
-    traces: reads the file of `judge`, which need not be there. force: replace a file that is there.
+    - questions that tools won and lost: the first of each benchmark (`exported_outcomes`)
+    - recorded conversations: those around the calls with the lowest gains (`exported_conversations`)
+
+    The page fetches nothing when it is opened, and it cannot run a model.
+
+    reader: reads the warehouse of a run. traces: reads the file that the command `judge` writes; it may be missing.
+    force: replace `file` if it exists.
 
     Return the number of calls and conversations. Raises WarehouseError, and what `write_output` raises.
     """
@@ -46,7 +50,7 @@ def _proposed_calls(reader: WarehouseReader, shown: dict[str, Any]) -> dict[str,
     """
     near_threshold: list[Row] = []
     for tool in shown["tools"]:
-        tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]
+        tau = 1.0 if tool["tau_f"] is None else tool["tau_f"]  # without a threshold: the paper's default
         near_threshold += calls(reader, {"tool": tool["tool"], "tau": str(tau)})["rows"]
 
     text_keys = set()

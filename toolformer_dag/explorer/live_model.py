@@ -62,8 +62,9 @@ class LiveModel:
         call: `text`, `text_offset` (the character before which the call stands), `name`, `input` and `result`, as
             `whole_call` returns them.
 
-        `tokens` has a row per token with `token`, `weight` and LOSSES, which are None where they are not finite. `sums`
-        has the weighted sums, the three losses that the call was filtered by: all weights but the first five are 0.
+        - `tokens`: a row per token with `token`, its `weight` (0 after the first five tokens) and a column for each of
+          LOSSES: without the call, with the call, with call and result. A loss that is not finite is None.
+        - `sums`: for each of LOSSES the weighted sum over the tokens, from which the filter decided.
 
         Raises ModelError, and UserError where call and text do not fit the context.
         """
@@ -150,13 +151,16 @@ class LiveModel:
 
 
 def _tried(worker: Worker, lane: Lane, text: str, context: str) -> dict[str, Any]:
-    """Run a lane's stages on a text; return it with its calls, as a text of the corpus, and with `positions`.
+    """Run the stages of a lane (a tool's way through the pipeline) on one text that a person typed.
 
-    `positions` has for each place where a call may stand its character (`char`) and p of ` [` (`p`).
+    Return what `text_with_calls` returns for the text, and `positions`: for each place where a call may begin, its
+    character and the probability of ` [`, as [{"char": 12, "p": 0.03}].
+
+    Raises UserError for a text that is too long or does not fit the model (the rejections UNFIT).
     """
     key = {"tool": lane.key, "shard": ALL, "digest": TYPED, "segment": 0}
     row = {**key, "offset": 0, "text": text, "text_digest": text_digest(text), "wanted": TYPED, "context": context}
-    texts = pl.DataFrame([row], heuristic_subset.STAGE.schema)
+    texts = pl.DataFrame([row], heuristic_subset.STAGE.schema)  # as if the first stage had chosen this text
     stages = lane_stages(worker.plan, lane)[1:]  # the first chooses texts of the corpus
     with trial(worker, lane, texts, stages, lambda done, total: None, None) as finished:
         rejections = finished.reports[0].rejections
@@ -178,7 +182,7 @@ def _warehouse_of(plan: Plan, text: str) -> Path:
     only document, which the warehouse's tables refer to.
     """
     outputs = table_outputs(plan)
-    documents = outputs[0]
+    documents = outputs[0]  # the table of documents comes first
     no_rows = documents.stage.schema.to_frame()
     document = pl.DataFrame([{"shard": ALL, "digest": TYPED, "text": text}])
     documents.publish(ALL, PartRows([pl.concat([no_rows, document], how="diagonal")]))

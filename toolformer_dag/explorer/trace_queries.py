@@ -115,18 +115,19 @@ def conversation(reader: WarehouseReader, key: Mapping[str, Any]) -> dict[str, A
 
     key: TRACE_KEY. None where there is no such call. Raises WarehouseError.
 
-    - `messages`: how many the conversation has. `first`: the number of the first message in `said`.
-    - `share`, `threshold`: as CHANCE selects them.
-    - `said`: messages. `calls`: their calls, in order. `swapped`: the results that this call got in place of its own.
+    - `messages`: the number of messages of the conversation. `first`: the number of the first message in `said`.
+    - `share`: of swapped results, the share that may pass. `threshold`: the gain above which the call helps.
+    - `said`: the messages around the call. `calls`: the calls in them, in order.
+    - `swapped`: the results of other calls that were tried in place of this call's result.
     """
-    [size] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
-    part = {"conversation": key["conversation"], "first": size["first"]}
+    [extent] = reader.rows(FIRST, {"conversation": key["conversation"], "turn": key["turn"]})
+    part = {"conversation": key["conversation"], "first": extent["first"]}
     calls = reader.rows(CALLED.format(record_id=_record_id(reader)), {**key, **part})
     if not any(_has_key(call, key) for call in calls):
         return None
     [chance] = reader.rows(CHANCE, dict(key))
     return {
-        **size,
+        **extent,
         **chance,
         "said": reader.rows(SAID, part),
         "calls": sorted(calls, key=lambda call: (call["turn"], call["call"])),

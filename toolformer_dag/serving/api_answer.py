@@ -54,7 +54,10 @@ class TextStream:
         self._next_offset = 0  # the character at which the next token begins
 
     def new_text(self, piece: WrittenPiece | Generation) -> NewText:
-        """Return what a piece adds, or the end of the text. Nothing of a call is sent before it has its answer."""
+        """Return what a stream sends for a piece of the text: new text, an answered call, or the end of the text.
+
+        A call is sent once it has its result: each piece with a call stands for the next call of the writing.
+        """
         if isinstance(piece, Generation):
             return NewText(self._index, "", finish_reason=finish_reason(self._writing))
         if piece.call is not None:

@@ -222,17 +222,17 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
     if beginning:
         yield beginning
     while open_texts:
-        writing, what = await events.get()
-        if isinstance(what, Future):
-            error = what.exception()
+        writing, piece_or_end = await events.get()
+        if isinstance(piece_or_end, Future):  # the text has ended
+            error = piece_or_end.exception()
             if error is not None:
                 yield api_request.stream_event(_error(error).body())
                 return
             open_texts -= 1
-            new = streams[writing].new_text(what.result())
+            new_text = streams[writing].new_text(piece_or_end.result())
         else:
-            new = streams[writing].new_text(what)
-        yield api_request.stream_event(api_request.stream_chunk(new))
+            new_text = streams[writing].new_text(piece_or_end)
+        yield api_request.stream_event(api_request.stream_chunk(new_text))
     yield api_request.stream_end(writings)
 
 

@@ -121,7 +121,10 @@ class SharedDecoder:
             raise Busy(math.ceil(self._mean_seconds))
 
     def _prepared(self, request: TextRequest, watch: Watch | None) -> Writing:
-        """Tokenize the prompt of a request. Raises NothingWritten."""
+        """Return a text (`Writing`) that is ready to be decoded after the prompt of a request, a string or token ids.
+
+        Raises NothingWritten if the prompt is too long or nothing can be written after it.
+        """
         prompt = request.prompt
         self.require_length(len(prompt))
         if isinstance(prompt, str):
@@ -178,8 +181,9 @@ class SharedDecoder:
     def _let_texts_join(self) -> None:
         """Let the texts that wait longest join a batch, as long as memory has room for them (`batch_for`).
 
-        Joining costs a pass of the model, whoever joins. So texts wait until the tokens that they miss would have cost
-        one: of a step for n rows, each of w texts that wait misses 1 / (n + w).
+        Joining costs one pass of the model, however many texts join. So texts wait until they have missed as much as
+        one pass computes. In each step w waiting texts beside n texts that are decoded miss the share w / (n + w) of
+        it: 1 text beside 3 misses 1/4 per step, so it joins after 4 steps.
         """
         decoded = sum(len(batch.writings) for batch in self._batches)
         waiting = len(self._waiting)
@@ -198,8 +202,9 @@ class SharedDecoder:
     def _advance(self, batch: TextBatch) -> None:
         """Write a token of each text, and take care of those that left the batch. An error ends its texts alone."""
         try:
-            for writing in batch.step(self._backend):
-                if writing in self._open:
+            left_batch = batch.step(self._backend)  # texts that have ended or have written a call
+            for writing in left_batch:
+                if writing in self._open:  # a client may have dropped its text meanwhile
                     self._go_on(writing)
         except Exception as error:  # noqa: BLE001 - such as too little memory
             _log.exception("texts were lost")
@@ -218,10 +223,14 @@ class SharedDecoder:
             self._finish(writing)
 
     def _run_call(self, writing: Writing) -> None:
-        """Run the open call of a text beside decoding; its answer comes as a job."""
+        """Run the call that a text has just written, in a tool's thread, while other texts are decoded.
+
+        The result comes back as a job for the decoding thread. A call that cannot run is answered at once, with its
+        reason or OUT_OF_TIME.
+        """
         text = writing.text
-        written_call = text.call
-        call = text.open_call()
+        written_call = text.call  # the tokens of the call: tells later whether the text still waits for this one
+        call = text.open_call()  # the same call, read: tool, input, or the reason why it cannot run
         seconds_left = writing.seconds_for_tools(self.settings.serving.tool_seconds)
         writing.call_began = time.monotonic()
         writing.call_deadline = writing.call_began + seconds_left
@@ -244,7 +253,11 @@ class SharedDecoder:
         return writing in self._calling and writing.text.call is call
 
     def _take_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
-        """Go on after a call, unless its text does not wait for it any more."""
+        """Give a text the result of its call and go on writing it. Do nothing if the text no longer waits for it.
+
+        The answered call is added to `writing.calls` and to the figures before the text goes on, because `watch` (the
+        client's callback) gets the call then and reads it there.
+        """
         if not self._waits_for(writing, written_call):
             return
         self._calling.discard(writing)
@@ -252,7 +265,6 @@ class SharedDecoder:
         opened = text.open_call()
         call = text.accepted(DecodedCall(opened.tool, opened.input, result.result, result.reason))
         seconds = time.monotonic() - writing.call_began
-        # Before it goes on: `watch` gets the call then, and reads it here.
         writing.calls.append(
             AnsweredCall(call, seconds, text_offset=len(text.text), plain_offset=len(text.plain)),
         )
