@@ -90,6 +90,7 @@ def is_searched(name: str) -> bool:
     return not methods_by_name()[name] & ANCHORED or bool(methods_by_name()[name] & SEARCHING)
 
 
+@pytest.mark.long
 def test_each_pattern_of_the_library_takes_linear_time() -> None:
     patterns: dict[tuple[re.Pattern[Any], bool], str] = {}
     for module in modules():
