@@ -1,7 +1,7 @@
 """What benchmarks of agents write of their runs."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form, paths_matching
 from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
@@ -13,30 +13,40 @@ from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
 def bfcl_result(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of BFCL's log of a run: the question of each turn, then its steps with calls and results.
+    """Yield the messages of a result of BFCL: of a run with several turns, or the calls of a single turn."""
+    if "inference_log" in record:
+        yield from _bfcl_turns(record)
+    else:
+        yield from _bfcl_single_turn(record)
 
-    A record of a single turn has its calls alone.
+
+def _bfcl_single_turn(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
+    """Yield the calls of `{"result": ['weather(city="Oslo")']}`, or the text there as words where it holds none."""
+    result = record.get("result")
+    calls = list(_bfcl_calls(result))
+    for call in calls:
+        path: Path = ("result", call.item) if isinstance(result, list) else ("result",)
+        yield StoredMessage(path, result, call=call.found)
+    if not calls and isinstance(result, str):
+        yield StoredMessage(("result",), result, "assistant")
+
+
+def _bfcl_turns(record: Mapping[str, Any]) -> Iterator[StoredMessage]:
+    """Yield the question of each turn, then the messages of its steps.
+
+    A turn is `{"begin_of_turn_query": [...], "step_0": [...], "step_1": [...]}`, each field a list of messages.
     """
-    if "inference_log" not in record:
-        calls = list(_bfcl_calls(record.get("result")))
-        for index, call in calls:
-            place: Path = ("result", index) if isinstance(record["result"], list) else ("result",)
-            yield StoredMessage(place, record["result"], call=call)
-        if not calls and isinstance(record.get("result"), str):
-            yield StoredMessage(("result",), record["result"], "assistant")
-        return
     for path in paths_matching(record, "inference_log.*"):
         turn = value_at(record, path)
-        if not isinstance(turn, Mapping):
-            continue
-        for key in turn:
-            if key == "begin_of_turn_query" or str(key).startswith("step_"):
-                for index, message in enumerate(turn[key] if isinstance(turn[key], list) else ()):
+        for key, messages in turn.items() if isinstance(turn, Mapping) else ():
+            is_of_conversation = key == "begin_of_turn_query" or str(key).startswith("step_")
+            if is_of_conversation and isinstance(messages, list):
+                for index, message in enumerate(messages):
                     yield from _bfcl_message((*path, key, index), message)
 
 
 def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
-    """Yield a message of BFCL's log; the calls of an assistant are a list, of texts or of objects by tool."""
+    """Yield a message of a step, or its calls one by one; nothing for what is no message, such as a state."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
         return
@@ -44,49 +54,74 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
     calls = list(_bfcl_calls(content)) if role == "assistant" else []
     if not calls:
         yield StoredMessage(path, message)
-    for index, call in calls:
-        place: Path = (*path, "content", index) if isinstance(content, list) else path
-        yield StoredMessage(place, message, call=call)
+    for call in calls:
+        call_path: Path = (*path, "content", call.item) if isinstance(content, list) else path
+        yield StoredMessage(call_path, message, call=call.found)
 
 
-def _bfcl_calls(content: Any) -> Iterator[tuple[int, FoundCall]]:
-    """Yield calls such as `weather(city="Oslo")` or `{"weather": {"city": "Oslo"}}`, each after its number."""
+class _BfclCall(NamedTuple):
+    """A call, and the number of the item of a content that holds it."""
+
+    item: int
+    found: FoundCall
+
+
+def _bfcl_calls(content: Any) -> Iterator[_BfclCall]:
+    """Yield the calls of a content: a text with calls, or a list whose items are a call each.
+
+    An item is a text such as `weather(city="Oslo")`, or an object such as `{"weather": {"city": "Oslo"}}`.
+    """
     opened = parsed(content) if isinstance(content, str) else content
     if isinstance(content, str) and opened is None:
-        yield from ((index, marked.found) for index, marked in enumerate(marked_calls(content).calls))
-    for index, item in enumerate(opened if isinstance(opened, list) else ()):
+        for index, marked in enumerate(marked_calls(content).calls):
+            yield _BfclCall(index, marked.found)
+        return
+    for index, item in enumerate(opened if isinstance(opened, list) else []):
         if isinstance(item, str):
             for marked in marked_calls(f"[{item}]").calls:
-                yield index, marked.found
+                yield _BfclCall(index, marked.found)
         elif isinstance(item, Mapping) and len(item) == 1:
             [(tool, arguments)] = item.items()
-            yield index, FoundCall(str(tool), arguments, None)
+            yield _BfclCall(index, FoundCall(str(tool), arguments, id=None))
 
 
 def verifiers_nodes(trace: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a trace of verifiers: from the last one back along the numbers of those before it."""
+    """Yield the messages of a trace of verifiers on the path that ends with the last node, from its first node on.
+
+    Each node has the number of its parent, the node before it on the path; the first has none.
+    """
     nodes = trace["nodes"]
-    taken = list[int]()
+    numbers = list[int]()
     number: int | None = len(nodes) - 1 if nodes else None
-    while isinstance(number, int) and 0 <= number < len(nodes) and len(taken) <= len(nodes):
-        taken.append(number)
+    while isinstance(number, int) and 0 <= number < len(nodes) and len(numbers) <= len(nodes):
+        numbers.append(number)
         number = nodes[number].get("parent")
-    for index in reversed(taken):
-        yield StoredMessage(("nodes", index, "message"), nodes[index].get("message"))
+    for number_on_path in reversed(numbers):
+        yield StoredMessage(("nodes", number_on_path, "message"), nodes[number_on_path].get("message"))
 
 
 def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a dialogue of API-Bank; one of the role API is a call with its result."""
+    """Yield the messages of a dialogue of API-Bank; one of the role API is a call with its result.
+
+    Such a line is `{"role": "API", "api_name": "weather", "param_dict": {...}, "result": {"output": ...}}`. Its number
+    is the id of the call.
+    """
     for number, line in enumerate(lines):
         if not isinstance(line, Mapping) or "api_name" not in line:
             yield StoredMessage((number,), line)
             continue
-        yield StoredMessage((number,), line, call=FoundCall(str(line["api_name"]), line.get("param_dict"), str(number)))
-        result = line.get("result")
-        output = result.get("output", result) if isinstance(result, Mapping) else result
-        exception = result.get("exception") if isinstance(result, Mapping) else None
-        content = output if exception is None else exception
-        yield StoredMessage((number,), line, result=FoundResult(content, id=str(number), beside={"error": exception}))
+        call = FoundCall(str(line["api_name"]), line.get("param_dict"), id=str(number))
+        yield StoredMessage((number,), line, call=call)
+        yield StoredMessage((number,), line, result=_api_bank_result(line.get("result"), call_id=str(number)))
+
+
+def _api_bank_result(result: Any, call_id: str) -> FoundResult:
+    """Return the result of a call: its output, or the exception in place of it."""
+    if not isinstance(result, Mapping):
+        return FoundResult(result, id=call_id, beside={"error": None})
+    exception = result.get("exception")
+    output = result.get("output", result)
+    return FoundResult(output if exception is None else exception, id=call_id, beside={"error": exception})
 
 
 FORMS = (

@@ -1,8 +1,8 @@
 """What tracing puts around the messages of a request: spans, runs, observations; and a request beside its response."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form, messages_in, paths_matching, system_prompt
 from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
@@ -57,21 +57,34 @@ TRACE_IDS = ("traceId", "trace_id", "context.trace_id", "traceid")
 STARTS = ("startTimeUnixNano", "start_time", "startTime", "start_time_unix_nano", "start_time_ns")
 
 
-def attributes_of(span: Mapping[str, Any]) -> dict[str, tuple[Path, Any]]:
-    """Return the attributes of a span by name, each with the way to its value.
+class Attribute(NamedTuple):
+    """The value of an attribute of a span, and the path to it in the span."""
+
+    path: Path
+    value: Any
+
+
+def attributes_of(span: Mapping[str, Any]) -> dict[str, Attribute]:
+    """Return the attributes of a span by name.
 
     They are an object, or OTLP's list of `{"key": ..., "value": {"stringValue": ...}}`.
     """
     attributes = span.get("attributes")
     if isinstance(attributes, Mapping):
-        return {str(name): (("attributes", name), value) for name, value in attributes.items()}
-    found = dict[str, tuple[Path, Any]]()
-    for index, item in enumerate(attributes if isinstance(attributes, list) else ()):
+        return {str(name): Attribute(("attributes", name), value) for name, value in attributes.items()}
+    found = dict[str, Attribute]()
+    for index, item in enumerate(attributes if isinstance(attributes, list) else []):
         value = item.get("value") if isinstance(item, Mapping) else None
         if isinstance(value, Mapping) and len(value) == 1:
-            [kind] = value
-            found[str(item.get("key"))] = (("attributes", index, "value", kind), plain_value(value))
+            [value_key] = value  # such as stringValue
+            path: Path = ("attributes", index, "value", value_key)
+            found[str(item.get("key"))] = Attribute(path, plain_value(value))
     return found
+
+
+def attribute_values(span: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the attributes of a span by name."""
+    return {name: attribute.value for name, attribute in attributes_of(span).items()}
 
 
 def plain_value(value: Any) -> Any:
@@ -94,73 +107,100 @@ def plain_value(value: Any) -> Any:
 
 
 def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages that a model was given and wrote in a span, with the ways to them; none in other spans."""
+    """Return the messages that a model was given and wrote in a span; an empty list for other spans.
+
+    Several instruments write them in several ways. These are tried in turn, until one gives messages:
+
+    1. Phoenix: lists of messages under names such as `llm.input_messages`
+    2. OpenTelemetry and others: an attribute with all messages in JSON, such as `gen_ai.input.messages`
+    3. OpenInference: an attribute per field of a message, such as `llm.input_messages.0.message.role`
+    4. OpenTelemetry before version 1.37: an event per message
+    5. the fields `input` and `output` of the span itself
+    """
     attributes = attributes_of(span)
-    said = list[StoredMessage]()
-    if SYSTEM_PROMPT in attributes:
-        said += system_prompt(*attributes[SYSTEM_PROMPT])
-    prompts = len(said)
-    for prefix in FLAT_PREFIXES:  # Phoenix opens them into objects
-        nested = first_of(span.get("attributes"), (prefix,))
-        for index, message in enumerate(nested if isinstance(nested, list) else ()):
-            said.append(StoredMessage(("attributes", *prefix.split("."), index), message))
-    if len(said) > prompts:
-        return said
-    for names in (INPUTS, OUTPUTS):
-        for name in names:
-            if name in attributes:
-                path, value = attributes[name]
-                said += [message._replace(path=(*path, *message.path)) for message in listed_messages(value)]
-                break
-    if len(said) > prompts:
-        return said
+    instructions = attributes.get(SYSTEM_PROMPT)
+    system = list(system_prompt(instructions.path, instructions.value)) if instructions is not None else []
+    for read in (_nested_messages, _attribute_messages, _flat_span_messages):
+        messages = read(span)
+        if messages:
+            return [*system, *messages]
+    return event_messages(span) or _input_and_output(span)
+
+
+def _nested_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+    """Return the messages of lists under the names FLAT_PREFIXES, into which Phoenix opens attributes."""
+    messages = []
     for prefix in FLAT_PREFIXES:
-        said += flat_messages({name: value for name, (_, value) in attributes.items()}, prefix)
-    if len(said) > prompts:
-        return said
-    return event_messages(span) or _given_and_written(span, "input", "output")
+        items = first_of(span.get("attributes"), (prefix,))
+        for index, message in enumerate(items if isinstance(items, list) else []):
+            messages.append(StoredMessage(("attributes", *prefix.split("."), index), message))
+    return messages
+
+
+def _attribute_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+    """Return the messages of the first attribute of INPUTS that is there, then those of the first of OUTPUTS."""
+    attributes = attributes_of(span)
+    messages = []
+    for names in (INPUTS, OUTPUTS):
+        name = next((name for name in names if name in attributes), None)
+        if name is not None:
+            path, value = attributes[name]
+            messages += _moved_below(path, listed_messages(value))
+    return messages
+
+
+def _flat_span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
+    """Return the messages whose fields are attributes, under all of FLAT_PREFIXES."""
+    values = attribute_values(span)
+    messages = []
+    for prefix in FLAT_PREFIXES:
+        messages += flat_messages(values, prefix)
+    return messages
+
+
+def _moved_below(path: Path, messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+    """Return messages of a value at `path` with the paths that they have in the record around it."""
+    return [message._replace(path=(*path, *message.path)) for message in messages]
 
 
 def listed_messages(value: Any) -> list[StoredMessage]:
-    """Return the messages of an input or an output: a list, or an object that holds one, each of them maybe as JSON."""
+    """Return the messages of an input or an output; an empty list where it holds none.
+
+    They are a list, or a list or a message inside an object (LISTS_INSIDE), or the object itself; each maybe as JSON.
+    """
     opened = parsed(value) if isinstance(value, str) else value
-    inside: Path = (None,) if isinstance(value, str) and opened is not None else ()
-    for way in LISTS_INSIDE:
-        said = list[StoredMessage]()
-        for path in paths_matching(opened, way):
-            found = value_at(opened, path)
-            if isinstance(found, list) and found and isinstance(found[0], list):  # LangSmith: a list per prompt
-                said += [StoredMessage((*inside, *path, 0, index), message) for index, message in enumerate(found[0])]
-            elif isinstance(found, list):
-                said += [StoredMessage((*inside, *path, index), message) for index, message in enumerate(found)]
-            elif isinstance(found, Mapping) and way.endswith("message"):
-                said.append(StoredMessage((*inside, *path), found))
-        if said and all(isinstance(message.value, Mapping) for message in said):
-            return said
-    if isinstance(opened, Mapping) and ("role" in opened or "tool_calls" in opened or "lc" in opened):
-        return [StoredMessage(inside, opened if "role" in opened else {"role": "assistant", **opened})]
-    return []
+    opened_path: Path = (None,) if isinstance(value, str) and opened is not None else ()
+    for pattern in LISTS_INSIDE:
+        messages = []
+        for path in paths_matching(opened, pattern):
+            messages += _messages_at(path, value_at(opened, path), may_be_message=pattern.endswith("message"))
+        if messages and all(isinstance(message.value, Mapping) for message in messages):
+            return _moved_below(opened_path, messages)
+    is_message = isinstance(opened, Mapping) and ("role" in opened or "tool_calls" in opened or "lc" in opened)
+    if not is_message:
+        return []
+    message = opened if "role" in opened else {"role": "assistant", **opened}
+    return [StoredMessage(opened_path, message)]
+
+
+def _messages_at(path: Path, value: Any, *, may_be_message: bool) -> list[StoredMessage]:
+    """Return the messages of a list, of the first of several lists (LangSmith has one per prompt), or one message."""
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        path = (*path, 0)
+        value = value[0]
+    if isinstance(value, list):
+        return [StoredMessage((*path, index), message) for index, message in enumerate(value)]
+    return [StoredMessage(path, value)] if may_be_message and isinstance(value, Mapping) else []
 
 
 def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
     """Return messages whose every field is an attribute of its own, as OpenInference writes them.
 
-    They have no place in the record from which a call could be taken out.
+    As an example, `llm.input_messages.0.message.role` is the role of the first message under the prefix
+    `llm.input_messages`. No call can be taken out of such messages: their paths are none of the record.
     """
-    tree: dict[str, Any] = {}
-    for name, value in attributes.items():
-        if not name.startswith(f"{prefix}."):
-            continue
-        node = tree
-        *keys, last = name.removeprefix(f"{prefix}.").split(".")
-        for key in keys:
-            inner = node.setdefault(key, {})
-            if not isinstance(inner, dict):
-                break
-            node = inner
-        else:
-            node[last] = value
-    said = []
+    tree = _tree_of(attributes, prefix)
+    messages = []
     for number in sorted((key for key in tree if key.isdecimal()), key=int):
         fields = tree[number].get("message", tree[number])
         calls = fields.get("tool_calls", {})
@@ -171,141 +211,191 @@ def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMess
             "name": fields.get("name"),
             "tool_calls": [calls[key].get("tool_call", calls[key]) for key in sorted(calls, key=int)],
         }
-        said.append(StoredMessage(("attributes", f"{prefix}.{number}"), message))
-    return said
+        messages.append(StoredMessage(("attributes", f"{prefix}.{number}"), message))
+    return messages
+
+
+def _tree_of(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the attributes under a prefix as objects in objects: {"a": {"b": 1}} for "prefix.a.b" with the value 1.
+
+    A name that goes on behind one with a value is left out.
+    """
+    tree: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if not name.startswith(f"{prefix}."):
+            continue
+        *keys, last = name.removeprefix(f"{prefix}.").split(".")
+        node: Any = tree
+        for key in keys:
+            node = node.setdefault(key, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node[last] = value
+    return tree
 
 
 def _flat_contents(contents: Mapping[str, Any]) -> str:
+    """Return the texts of the parts of a content, one after another."""
     texts = [first_of(contents[key], ("message_content.text", "text")) for key in sorted(contents)]
     return "".join(text for text in texts if isinstance(text, str))
 
 
 def event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
-    """Return the messages that stand in the events of a span, as the conventions had it before version 1.37."""
-    said = []
+    """Return the messages that stand in the events of a span, as the conventions had it before version 1.37.
+
+    As an example, `{"name": "gen_ai.user.message", "body": {"content": "Hello"}}`. The event `gen_ai.choice` holds the
+    answer of the assistant.
+    """
+    messages = []
     events = span.get("events")
-    for index, event in enumerate(events if isinstance(events, list) else ()):
+    for index, event in enumerate(events if isinstance(events, list) else []):
         name = str(event.get("name")) if isinstance(event, Mapping) else ""
         if not name.startswith("gen_ai."):
             continue
-        attributes = {key: value for key, (_, value) in attributes_of(event).items()}
-        body = first_of(event, ("body",)) or attributes
+        body = first_of(event, ("body",)) or attribute_values(event)
         role = name.split(".")[1]
-        message = body.get("message") if isinstance(body, Mapping) and role == "choice" else body
-        message = parsed(message) if isinstance(message, str) else message
+        if role == "choice":
+            role = "assistant"
+            body = body.get("message") if isinstance(body, Mapping) else body
+        message = parsed(body) if isinstance(body, str) else body
         if isinstance(message, Mapping):
-            role = "assistant" if role == "choice" else role
-            said.append(StoredMessage(("events", index), {"role": role, **message, "tool_call_id": message.get("id")}))
-    return said
+            fields = {"role": role, **message, "tool_call_id": message.get("id")}
+            messages.append(StoredMessage(("events", index), fields))
+    return messages
 
 
 def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
-    """Return the call and the result of a span that runs a tool; none of another one."""
-    values = {name: value for name, (_, value) in attributes_of(span).items()}
+    """Return the call and the result of a span that runs a tool; an empty list for another one."""
+    values = attribute_values(span)
     tool = values.get("gen_ai.tool.name") or values.get("tool.name")
     if not isinstance(tool, str):
         return []
     arguments = values.get("gen_ai.tool.call.arguments", values.get("input.value"))
     result = values.get("gen_ai.tool.call.result", values.get("output.value"))
     call_id = str(values.get("gen_ai.tool.call.id", first_of(span, ("spanId", "span_id"))))
-    said = [StoredMessage(path, span, call=FoundCall(tool, arguments, call_id))]
+    messages = [StoredMessage(path, span, call=FoundCall(tool, arguments, id=call_id))]
     if result is not None:
-        said.append(StoredMessage(path, span, result=FoundResult(result, id=call_id, tool=tool)))
-    return said
+        messages.append(StoredMessage(path, span, result=FoundResult(result, id=call_id, tool=tool)))
+    return messages
 
 
-def conversation_of(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[StoredMessage]:
+class Span(NamedTuple):
+    """A span of a trace, and the path to it in the record."""
+
+    path: Path
+    fields: Mapping[str, Any]
+
+
+def conversation_of(spans: Sequence[Span]) -> list[StoredMessage]:
     """Return the conversation of the spans of a trace: that of the model's span with most messages.
 
-    Each request of an agent repeats what was said before it, so the last one holds all. Where no span has messages, the
-    spans that run tools are the calls.
+    Each request of an agent repeats what was said before it, so of spans with equally many the last one counts. Where
+    no span has messages, the spans that run tools are the calls.
     """
     longest = list[StoredMessage]()
-    for path, span in spans:
-        said = [message._replace(path=(*path, *message.path)) for message in span_messages(span)]
-        if len(said) >= len(longest):
-            longest = said
+    for span in spans:
+        messages = _moved_below(span.path, span_messages(span.fields))
+        if len(messages) >= len(longest):
+            longest = messages
     if longest:
         return longest
-    return [said for path, span in spans for said in tool_span(span, path)]
+    calls = list[StoredMessage]()
+    for span in spans:
+        calls += tool_span(span.fields, span.path)
+    return calls
 
 
-def by_trace(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[list[StoredMessage]]:
+def by_trace(spans: Sequence[Span]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of each trace, its spans in the order in which they began."""
-    traces = defaultdict[str, list[tuple[Path, Mapping[str, Any]]]](list)
-    for path, span in spans:
-        traces[str(first_of(span, TRACE_IDS))].append((path, span))
+    traces = defaultdict[str, list[Span]](list)
+    for span in spans:
+        traces[str(first_of(span.fields, TRACE_IDS))].append(span)
     for trace in traces.values():
-        yield conversation_of(sorted(trace, key=lambda item: str(first_of(item[1], STARTS)).zfill(25)))
+        yield conversation_of(sorted(trace, key=_start_of))
+
+
+def _start_of(span: Span) -> str:
+    """Return when a span began, as a text that sorts by it: nanoseconds are filled up with zeros."""
+    return str(first_of(span.fields, STARTS)).zfill(25)
 
 
 def otlp_spans(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of an export of OTLP in JSON."""
-    found = list[tuple[Path, Mapping[str, Any]]]()
+    spans = []
     for resources, scopes in (("resourceSpans", "scopeSpans"), ("resource_spans", "scope_spans")):
         for path in paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
-            found.append((path, value_at(record, path)))
-    yield from by_trace(found)
+            spans.append(Span(path, value_at(record, path)))
+    yield from by_trace(spans)
 
 
 def span_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of spans that stand in a file one by one."""
-    yield from by_trace([((number,), record) for number, record in enumerate(records) if isinstance(record, Mapping)])
+    yield from by_trace(
+        [Span((number,), record) for number, record in enumerate(records) if isinstance(record, Mapping)]
+    )
 
 
 def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
-    """Yield the conversations of a trace that holds its spans as a list."""
-    found = [
-        (path, value_at(record, path)) for way in ("spans.*", "data.spans.*") for path in paths_matching(record, way)
-    ]
-    yield conversation_of([(path, span) for path, span in found if isinstance(span, Mapping)])
+    """Yield the conversation of a trace that holds its spans as a list."""
+    spans = []
+    for pattern in ("spans.*", "data.spans.*"):
+        for path in paths_matching(record, pattern):
+            fields = value_at(record, path)
+            if isinstance(fields, Mapping):
+                spans.append(Span(path, fields))
+    yield conversation_of(spans)
 
 
 def langfuse_trace(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a trace of Langfuse: of the generation with most of them, else of the trace itself."""
+    """Yield the messages of a trace of Langfuse: of the generation with most of them, else of the trace itself.
+
+    Of generations with equally many the last one counts, as in `conversation_of`.
+    """
     longest = list[StoredMessage]()
     for path in paths_matching(record, "observations.*"):
         observation = value_at(record, path)
         if isinstance(observation, Mapping) and str(observation.get("type")).upper() in ("GENERATION", "AGENT"):
-            said = _given_and_written(observation, "input", "output")
-            if len(said) >= len(longest):
-                longest = [message._replace(path=(*path, *message.path)) for message in said]
-    yield from longest or _given_and_written(record, "input", "output")
+            messages = _moved_below(path, _input_and_output(observation))
+            if len(messages) >= len(longest):
+                longest = messages
+    yield from longest or _input_and_output(record)
 
 
 def langsmith_run(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a run of LangSmith: what went in, then what came out; the latter alone if it holds both."""
-    given = listed_messages(record.get("inputs"))
-    written = listed_messages(record.get("outputs"))
-    beginning = [message.value for message in written[: len(given)]]
-    repeats = bool(given) and beginning == [message.value for message in given]
-    said = [("outputs", message) for message in written]
-    if not repeats:
-        said = [("inputs", message) for message in given] + said
-    for key, message in said:
-        yield message._replace(path=(key, *message.path))
+    """Yield the messages of a run of LangSmith: its inputs, then its outputs; the outputs alone if they repeat both."""
+    inputs = listed_messages(record.get("inputs"))
+    outputs = listed_messages(record.get("outputs"))
+    first_outputs = [message.value for message in outputs[: len(inputs)]]
+    outputs_repeat_inputs = bool(inputs) and first_outputs == [message.value for message in inputs]
+    if not outputs_repeat_inputs:
+        yield from _moved_below(("inputs",), inputs)
+    yield from _moved_below(("outputs",), outputs)
 
 
-def _given_and_written(record: Mapping[str, Any], given: str, written: str) -> list[StoredMessage]:
-    """Return the messages of two fields, one after the other, with the ways to them."""
-    said = []
-    for key in (given, written):
-        said += [message._replace(path=(key, *message.path)) for message in listed_messages(record.get(key))]
-    return said
+def _input_and_output(record: Mapping[str, Any]) -> list[StoredMessage]:
+    """Return the messages of the fields `input` and `output`, one after the other."""
+    messages = []
+    for key in ("input", "output"):
+        messages += _moved_below((key,), listed_messages(record.get(key)))
+    return messages
 
 
 def request_and_response(record: Any) -> Iterator[StoredMessage]:
-    """Yield the messages of a request and of its response, which stand beside each other."""
+    """Yield the messages of a request and of its response, which stand beside each other.
+
+    As an example, `{"request": {"messages": [...]}, "response": {"choices": [{"message": {...}}]}}`.
+    """
     yield from messages_in(record, ("system", "request.system", "request.body.system"))
     yield from messages_in(record, REQUESTS)
     yield from messages_in(record, RESPONSES)
-    response = first_of(record, ("response.body", "response"))
-    path: Path = ("response", "body") if first_of(record, ("response.body",)) is not None else ("response",)
-    if isinstance(response, Mapping) and response.get("role") is not None:
+    path: Path = ("response",)
+    response = first_of(record, ("response.body",))
+    if response is not None:
+        path = ("response", "body")
+    else:
+        response = first_of(record, ("response",))
+    if isinstance(response, Mapping) and response.get("role") is not None:  # the response is the message
         yield StoredMessage(path, response)
-    yield from (
-        said._replace(path=(*path, *said.path)) for said in messages_in(response, ("output", "candidates.*.content"))
-    )
+    yield from _moved_below(path, messages_in(response, ("output", "candidates.*.content")))
 
 
 def _span(name: str, messages: Sequence[Any], written: Sequence[Any]) -> dict[str, Any]:

@@ -11,36 +11,44 @@ from toolformer_dag.conversations.shapes import FoundResult, id_in
 LISTS = ("conversations", "conversation", "trajectory", "history", "chat_history", "dialog")
 """The fields under which a record has its messages, whatever their form."""
 OTHER_LISTS = ("turns", "dialogue", "events", "data.messages", "chat.messages", "conversation.messages")
-"""Ways to lists of messages that fewer records have."""
+"""Paths to lists of messages that fewer records have."""
 QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
 ANSWER = {"role": "assistant", "content": "It is 7 degrees in Oslo."}
 
 
+PYDANTIC_ROLES = {
+    "system-prompt": "system",
+    "user-prompt": "user",
+    "tool-return": "tool",
+    "builtin-tool-return": "tool",
+    "retry-prompt": "tool",
+}
+"""By whom a part of pydantic-ai's messages is, by its kind; other kinds are the assistant's."""
+
+
 def pydantic_parts(conversation: Any) -> Iterator[StoredMessage]:
-    """Yield the parts of pydantic-ai's messages: each has a kind, which says by whom it is."""
-    roles = {
-        "system-prompt": "system",
-        "user-prompt": "user",
-        "tool-return": "tool",
-        "builtin-tool-return": "tool",
-        "retry-prompt": "tool",
-    }
-    messages = conversation if isinstance(conversation, list) else None
-    key = next((key for key in ("messages", "all_messages") if messages is None and conversation.get(key)), None)
-    base: tuple[str, ...] = () if key is None else (key,)
-    for number, message in enumerate(messages if messages is not None else conversation[key]):
+    """Yield the parts of pydantic-ai's messages, such as `{"part_kind": "user-prompt", "content": "Hello"}`."""
+    messages_path: Path = ()
+    messages = conversation
+    if not isinstance(conversation, list):
+        key = "messages" if conversation.get("messages") else "all_messages"
+        messages_path = (key,)
+        messages = conversation[key]
+    for number, message in enumerate(messages):
         parts = message.get("parts") if isinstance(message, dict) else None
-        for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            kind = part.get("part_kind") if isinstance(part, dict) else None
-            role = roles.get(str(kind), "assistant")
-            if kind == "retry-prompt" and not part.get("tool_call_id"):
-                role = "user"
-            path: Path = (*base, number, "parts", index)
-            if kind == "retry-prompt" and role == "tool":
-                result = FoundResult(part.get("content"), id=id_in(part, ("tool_call_id",)), beside={"error": True})
-                yield StoredMessage(path, part, result=result)
-            else:
-                yield StoredMessage(path, part, role, is_part=role == "assistant" or str(kind).startswith("builtin"))
+        for index, part in enumerate(parts if isinstance(parts, list) else []):
+            yield _pydantic_part(part, (*messages_path, number, "parts", index))
+
+
+def _pydantic_part(part: Any, path: Path) -> StoredMessage:
+    """Return a part as a message. A retry prompt with the id of a call is its result: the call has failed."""
+    kind = part.get("part_kind") if isinstance(part, dict) else None
+    if kind == "retry-prompt" and part.get("tool_call_id"):
+        result = FoundResult(part.get("content"), id=id_in(part, ("tool_call_id",)), beside={"error": True})
+        return StoredMessage(path, part, result=result)
+    role = "user" if kind == "retry-prompt" else PYDANTIC_ROLES.get(str(kind), "assistant")
+    is_content_block = role == "assistant" or str(kind).startswith("builtin")
+    return StoredMessage(path, part, role, is_part=is_content_block)
 
 
 FORMS = (

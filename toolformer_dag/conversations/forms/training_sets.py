@@ -25,25 +25,33 @@ TEMPLATE_TEXTS = ("prompt", "input", "prompts", "output", "response", "responses
 
 
 def glaive_turns(conversation: Any) -> Iterator[StoredMessage]:
-    """Yield the turns of a text in which each begins with the name of its speaker, and the way to its characters."""
+    """Yield the turns of a chat that is one text, such as `USER: Hello\\n\\n\\nASSISTANT: Hi <|endoftext|>`.
+
+    The path of a turn is its stretch of the text. What the turn says begins at `offset` in that.
+    """
     system = conversation.get("system")
     if isinstance(system, str) and system:
         yield StoredMessage(("system",), system, "system")
     text = conversation["chat"]
-    begins = sorted(
-        (position, mark)
-        for mark in GLAIVE_ROLES
-        for position in _positions(text, mark)
-        if position == 0 or text[position - 1] == "\n"
-    )
-    for (position, mark), following in zip(begins, [*begins[1:], (len(text), "")], strict=True):
-        written = text[position + len(mark) : following[0]]
-        turn = written.strip().removesuffix(END_OF_TEXT).strip()
-        offset = len(mark) + written.find(turn)
-        yield StoredMessage(("chat", (position, following[0])), turn, GLAIVE_ROLES[mark], offset=offset)
+    heads = sorted(_glaive_heads(text))
+    ends = [*(head.begin for head in heads[1:]), len(text)]
+    for head, end in zip(heads, ends, strict=True):
+        body = text[head.begin + len(head.written) : end]
+        words = body.strip().removesuffix(END_OF_TEXT).strip()
+        offset = len(head.written) + body.find(words)
+        yield StoredMessage(("chat", (head.begin, end)), words, head.role, offset=offset)
+
+
+def _glaive_heads(text: str) -> Iterator["TurnHead"]:
+    """Yield how the turns begin: a mark of GLAIVE_ROLES at the beginning of the text, or of a line."""
+    for mark, role in GLAIVE_ROLES.items():
+        for position in _positions(text, mark):
+            if position == 0 or text[position - 1] == "\n":
+                yield TurnHead(position, mark, role)
 
 
 def _positions(text: str, mark: str) -> Iterator[int]:
+    """Yield where a mark stands in a text."""
     position = text.find(mark)
     while position >= 0:
         yield position
@@ -61,7 +69,12 @@ def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
 
 
 class TurnHead(NamedTuple):
-    """How a turn begins in a text that a chat template has written: where, its marks and role line, and the role."""
+    """How a turn begins in a text.
+
+    - `begin`: the position of its first character
+    - `written`: what stands there before the words, such as "USER:" or "<|im_start|>user"
+    - `role`: by whom the turn is
+    """
 
     begin: int
     written: str
@@ -69,23 +82,33 @@ class TurnHead(NamedTuple):
 
 
 def template_turns(conversation: Any) -> Iterator[StoredMessage]:
-    """Yield the turns of texts that a chat template has written, in their order, and the ways to their characters."""
+    """Yield the turns of texts that a chat template has written, such as `<|im_start|>user\\nHello<|im_end|>`.
+
+    The texts stand in the fields TEMPLATE_TEXTS; a prompt may also be a list of messages.
+    """
     if isinstance(conversation.get("prompt"), list):
         yield from messages_in(conversation, ("prompt",))
     texts = {key: conversation.get(key) for key in TEMPLATE_TEXTS}
     has_bare_roles = any(isinstance(text, str) and has_bare_role_lines(text) for text in texts.values())
     for key, text in texts.items():
-        if not isinstance(text, str):
-            continue
-        first = TurnHead(0, "", "assistant" if key in WRITTEN_TEXTS else "user")
-        heads = [first, *turn_heads(text, has_bare_roles)]
-        ends = [*(head.begin for head in heads[1:]), len(text)]
-        for head, end in zip(heads, ends, strict=True):
-            written = text[head.begin + len(head.written) : end].partition(TEMPLATE_END)[0]
-            turn = written.strip()
-            if turn:
-                offset = len(head.written) + written.find(turn)
-                yield StoredMessage((key, (head.begin, end)), turn, head.role, offset=offset)
+        if isinstance(text, str):
+            yield from _turns_of_text(key, text, has_bare_roles)
+
+
+def _turns_of_text(key: str, text: str, has_bare_roles: bool) -> Iterator[StoredMessage]:
+    """Yield the turns of one text, without those that say nothing; what stands before the first mark is a turn too.
+
+    key: the field with the text. A path is the stretch of a turn, and what it says begins at `offset` in that.
+    """
+    first = TurnHead(0, "", "assistant" if key in WRITTEN_TEXTS else "user")
+    heads = [first, *turn_heads(text, has_bare_roles)]
+    ends = [*(head.begin for head in heads[1:]), len(text)]
+    for head, end in zip(heads, ends, strict=True):
+        body, _, _ = text[head.begin + len(head.written) : end].partition(TEMPLATE_END)
+        words = body.strip()
+        if words:
+            offset = len(head.written) + body.find(words)
+            yield StoredMessage((key, (head.begin, end)), words, head.role, offset=offset)
 
 
 def has_bare_role_lines(text: str) -> bool:
