@@ -278,14 +278,14 @@ def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
     return messages
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """A span of a trace, and the path to it in the record."""
 
     path: Path
     fields: Mapping[str, Any]
 
 
-def conversation_of(spans: Sequence[Span]) -> list[StoredMessage]:
+def conversation_of(spans: Sequence[TraceSpan]) -> list[StoredMessage]:
     """Return the conversation of the spans of a trace: that of the model's span with most messages.
 
     Each request of an agent repeats what was said before it, so of spans with equally many the last one counts. Where
@@ -304,16 +304,16 @@ def conversation_of(spans: Sequence[Span]) -> list[StoredMessage]:
     return calls
 
 
-def by_trace(spans: Sequence[Span]) -> Iterator[list[StoredMessage]]:
+def by_trace(spans: Sequence[TraceSpan]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of each trace, its spans in the order in which they began."""
-    traces = defaultdict[str, list[Span]](list)
+    traces = defaultdict[str, list[TraceSpan]](list)
     for span in spans:
         traces[str(first_of(span.fields, TRACE_IDS))].append(span)
     for trace in traces.values():
         yield conversation_of(sorted(trace, key=_start_of))
 
 
-def _start_of(span: Span) -> str:
+def _start_of(span: TraceSpan) -> str:
     """Return when a span began, as a text that sorts by it: nanoseconds are filled up with zeros."""
     return str(first_of(span.fields, STARTS)).zfill(25)
 
@@ -323,14 +323,14 @@ def otlp_spans(record: Any) -> Iterator[list[StoredMessage]]:
     spans = []
     for resources, scopes in (("resourceSpans", "scopeSpans"), ("resource_spans", "scope_spans")):
         for path in paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
-            spans.append(Span(path, value_at(record, path)))
+            spans.append(TraceSpan(path, value_at(record, path)))
     yield from by_trace(spans)
 
 
 def span_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of spans that stand in a file one by one."""
     yield from by_trace(
-        [Span((number,), record) for number, record in enumerate(records) if isinstance(record, Mapping)]
+        [TraceSpan((number,), record) for number, record in enumerate(records) if isinstance(record, Mapping)]
     )
 
 
@@ -341,7 +341,7 @@ def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
         for path in paths_matching(record, pattern):
             fields = value_at(record, path)
             if isinstance(fields, Mapping):
-                spans.append(Span(path, fields))
+                spans.append(TraceSpan(path, fields))
     yield conversation_of(spans)
 
 
