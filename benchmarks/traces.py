@@ -2,13 +2,15 @@
 
 Every fault is judged in a project of its own, with the swapped results of its own conversations. A share is that of the
 calls which are said to help; an AUC is the chance that a right call has more than one with the fault, ties count half;
-intervals are 95 % bootstraps over conversations.
+intervals are 95 % bootstraps over conversations. `--data FOLDER` judges the recorded conversations of a folder instead:
+the AUC is the chance that a recorded result has more than a result of the same tool from another conversation.
 """
 
 import argparse
 import random
 import resource
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_data
 Values = dict[int, float]
 CALLS = "SELECT split_part(conversation, ':', 2)::INT AS n, verdict = 'helps' AS helps, {} AS value FROM trace_calls"
 LAST = "QUALIFY row_number() OVER (PARTITION BY conversation ORDER BY turn DESC) = 1"
+RECORDED = "SELECT conversation, {} FROM trace_calls WHERE means = 'other_results' AND gain IS NOT NULL"
+CHANCE = "SELECT conversation, {} FROM trace_chance WHERE means = 'other_results'"
+COUNTS = "SELECT means, verdict, count(*) AS calls FROM trace_calls GROUP BY ALL ORDER BY ALL"
 SWAPPED = "SELECT split_part(conversation, ':', 2)::INT AS n, gain, overlap FROM trace_chance"
 
 
@@ -56,13 +61,41 @@ def rows(judgement: Judgement, value: str) -> tuple[Values, Values]:
     return {n: value for n, _, value in found if value is not None}, {n: float(helps) for n, helps, _ in found}
 
 
+def told_apart(judgement: Judgement, value: str) -> str:
+    """Return the AUC of a value of recorded results against other results of their tools, with its interval."""
+    groups: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for conversation, recorded in query(judgement.database, RECORDED.format(value)).rows():
+        groups[conversation][0].append(recorded)
+    for conversation, swapped in query(judgement.database, CHANCE.format(value)).rows():
+        groups[conversation][1].append(swapped)
+    return interval(list(groups.values()), auc)
+
+
+def judge_folder(folder: Path, pairs: Sequence[str]) -> None:
+    """Judge recorded conversations, and print how well their results are told from others of the same tool."""
+    with tempfile.TemporaryDirectory() as project:
+        settings_file = Path(project) / "toolformer.toml"
+        settings_file.write_text("[tools.calculator]\n")
+        settings = load_settings(settings_file, overrides=pairs)
+        judgement = judge_traces(settings, [str(folder)], traces_database(settings))
+        print(judgement.summary)
+        for value in ("gain", "relative_gain", "overlap"):
+            print(f"AUC of {value}: {told_apart(judgement, value)}")
+        print(query(judgement.database, COUNTS))
+    print(f"{judgement.tokens:,} tokens")
+
+
 def main() -> None:
     """Judge every fault and print a row of each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--data", type=Path, help="folder of recorded conversations in place of made ones")
     chosen = parser.parse_args()
+    if chosen.data is not None:
+        judge_folder(chosen.data, [f"model.name={chosen.model}", *chosen.set])
+        return
     cells, tokens = [], 0
     right: dict[str, Values] = {}
     for fault in FAULTS:

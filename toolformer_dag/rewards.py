@@ -24,7 +24,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judge import Judge, JudgedCall
 from toolformer_dag.traces.other_results import document_of, exchange
-from toolformer_dag.traces.variants import CallPlace, CallToJudge, call_places
+from toolformer_dag.traces.variants import CallToJudge, RecordedPlace, call_places
 
 SWAPPED = "swapped_results"
 """The column with results to hold the calls of a row against; without it those of other prompts of the batch serve."""
@@ -228,7 +228,7 @@ class _RolloutCall(NamedTuple):
 
     row: int
     rollout: _Rollout
-    place: CallPlace
+    place: RecordedPlace
 
 
 def _calls_to_judge(rollouts: Sequence[_Rollout | str], swaps: int) -> list[tuple[int, CallToJudge]]:

@@ -27,25 +27,25 @@ BATCH = 8
 LEARNING_RATE = 1e-4
 
 
-@dataclass
+@dataclass(frozen=True)
 class AnswerText:
     """The tokens of an answer and of what stands before it.
 
     `answer_start`: number of the first token of the answer. `value_spans`: the tokens of each value that the answer
-    repeats, counted from there. `entering`: what enters the trained layers, [tokens, width].
+    repeats, counted from there.
     """
 
     conversation: int
-    tokens: list[int]
+    tokens: tuple[int, ...]
     answer_start: int
-    value_spans: list[list[int]]
-    entering: Tensor | None = None
+    value_spans: Sequence[Sequence[int]]
 
 
 class AnswerTrainer:
     """A model whose upper layers are trained anew for each choice of answers.
 
-    State: the weights of the last training; `train` begins from those that were loaded.
+    State: the weights of the last training; `train` begins from those that were loaded. What enters the trained layers
+    is computed once for each text.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -59,6 +59,7 @@ class AnswerTrainer:
         loaded.model.requires_grad_(False)
         self._trained = [*self._layers[self._first_trained :].parameters(), *self._body.norm.parameters()]
         self._loaded_weights = [weight.detach().clone() for weight in self._trained]
+        self._entering_of_tokens: dict[tuple[int, ...], Tensor] = {}
 
     def text(self, call: RecordedAnswer) -> AnswerText | None:
         """Return the text of an answer from the question before it on; None where it is too long."""
@@ -73,17 +74,18 @@ class AnswerTrainer:
             place = pattern(value).search(call.answer)
             if place is not None and place.start() > 0:  # to begin with the value is one of several wordings
                 spans.append(_overlapping(written.offset_mapping, place.start(), place.end()))
-        tokens = [*before, *written.input_ids, *self.encoding.eos]
+        tokens = (*before, *written.input_ids, *self.encoding.eos)
         return AnswerText(call.conversation, tokens, len(before), spans) if len(tokens) <= LONGEST else None
 
-    def compute_entering(self, texts: Sequence[AnswerText]) -> None:
-        """Run the layers that are not trained, once, and keep what enters the others."""
-        for text in texts:
-            if text.entering is None:
-                text.entering = self._below(text.tokens)
+    def _entering(self, tokens: tuple[int, ...]) -> Tensor:
+        """Return what enters the trained layers: [tokens, width]."""
+        if tokens not in self._entering_of_tokens:
+            self._entering_of_tokens[tokens] = self._below(tokens)
+        return self._entering_of_tokens[tokens]
 
     @torch.no_grad()
     def _below(self, tokens: Sequence[int]) -> Tensor:
+        """Run the layers that are not trained, and return what they give: [tokens, width]."""
         norm = self._body.norm
         self._body.layers = self._layers[: self._first_trained]
         self._body.norm = nn.Identity()
@@ -101,8 +103,7 @@ class AnswerTrainer:
         width = max(len(text.tokens) for text in texts)
         entering = torch.zeros(len(texts), width, self._body.config.hidden_size)
         for row, text in enumerate(texts):
-            assert text.entering is not None
-            entering[row, : len(text.tokens)] = text.entering
+            entering[row, : len(text.tokens)] = self._entering(text.tokens)
         self._body.layers = self._layers[self._first_trained :]
         try:
             with torch.autocast("cpu", torch.bfloat16):
@@ -141,14 +142,15 @@ class AnswerTrainer:
     @torch.no_grad()
     def hits(self, texts: Sequence[AnswerText]) -> dict[int, list[bool]]:
         """Return, by conversation, whether all tokens of a repeated value are the likeliest ones, for each value."""
-        found: dict[int, list[bool]] = {}
+        hits: dict[int, list[bool]] = {}
         for first in range(0, len(texts), BATCH):
             batch = texts[first : first + BATCH]
             is_likeliest = self._answer_logits(batch).argmax(-1) == _answer_tokens(batch)
             lengths = [len(text.tokens) - text.answer_start for text in batch]
             for text, likeliest in zip(batch, torch.split(is_likeliest, lengths), strict=True):
-                found.setdefault(text.conversation, []).extend(bool(likeliest[span].all()) for span in text.value_spans)
-        return found
+                of_conversation = hits.setdefault(text.conversation, [])
+                of_conversation += [bool(likeliest[span].all()) for span in text.value_spans]
+        return hits
 
 
 def _overlapping(token_places: Sequence[tuple[int, int]], start: int, end: int) -> list[int]:

@@ -1,14 +1,17 @@
 """Which answers are trained on: all, those that the verdict leaves, and as many by other means."""
 
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.cleaning.recorded_answers import RecordedAnswer
+from benchmarks.cleaning.trainings import Interval, bootstrap
 
 Place = tuple[int, int]
 """Number of a conversation and turn of a call in it."""
-CHOICES = ("all of it", "what the verdict keeps", "as many at random", "as many by overlap", "truly clean")
+VERDICT = "what the verdict keeps"
+CHOICES = (VERDICT, "all of it", "as many at random", "as many by overlap", "truly clean")
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ def chosen_calls(
     seed: int,
 ) -> list[RecordedAnswer]:
     """Return the calls whose answers are trained on; `faults` are those that were put in."""
-    places = [(call.conversation, call.turn) for call in calls]
-    dropped = {place for place in places if is_dropped(judged.get(place))}
+    dropped = {call.place for call in calls if is_dropped(judged.get(call.place))}
+    places = [call.place for call in calls]
     if choice == "all of it":
         dropped = set()
     elif choice == "as many at random":
@@ -44,32 +47,74 @@ def chosen_calls(
         dropped = set(by_overlap[: len(dropped)])
     elif choice == "truly clean":
         dropped = set(faults)
-    return [call for call, place in zip(calls, places, strict=True) if place not in dropped]
+    return [call for call in calls if call.place not in dropped]
+
+
+@dataclass(frozen=True)
+class JudgedAnswer:
+    """An answer of a conversation: whether it was spoilt, and what the verdict makes of it."""
+
+    conversation: int
+    is_spoilt: bool
+    is_dropped: bool
+    is_told: bool
+
+
+def judged_answers(
+    calls: Sequence[RecordedAnswer],
+    judged: Mapping[Place, JudgedPlace],
+    faults: Mapping[Place, str],
+    numbers: Sequence[int],
+) -> list[JudgedAnswer]:
+    """Return what the verdict makes of each answer. numbers: of the spoilt conversations among all conversations."""
+    answers = []
+    for call in calls:
+        said = judged.get(call.place)
+        answer = JudgedAnswer(
+            conversation=numbers[call.conversation],
+            is_spoilt=call.place in faults,
+            is_dropped=is_dropped(said),
+            is_told=said is not None and said.verdict != "cannot be told",
+        )
+        answers.append(answer)
+    return answers
 
 
 @dataclass(frozen=True)
 class VerdictQuality:
-    """How well dropped answers agree with the spoilt ones."""
+    """How well the dropped answers agree with the spoilt ones; intervals are over conversations."""
 
-    calls: int
+    answers: int
+    spoilt: int
     dropped: int
-    precision: float
-    recall: float
-    not_told: float
+    not_told: int
+    precision: Interval
+    recall: Interval
 
 
-def verdict_quality(
-    calls: Sequence[RecordedAnswer], judged: Mapping[Place, JudgedPlace], faults: Mapping[Place, str]
-) -> VerdictQuality:
-    """Return precision and recall of dropping answers that were spoilt, and the share that cannot be told."""
-    places = [(call.conversation, call.turn) for call in calls]
-    dropped = [place for place in places if is_dropped(judged.get(place))]
-    right = sum(place in faults for place in dropped)
-    not_told = sum(place not in judged or judged[place].verdict == "cannot be told" for place in places)
+def verdict_quality(answers: Sequence[JudgedAnswer]) -> VerdictQuality:
+    """Return precision and recall of dropping answers that were spoilt. answers: those of all seeds."""
+    by_conversation: dict[int, list[JudgedAnswer]] = defaultdict(list)
+    for answer in answers:
+        by_conversation[answer.conversation].append(answer)
+    groups = list(by_conversation.values())
     return VerdictQuality(
-        calls=len(places),
-        dropped=len(dropped),
-        precision=right / max(1, len(dropped)),
-        recall=right / max(1, len(faults)),
-        not_told=not_told / len(places),
+        answers=len(answers),
+        spoilt=sum(answer.is_spoilt for answer in answers),
+        dropped=sum(answer.is_dropped for answer in answers),
+        not_told=sum(not answer.is_told for answer in answers),
+        precision=bootstrap(groups, _precision),
+        recall=bootstrap(groups, _recall),
     )
+
+
+def _precision(groups: Sequence[Sequence[JudgedAnswer]]) -> float:
+    """Return the share of the dropped answers that were spoilt."""
+    dropped = [answer for group in groups for answer in group if answer.is_dropped]
+    return sum(answer.is_spoilt for answer in dropped) / max(1, len(dropped))
+
+
+def _recall(groups: Sequence[Sequence[JudgedAnswer]]) -> float:
+    """Return the share of the spoilt answers that were dropped."""
+    spoilt = [answer for group in groups for answer in group if answer.is_spoilt]
+    return sum(answer.is_dropped for answer in spoilt) / max(1, len(spoilt))

@@ -27,6 +27,11 @@ class RecordedAnswer:
     messages: Conversation
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Return the number of the conversation, and that of the message with the call."""
+        return self.conversation, self.turn
+
+    @property
     def tool(self) -> str:
         """Return the name of the tool."""
         return self.messages[self.turn].calls[0].tool

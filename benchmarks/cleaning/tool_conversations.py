@@ -1,11 +1,12 @@
 """Made conversations for training: four tools that many use, thirty that two use each, several wordings, seeded.
 
-So half of the calls have no other result of their tool to be held against, as in published sets.
+So half of the calls have no other result of their tool to be held against, as in published sets. A result of the thirty
+has values of three things, of which the question asks for one: a model has to learn which one to repeat.
 """
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.made_traces import NAMES, TOWNS, Fact, conversation, facts
@@ -100,6 +101,9 @@ QUESTIONS = (
     "Can you look up the {noun} of {thing}?",
     "I need the {noun} of {thing}, please.",
     "Please tell me the {noun} of {thing}.",
+    "{noun} of {thing}?",
+    "I forgot the {noun} of {thing}. Which is it?",
+    "We talked about {thing}. Could you find its {noun}?",
 )
 ANSWERS = (
     "The {noun} of {thing} is {value}.",
@@ -107,31 +111,61 @@ ANSWERS = (
     "I looked it up: {value}.",
     "{value} is the {noun} you asked for.",
     "According to the records, the {noun} is {value}. Is there anything else?",
+    "For {thing}, the {noun} is {value}.",
+    "That would be {value}.",
+    "The records have {value} as the {noun} of {thing}.",
 )
 
 
-def _record(tool: RareTool, thing: str, value: str, chance: random.Random) -> str:
-    """Return a result in one of three forms; a second field may hold what nobody asked for."""
-    field = tool.noun.replace(" ", "_").replace("-", "_")
-    told: Any = float(value) if value.replace(".", "", 1).isdigit() and "." in value else value
-    forms: tuple[dict[str, Any], ...] = (
-        {field: told},
-        {"status": "success", field: told, **({"unit": tool.unit} if tool.unit else {})},
-        {"name": thing, field: told, "checked_by": chance.choice(NAMES)},
+def _values(tool: RareTool, thing: str, chance: random.Random) -> dict[str, str]:
+    """Return values of a tool for a thing and two others, all different, in any order."""
+    others = [other for other in tool.things if other != thing]
+    values: dict[str, str] = {}
+    for name in (thing, *chance.sample(others, 2)):
+        value = _as_in_json(tool.draw(chance))
+        while value in values.values():
+            value = _as_in_json(tool.draw(chance))
+        values[name] = value
+    names = chance.sample(sorted(values), len(values))
+    return {name: values[name] for name in names}
+
+
+def _as_in_json(value: str) -> str:
+    """Return a value as JSON writes it: of the number 12.50 `12.5`."""
+    return str(float(value)) if _is_decimal(value) else value
+
+
+def _is_decimal(value: str) -> bool:
+    """Return whether a value is a number with a decimal point."""
+    return "." in value and value.replace(".", "", 1).isdigit()
+
+
+def _record(tool: RareTool, values: Mapping[str, str], chance: random.Random) -> str:
+    """Return a result in one of three forms. values: by the things that have them."""
+    field = _field(tool)
+    written: dict[str, Any] = {name: float(value) if _is_decimal(value) else value for name, value in values.items()}
+    listed = [{"name": name, field: value} for name, value in written.items()]
+    forms: tuple[Any, ...] = (
+        {field: written},
+        {"status": "success", "results": listed},
+        {"results": listed, "checked_by": chance.choice(NAMES)},
     )
     return json.dumps(chance.choice(forms))
+
+
+def _field(tool: RareTool) -> str:
+    """Return the name of a tool's value in its results, such as `opening_year`."""
+    return tool.noun.replace(" ", "_").replace("-", "_")
 
 
 def rare_fact(tool: RareTool, chance: random.Random) -> Fact:
     """Return a question of a rare tool and its answer."""
     thing = chance.choice(tool.things)
-    value = tool.draw(chance)
-    value = str(float(value)) if value.replace(".", "", 1).isdigit() and "." in value else value  # as JSON writes it
+    values = _values(tool, thing, chance)
+    value = f"{values[thing]} {tool.unit}".rstrip()
     question = chance.choice(QUESTIONS).format(noun=tool.noun, thing=thing)
-    told = f"{value} {tool.unit}" if tool.unit else value
-    answer = chance.choice(ANSWERS).format(noun=tool.noun, thing=thing, value=told)
-    name = "get_" + tool.noun.replace(" ", "_").replace("-", "_")
-    return Fact(name, question, {"of": thing}, _record(tool, thing, value, chance), "", answer)
+    answer = chance.choice(ANSWERS).format(noun=tool.noun, thing=thing, value=value)
+    return Fact(f"get_{_field(tool)}", question, {"of": thing}, _record(tool, values, chance), "", answer)
 
 
 def tool_conversations(seed: int = 1) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cleaning.choices import CHOICES, JudgedPlace, chosen_calls, verdict_quality
+from benchmarks.cleaning.choices import CHOICES, JudgedPlace, chosen_calls, judged_answers, verdict_quality
+from benchmarks.cleaning.folds import fold_of
 from benchmarks.cleaning.recorded_answers import (
     RecordedAnswer,
     conversations_with_calls,
@@ -14,6 +15,7 @@ from benchmarks.cleaning.recorded_answers import (
 )
 from benchmarks.cleaning.spoilt_answers import ValueDonors, spoil, with_changed_values
 from benchmarks.cleaning.tool_conversations import tool_conversations
+from benchmarks.cleaning.trainings import Interval, Training, TrainingFile, difference_interval, hit_interval
 from toolformer_dag.conversations.reading import read_conversation
 
 CONVERSATIONS = conversations_with_calls(tool_conversations(seed=1))
@@ -83,16 +85,45 @@ def _said(call: RecordedAnswer) -> tuple[str, str, str, str]:
 def test_each_choice_leaves_out_as_many_answers_as_the_verdict() -> None:
     faults = spoil(CONVERSATIONS, 0.4, seed=1).faults
     wrong = list(faults)[:30]
-    judged = {
-        (call.conversation, call.turn): JudgedPlace(
-            "does not help" if (call.conversation, call.turn) in wrong else "helps", "", overlap=0.5
-        )
-        for call in CALLS
-    }
+    judged = {}
+    for call in CALLS:
+        verdict = "does not help" if call.place in wrong else "helps"
+        judged[call.place] = JudgedPlace(verdict, "", overlap=0.5)
     left = {choice: len(chosen_calls(choice, CALLS, judged, faults, seed=0)) for choice in CHOICES}
     assert left["all of it"] == 120
     assert left["what the verdict keeps"] == left["as many at random"] == left["as many by overlap"] == 90
     assert left["truly clean"] == 120 - len(faults)
-    quality = verdict_quality(CALLS, judged, faults)
-    assert (quality.dropped, quality.precision, quality.not_told) == (30, 1.0, 0.0)
-    assert quality.recall == 30 / len(faults)
+    quality = verdict_quality(judged_answers(CALLS, judged, faults, range(120)))
+    assert (quality.answers, quality.spoilt, quality.dropped, quality.not_told) == (120, len(faults), 30, 0)
+    assert quality.precision == (1.0, 1.0, 1.0)
+    assert quality.recall.value == 30 / len(faults)
+    assert quality.recall.low < quality.recall.value < quality.recall.high
+
+
+def test_three_seeds_test_every_conversation_once_and_no_question_that_was_trained_on() -> None:
+    folds = [fold_of(CONVERSATIONS, seed) for seed in range(3)]
+    assert sorted(number for fold in folds for number in fold.test) == list(range(120))
+    for fold in folds:
+        assert abs(len(fold.test) - 40) <= 2
+        assert sorted([*fold.test, *fold.training]) == list(range(120))
+        trained = {CONVERSATIONS[number][0].content for number in fold.training}
+        assert not trained & {CONVERSATIONS[number][0].content for number in fold.test}
+
+
+def test_differences_are_paired_by_conversation() -> None:
+    hard_and_easy = [{0: [False, False], 1: [True, True]}, {2: [False], 3: [True, True, True]}]
+    better_by_half = [{0: [True, False], 1: [True, True]}, {2: [True], 3: [True, True, True]}]
+    assert hit_interval(hard_and_easy).value == 0.5
+    assert difference_interval(better_by_half, hard_and_easy).value == (0.5 + 0 + 1 + 0) / 4
+    assert difference_interval(hard_and_easy, hard_and_easy) == (0.0, 0.0, 0.0)
+    assert Interval(-0.104, -0.17, 0.03).written() == "-.10 (-.17 to .03)"
+    assert Interval(1.0, 0.953, 1.0).written() == "1.00 (.95-1.00)"
+
+
+def test_trainings_are_found_again(tmp_path: Path) -> None:
+    file = TrainingFile(tmp_path / "trainings.jsonl")
+    assert file.read() == {}
+    hits = {4: [True, False], 17: [True]}
+    training = Training("folder", "model", 0.4, 1, "all of it", answers=9, spoilt=3, recorded=hits, changed=hits)
+    file.append(training)
+    assert TrainingFile(file.path).read() == {training.key: training}

@@ -14,7 +14,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 from toolformer_dag.traces.rendering_choice import HERMES, PLAIN
-from toolformer_dag.traces.variants import CallPlace, call_places
+from toolformer_dag.traces.variants import RecordedPlace, call_places
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
@@ -126,7 +126,7 @@ def check_others(
     written: WrittenConversation,
     recorded: Pieces,
     messages: tuple[RecordedMessage, ...],
-    place: CallPlace,
+    place: RecordedPlace,
     weighted: list[int],
 ) -> None:
     """A conversation with another result, or without the call, has the text that the template writes of the whole."""

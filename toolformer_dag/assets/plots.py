@@ -49,17 +49,17 @@ LEVEL = 0.05
 """The false discovery rate that a threshold by chance usually has."""
 
 
-class Ends(NamedTuple):
+class AxisEnds(NamedTuple):
     """The values at the two ends of an axis."""
 
     low: float
     high: float
 
     @staticmethod
-    def of(values: Iterable[float]) -> "Ends":
+    def of(values: Iterable[float]) -> "AxisEnds":
         """Return the smallest and the largest of some values."""
         kept = list(values)
-        return Ends(min(kept), max(kept))
+        return AxisEnds(min(kept), max(kept))
 
 
 def drawn(plot: Plot) -> str:
@@ -88,7 +88,7 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
         x = round((tau_f_in_picture - low) / (high - low) * WIDTH)
         parts.append(_line(f"M{x} 0V{HEIGHT}"))
         legend[f"tau_f {tau_f:.4g}"] = RED
-    return _picture("calls by delta", legend, _axes("delta, nats", Ends(*CLIPPED), Ends(0, most)), *parts)
+    return _picture("calls by delta", legend, _axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, most)), *parts)
 
 
 def _outline(counts: Sequence[int], most: int) -> str:
@@ -117,8 +117,8 @@ def chance_curves(rates: pl.DataFrame) -> str:
     """
     sampled = _sampled(rates.sort("tau_f"))
     tau_f = sampled["tau_f"].to_list()
-    x_ends = Ends(tau_f[0], tau_f[-1])
-    y_ends = Ends(0, 1)
+    x_ends = AxisEnds(tau_f[0], tau_f[-1])
+    y_ends = AxisEnds(0, 1)
     level_y = round(HEIGHT * (1 - LEVEL))
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
     parts = [
@@ -140,8 +140,8 @@ def frontier_curve(frontier: pl.DataFrame) -> str:
     points = pl.concat([_sampled(distinct), falling.filter("today")]).sort("tau_f", descending=True)
     costs = points["cost"].to_list()
     nats = points["nats"].to_list()
-    x_ends = Ends.of(costs)
-    y_ends = Ends.of(nats)
+    x_ends = AxisEnds.of(costs)
+    y_ends = AxisEnds.of(nats)
     legend = {"nats that calls gain": BLUE}
     parts = [_curve(costs, nats, BLUE, x_ends, y_ends)]
     # Today's point is there twice where it was sampled: it gets one ring.
@@ -161,7 +161,7 @@ def loss_curve(curve: pl.DataFrame) -> str:
     measure, the right one to the second; further measures are not drawn. Returns Markdown.
     """
     finite = curve.filter(pl.col("value").is_finite())
-    steps = Ends(0, max(finite["step"].to_list(), default=0))
+    steps = AxisEnds(0, max(finite["step"].to_list(), default=0))
     colors = (BLUE, ORANGE)
     scales_x = (-LEFT, WIDTH + 3)  # where the numbers of each scale begin: left and right of the plot
     parts: list[str] = []
@@ -170,7 +170,7 @@ def loss_curve(curve: pl.DataFrame) -> str:
     for ((measure,), points), color, scale_x in zip(by_measure, colors, scales_x, strict=False):
         sampled = _sampled(points.sort("step"))
         values = sampled["value"].to_list()
-        scale = Ends.of(values)
+        scale = AxisEnds.of(values)
         parts.append(_curve(sampled["step"].to_list(), values, color, steps, scale))
         parts.append(_text(scale_x, _number(scale.high), TEXT_HEIGHT, color))
         parts.append(_text(scale_x, _number(scale.low), HEIGHT, color))
@@ -184,8 +184,8 @@ def start_curves(rows: pl.DataFrame) -> str:
     Needs min_probability, accuracy, calls. Returns Markdown.
     """
     probabilities = rows["min_probability"].to_list()
-    x_ends = Ends.of(probabilities)
-    y_ends = Ends(0, 100)
+    x_ends = AxisEnds.of(probabilities)
+    y_ends = AxisEnds(0, 100)
     legend = {"right, %": BLUE, "calls, %": ORANGE}
     curves = [
         _curve(probabilities, rows["accuracy"].to_list(), BLUE, x_ends, y_ends),
@@ -236,7 +236,7 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
     legend["95 % interval"] = RED
     unit = f"{figure}, %" if figure == "accuracy" else ""
     return _picture(
-        "plot", legend, _axes(unit, Ends(0, longest), height=height), *parts, width=2 * WIDTH, height=height
+        "plot", legend, _axes(unit, AxisEnds(0, longest), height=height), *parts, width=2 * WIDTH, height=height
     )
 
 
@@ -261,7 +261,7 @@ def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
     return rows[sorted(chosen)]
 
 
-def _curve(x: Sequence[float], y: Sequence[float], color: str, x_ends: Ends, y_ends: Ends) -> str:
+def _curve(x: Sequence[float], y: Sequence[float], color: str, x_ends: AxisEnds, y_ends: AxisEnds) -> str:
     """Draw a line through points. `x_ends`, `y_ends`: the values at the ends of the axes."""
     columns = _placed(x, x_ends, WIDTH)
     rows = [HEIGHT - pixels for pixels in _placed(y, y_ends, HEIGHT)]  # SVG counts from above
@@ -271,13 +271,13 @@ def _curve(x: Sequence[float], y: Sequence[float], color: str, x_ends: Ends, y_e
     return f"<path d='{path}' fill='none' stroke='{color}'/>"
 
 
-def _placed(values: Sequence[float], ends: Ends, size: int) -> list[int]:
+def _placed(values: Sequence[float], ends: AxisEnds, size: int) -> list[int]:
     """Return how many pixels from the lower end of an axis of `size` pixels each value lies."""
     extent = ends.high - ends.low or 1
     return [round((value - ends.low) / extent * size) for value in values]
 
 
-def _axes(title: str, x_ends: Ends, y_ends: Ends | None = None, height: int = HEIGHT) -> str:
+def _axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = HEIGHT) -> str:
     """Return the SVG of both axes, with the numbers at their ends; `title`: what the horizontal one measures.
 
     The vertical axis has no numbers where `y_ends` is None.

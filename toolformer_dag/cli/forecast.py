@@ -6,10 +6,11 @@ from functools import partial
 
 from rich.filesize import decimal
 
+from toolformer_dag.computing.forecast_range import Range
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers, executor_of, worker_count
-from toolformer_dag.pipeline.estimate import LaneForecast, Range, estimate
+from toolformer_dag.pipeline.estimate import LaneForecast, estimate
 from toolformer_dag.pipeline.stages import table_outputs
 
 NOT_COVERED = "Not covered: finetuning and evaluation, the documents and texts themselves, C* and the warehouse."
@@ -29,15 +30,21 @@ def forecast(plan: Plan) -> str:
         return "Nothing is left to annotate."
     head = f"{'lane':<22}{'texts':>12}{'sampled':>9}  {'tokens still to compute':<36}storage still to take"
     rows = [
-        f"{lane.lane:<22}{lane.texts:>12,}{lane.sampled:>9,}  {_tokens(lane):<36}{_written(lane.bytes, _size)}"
+        f"{lane.lane:<22}{lane.texts:>12,}{lane.sampled:>9,}  {_tokens(lane):<36}{written(lane.bytes, _size)}"
         for lane in (*lanes, total)
     ]
-    count = worker_count(plan.settings)
-    seconds = Range(*(bound / count for bound in total.seconds))
-    time = _written(seconds, lambda number: str(timedelta(seconds=round(number))))
     spent = f"The sample took {total.spent:,} tokens; the run reuses its samples, results and losses."
-    time_line = f"Time on {count} worker{'s' * (count > 1)}: {time}"
-    return "\n".join((head, *rows, time_line, spent, NOT_COVERED))
+    return "\n".join((head, *rows, time_line(total.seconds, worker_count(plan.settings)), spent, NOT_COVERED))
+
+
+def time_line(seconds: Range, workers: int) -> str:
+    """Return how long so many workers take, such as `Time on 2 workers: 0:10:00 (0:08:00 - 0:12:00)`.
+
+    seconds: of one worker.
+    """
+    of_all = Range(*(bound / workers for bound in seconds))
+    time = written(of_all, lambda number: str(timedelta(seconds=round(number))))
+    return f"Time on {workers} worker{'s' * (workers > 1)}: {time}"
 
 
 def _all(lanes: Sequence[LaneForecast]) -> LaneForecast:
@@ -67,9 +74,9 @@ def _tokens(lane: LaneForecast) -> str:
     """Return the tokens that a lane will take, for people."""
     if lane.texts and not lane.sampled:
         return "too few texts to tell"
-    return _written(lane.tokens, "{:,.0f}".format)
+    return written(lane.tokens, "{:,.0f}".format)
 
 
-def _written(value: Range, written: Callable[[float], str]) -> str:
-    """Return `VALUE (LOW - HIGH)`. `written`: writes each of the three."""
-    return f"{written(value.value)} ({written(value.low)} - {written(value.high)})"
+def written(value: Range, write: Callable[[float], str]) -> str:
+    """Return `VALUE (LOW - HIGH)`. `write`: writes each of the three."""
+    return f"{write(value.value)} ({write(value.low)} - {write(value.high)})"

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from toolformer_dag.traces import Dropped
 
 if TYPE_CHECKING:
     from toolformer_dag.computing.stage import TableOutput
+    from toolformer_dag.settings.sections import Settings
     from toolformer_dag.traces.cleaned import Cleaned
 
 
@@ -48,6 +50,10 @@ def judge(
             '"traces.jsonl:12", "turn": 1, "label": true}: says how verdicts agree, and which share fits them.',
         ),
     ] = None,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Judge a sample of the calls, forecast what the others will cost, and stop."),
+    ] = False,
     force: Force = False,
     config: Config = None,
     profile: Profile = None,
@@ -77,12 +83,15 @@ def judge(
         raise UserError("name a file, a folder or a data set of the hub with conversations, or set traces.source")
     labelled = read_labels(labels) if labels is not None else []
     names_judge = any(pair.startswith("model.name=") for pair in (*(set or ()), *pairs))
-    if not names_judge:
+    if not names_judge and not estimate:
         refuse_other_judge(settings, traces_database(settings))
     if is_packaged(model_identity(model_name(settings.model), settings.model.revision)):
         typer.echo(
             "the embedded model knows the synthetic world of the demo alone; name another judge with --model", err=True
         )
+    if estimate:
+        _say_forecast(settings, sources)
+        return
     with judged(settings, sources, traces_database(settings), _Progress().show) as judgement:
         if out is not None:
             _say_cleaned(write_cleaned(judgement, out, drop, force), out)
@@ -109,6 +118,16 @@ def _list_forms() -> None:
         for line in example_text(form).splitlines():
             typer.echo(f"  {line}")
         typer.echo()
+
+
+def _say_forecast(settings: "Settings", sources: Sequence[str]) -> None:
+    """Judge a sample of the calls, and print what the others will cost."""
+    from toolformer_dag.cli.judge_forecast import forecast_text
+    from toolformer_dag.traces.judgement import conversation_plan
+    from toolformer_dag.traces.judging_forecast import forecast_judging
+
+    plan = conversation_plan(settings, sources)
+    typer.echo(forecast_text(forecast_judging(plan, _Progress().show), plan.settings))
 
 
 def _say_cleaned(cleaned: "Cleaned", out: Path) -> None:

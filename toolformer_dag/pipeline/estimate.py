@@ -5,11 +5,11 @@ time of annotating. Not covered: finetuning, evaluation, C* and the warehouse.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
 from typing import NamedTuple
 
 import polars as pl
 
+from toolformer_dag.computing.forecast_range import GROUPS, Range, range_of, spread
 from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.computing.reasons import difference
 from toolformer_dag.computing.spending import token_count
@@ -22,22 +22,10 @@ from toolformer_dag.pipeline import heuristic_subset, swapped_results
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
 
-GROUPS = 4
-"""Parts of the sample, whose differences tell the range of the forecast."""
-STUDENT = 3.18
-"""The 97.5 % point of Student's distribution for as many groups."""
 TEXTS = 256
 """Texts of a lane that are annotated, at most."""
 SHARE = 5
 """At most one text in so many is annotated."""
-
-
-class Range(NamedTuple):
-    """A forecast with its 95 % interval."""
-
-    value: float = 0
-    low: float = 0
-    high: float = 0
 
 
 class LaneForecast(NamedTuple):
@@ -162,7 +150,7 @@ def _scaled(lane: Lane, counts: _Counts, groups: "Sequence[_Cost]", control: "_C
     factor = _Factor(
         texts=(counts.distinct - counts.sampled) / counts.sampled,
         control=counts.control / counts.sampled_control,
-        spread=_spread([cost.tokens for cost in groups]),
+        spread=spread([cost.tokens for cost in groups]),
     )
     *stage_bytes, control_bytes = control.row_bytes
     table_bytes = (
@@ -183,13 +171,6 @@ def _scaled(lane: Lane, counts: _Counts, groups: "Sequence[_Cost]", control: "_C
     )
 
 
-def _spread(group_tokens: Sequence[int]) -> float:
-    """Return half of the 95 % interval of a sum of such groups, as a share of the sum."""
-    standard_error: float = stdev(group_tokens) / GROUPS**0.5
-    average = mean(group_tokens)
-    return STUDENT * standard_error / (average or 1.0)
-
-
 class _Factor(NamedTuple):
     """By how much the sample's cost is multiplied."""
 
@@ -200,7 +181,7 @@ class _Factor(NamedTuple):
     def scaled(self, of_groups: float, of_control: float, fixed: float = 0) -> Range:
         """Return the forecast, from what the groups and the control cost; `fixed` is added as it is."""
         value = of_groups * self.texts + of_control * self.control + fixed
-        return Range(value, low=value * max(0.0, 1 - self.spread), high=value * (1 + self.spread))
+        return range_of(value, self.spread)
 
 
 class _Cost(NamedTuple):

@@ -61,14 +61,14 @@ LOOKED_UP = 20_000
 """Calls whose measurements are looked up at once."""
 
 
-class LossStores(NamedTuple):
+class JudgedStores(NamedTuple):
     """The row stores of the plan's judge: what was measured of calls by `key`, and losses by their tokens."""
 
     calls: RowStore
     losses: RowStore
 
 
-class CallChunk(NamedTuple):
+class RecordedCallChunk(NamedTuple):
     """Calls of a shard to be judged: (row, key), by the numbers of their rows in the tables of the shard."""
 
     shard: str
@@ -81,10 +81,10 @@ def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     return {**judge, "reading": READING, **determining(plan.settings.traces, but=("swaps",))}
 
 
-def loss_stores(worker: Worker) -> LossStores:
+def loss_stores(worker: Worker) -> JudgedStores:
     """Open the losses of the plan's judge. Those of releases before this table are among them."""
     identity = losses_identity(worker.plan.identity_of("judge"))
-    return LossStores(
+    return JudgedStores(
         calls=worker.rows("traces/judged_calls", settings(worker.plan, None), ["key"], JUDGED),
         losses=worker.rows("traces/losses", identity, ["digest"], LOSSES),
     )
@@ -111,7 +111,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     return Planned(planned, work)
 
 
-def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[CallChunk]:
+def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[RecordedCallChunk]:
     """Cut calls with the columns row, conversation and key into chunks of at least `size`; the last may be smaller.
 
     A chunk goes on to the end of its last conversation, so that no two chunks read it, but not above LONGEST_CHUNK
@@ -124,7 +124,7 @@ def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[CallChu
         next_end = bisect_left(ends, fewest)  # the number of the first conversation that ends there or later
         longest = first + max(size, LONGEST_CHUNK)
         end = min(ends[next_end], longest)
-        yield CallChunk(shard, calls[first:end].select("row", "key"))
+        yield RecordedCallChunk(shard, calls[first:end].select("row", "key"))
         first = end
 
 
@@ -138,7 +138,7 @@ def _conversation_ends(conversations: Sequence[str]) -> list[int]:
     return ends
 
 
-def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
+def compute(worker: Worker, output: TableOutput, chunk: RecordedCallChunk) -> Work:
     """Judge calls, and commit what was measured of them: losses first, by their tokens."""
     stores = loss_stores(worker)
     judge = Judge(
@@ -166,7 +166,7 @@ def _variant_writer(worker: Worker) -> VariantWriter:
     return load_variant_writer(worker.plan.settings)
 
 
-def _calls(plan: Plan, chunk: CallChunk) -> list[CallToJudge]:
+def _calls(plan: Plan, chunk: RecordedCallChunk) -> list[CallToJudge]:
     """Read the calls of a chunk with their conversations and the results of others that replace theirs in turn.
 
     Raises StorageError where another run has replaced them since they were planned.

@@ -125,12 +125,14 @@ def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
     return Plan.of(settings.model_copy(update={"traces": traces, "tools": {}, "rounds": rounds, "proposer": None}))
 
 
-def update_tables(plan: Plan, advance: Advance) -> Work:
+def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> Work:
     """Bring the tables of a plan's conversations up to date, without Dagster; return what that cost.
+
+    with_losses: whether the last table is among them, the only one that a model is loaded for.
 
     Other commands may do the same over the same lake meanwhile. Raises UserError where no conversation could be read.
     """
-    tables = trace_tables(plan)
+    tables = [table for table in trace_tables(plan) if with_losses or table.name != call_losses.NAME]
     worker = Worker(plan)
     work = Work()
     with closing(

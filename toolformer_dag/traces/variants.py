@@ -274,20 +274,20 @@ class _AsRecorded(NamedTuple):
     variant: Variant
 
 
-class CallPlace(NamedTuple):
+class RecordedPlace(NamedTuple):
     """Where a call stands in a conversation: the numbers of its message, and of the call in that message."""
 
     message: int
     call: int
 
 
-def call_places(messages: Sequence[RecordedMessage]) -> Iterator[CallPlace]:
+def call_places(messages: Sequence[RecordedMessage]) -> Iterator[RecordedPlace]:
     """Yield the place of each call, without the calls in messages of the user."""
     for number, message in enumerate(messages):
         if message.role == "user":
             continue
         for index in range(len(message.calls)):
-            yield CallPlace(number, index)
+            yield RecordedPlace(number, index)
 
 
 def _content_and_arguments(message: RecordedMessage) -> str:

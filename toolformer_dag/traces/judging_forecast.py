@@ -1,0 +1,149 @@
+"""What `judge` will cost, forecast from a sample of the calls that is judged for real.
+
+Losses of the sample are stored, so that the `judge` that follows does not compute them again.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from toolformer_dag.computing.forecast_range import GROUPS, Range, range_of, spread
+from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.reasons import table_differences
+from toolformer_dag.computing.spending import token_count
+from toolformer_dag.computing.stage import Claimed, TableOutput, Work
+from toolformer_dag.computing.stored_rows import chunk_size
+from toolformer_dag.computing.worker import Worker
+from toolformer_dag.lake.session import session
+from toolformer_dag.traces import call_losses, recorded_calls, recorded_conversations
+from toolformer_dag.traces.call_losses import RecordedCallChunk
+from toolformer_dag.traces.judgement import Advance, update_tables
+
+SHARE = 5
+"""At most one call in so many is judged for the forecast."""
+FIXED_LOSSES = 3
+"""Losses of a call beside those with swapped results: without the call, with an empty result, with the recorded one."""
+CALLS = pl.Schema({"shard": pl.String(), "row": pl.UInt32(), "key": pl.String()})
+"""Calls to judge: their shard, the number of their row in it, and what their losses are stored under."""
+
+
+class JudgingForecast(NamedTuple):
+    """What judging will cost, beyond what the sample has cost already.
+
+    - `conversations`, `calls`: how many there are
+    - `to_judge`: how many of the calls had no stored losses; equal calls of equal conversations count once
+    - `sampled`: how many of these were judged for the forecast; 0 where there are too few, and all below is 0 then
+    - `losses`: texts whose loss will be computed; a call is read several times, with and without its result
+    - `tokens`: that will go through the model
+    - `seconds`: that will pass on one worker
+    - `spent`: tokens that the sample took
+    """
+
+    conversations: int
+    calls: int
+    to_judge: int
+    sampled: int = 0
+    losses: Range = Range()
+    tokens: Range = Range()
+    seconds: Range = Range()
+    spent: int = 0
+
+
+class _Cost(NamedTuple):
+    """What judging some calls cost."""
+
+    losses: int
+    tokens: int
+    seconds: float
+
+
+def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> JudgingForecast:
+    """Forecast what judging the conversations of a plan will cost, from a sample of their calls that is judged.
+
+    The tables before the losses are brought up to date first: conversations are read, and results chosen that calls are
+    held against. The sample is judged in GROUPS groups of equal size, whose different costs give the range; one more
+    call is judged before them, with which model and tokenizer are loaded.
+
+    advance: is told how these tables get on.
+    seed: draws the same calls each time, wherever their files lie.
+
+    Raises what `judge` raises.
+    """
+    update_tables(plan, advance, with_losses=False)
+    worker = Worker(plan)
+    output = TableOutput(call_losses.STAGE, plan)
+    with session():
+        calls = _calls_to_judge(worker, output)
+        counts = JudgingForecast(
+            conversations=_row_count(plan, recorded_conversations.NAME),
+            calls=_row_count(plan, recorded_calls.NAME),
+            to_judge=calls.height,
+        )
+        group_size = min(_most_of_group(plan), calls.height // SHARE // GROUPS)
+        if group_size == 0:
+            return counts
+        drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
+        first = _judge(worker, output, drawn[:1])
+        groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+        worker.close_rows()
+    return _scaled(counts, first, groups, group_size)
+
+
+def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
+    """Return the calls that `judge` would compute losses for, with the columns of CALLS."""
+    claimed = Claimed()
+    frames = [CALLS.to_frame()]
+    for shard in table_differences(output).parts:
+        for chunk in call_losses.chunks(worker, output, shard, claimed).chunks:
+            frames.append(chunk.payload.calls.select(pl.lit(shard).alias("shard"), "row", "key"))
+    return pl.concat(frames)
+
+
+def _row_count(plan: Plan, table: str) -> int:
+    """Return how many rows a table holds of the plan's conversations."""
+    return sum(plan.lake.table(table).pointer(shard).rows for shard in plan.conversations)
+
+
+def _most_of_group(plan: Plan) -> int:
+    """Return the most calls of a group: about as many losses as the model computes at once in a run."""
+    losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
+    return max(1, chunk_size(plan.settings) // losses_of_call)
+
+
+def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
+    """Compute and store the losses of calls, and return what that cost. calls: with the columns of CALLS."""
+    began = time.monotonic()
+    work = Work()
+    for calls_of_shard in calls.sort("shard", "row").partition_by("shard", maintain_order=True):
+        chunk = RecordedCallChunk(shard=calls_of_shard["shard"][0], calls=calls_of_shard.select("row", "key"))
+        work += call_losses.compute(worker, output, chunk)
+    return _Cost(
+        losses=work.computed["losses"],
+        tokens=token_count(work.tokens),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _scaled(counts: JudgingForecast, first: _Cost, groups: Sequence[_Cost], group_size: int) -> JudgingForecast:
+    """Scale what the groups cost to the calls that were not sampled.
+
+    counts: how many calls there are. first: what the call before the groups cost, whose time says nothing.
+    """
+    in_groups = GROUPS * group_size
+    sampled = 1 + in_groups
+    factor = (counts.to_judge - sampled) / in_groups
+    tokens_of_groups = [group.tokens for group in groups]
+    return counts._replace(
+        sampled=sampled,
+        losses=_scaled_range(factor, [group.losses for group in groups]),
+        tokens=_scaled_range(factor, tokens_of_groups),
+        seconds=_scaled_range(factor, [group.seconds for group in groups]),
+        spent=first.tokens + sum(tokens_of_groups),
+    )
+
+
+def _scaled_range(factor: float, group_costs: Sequence[float]) -> Range:
+    """Return what `factor` times as many calls cost as the groups hold together."""
+    return range_of(factor * sum(group_costs), spread(group_costs))
