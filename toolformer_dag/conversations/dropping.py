@@ -56,7 +56,8 @@ def can_drop(form: str) -> bool:
 def _by_message(paths: Collection[Path], stored_messages: Sequence[StoredMessage]) -> dict[Path, list[Path]]:
     """Return the paths that lie in each message, by the path of the message; they begin at the message.
 
-    As an example, of ("messages", 1, "tool_calls", 0) in the message at ("messages", 1) that is ("tool_calls", 0).
+    As an example, {("messages", 1): [("tool_calls", 0)]} for the path ("messages", 1, "tool_calls", 0). Other paths of
+    the same length may be keys too.
     """
     lengths = {len(stored.path) for stored in stored_messages}
     paths_of_message = defaultdict[Path, list[Path]](list)

@@ -72,8 +72,8 @@ def with_result(
 def to_openai(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield messages in OpenAI's form, each after the number of the one that it was in; results follow their calls.
 
-    Ids are made of the numbers of calls, in nine letters and digits as Mistral's templates take them, so that they stay
-    when another call goes; arguments are objects.
+    Ids have nine characters, as Mistral's templates want them. They are made of the numbers of calls, and so stay when
+    another call is left out. Arguments are objects.
     """
     for number, message in enumerate(messages):
         if message.role == "user" and message.calls:  # templates know calls of the assistant alone

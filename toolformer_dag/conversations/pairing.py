@@ -93,7 +93,8 @@ class _Waiting:
     def in_order(self, by: str | None, tool: str | None) -> WaitingCall | None:
         """Return the call that a result without an id answers, in the latest turn in which one waits.
 
-        That is the first call of the turn to the tool that the result names, else the first one.
+        That is the first call of the turn to the tool that the result names, else the first one. Turns in which no call
+        waits any more are forgotten on the way.
         by: who made the call, if the result says so.
         """
         for index in range(len(self._turns) - 1, -1, -1):
@@ -126,22 +127,19 @@ def _first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
 
 
 def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[RecordedMessage, ...]:
-    """Return the messages with each result beside its call, where a message of a tool is no message any more.
+    """Return the messages with each result beside its call; messages that only bring results are gone.
 
     Appends to `faults`: results that answer no call (result_without_call), that come before their call
     (result_before_call), or after somebody else spoke (late_result). The latter two are paired; a result for several
     calls that cannot be parted (one_result_for_calls) is given to the first of them.
     """
     calls = _calls_of_messages(messages)
+    turns = _turns_of(messages)
     waiting = _Waiting()
-    turn = 0
     early_results = list[ResultAt]()
     for position, message in enumerate(messages):
-        is_of_somebody_else = message.role not in ("assistant", "tool")
-        if is_of_somebody_else and not message.results:
-            turn += 1
         for call in calls[position]:
-            call.turn = turn
+            call.turn = turns[position]
             waiting.add(call)
         next_message = messages[position + 1] if position + 1 < len(messages) else None
         are_last = next_message is None or not next_message.results
@@ -151,12 +149,28 @@ def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[Recorde
                 early_results.append(result)
                 continue
             waiting.answer(call_of_result, result)
-            if call_of_result.turn < turn:
+            if call_of_result.turn < turns[position]:
                 faults.append(("late_result", result.text[:SHOWN]))
-        if is_of_somebody_else and message.results and message.text.strip():  # results first, then words
-            turn += 1
     _pair_early(early_results, waiting, faults)
     return tuple(_recorded(messages, calls))
+
+
+def _turns_of(messages: Sequence[RawMessage]) -> list[int]:
+    """Return the number of the turn in which each message makes its calls and brings its results.
+
+    A turn is all that the assistant and its tools say up to the next message of somebody else, which begins another
+    one: at once, or behind its results where it brings some, as users do in some logs.
+    """
+    turns = []
+    turn = 0
+    for message in messages:
+        is_of_somebody_else = message.role not in ("assistant", "tool")
+        if is_of_somebody_else and not message.results:
+            turn += 1
+        turns.append(turn)
+        if is_of_somebody_else and message.results and message.text.strip():
+            turn += 1
+    return turns
 
 
 def _pair_early(results: Sequence[ResultAt], waiting: _Waiting, faults: list[Fault]) -> None:
@@ -266,7 +280,7 @@ def _item_result(item: object) -> FoundResult:
 def _item_path(result: ResultAt, index: int) -> Path:
     """Return the path to an item of a result that is a list, such as (*path, "content", None, 0).
 
-    The step None opens JSON: it is there where the list stands in a text.
+    The step None says that the text there is opened as JSON; it is needed where the content is a text.
     """
     fields = result.found.beside
     path = result.path
@@ -280,7 +294,10 @@ def _item_path(result: ResultAt, index: int) -> Path:
 
 
 def _recorded(messages: Sequence[RawMessage], calls: Sequence[Sequence[WaitingCall]]) -> Iterator[RecordedMessage]:
-    """Yield the messages that say something or make calls, with the results of their calls."""
+    """Yield the messages that say something or make calls, with the results of their calls.
+
+    calls: those of each message, in the order of `message.calls`, with the results that they got.
+    """
     for message, waiting_calls in zip(messages, calls, strict=True):
         recorded_calls = []
         for call, waiting in zip(message.calls, waiting_calls, strict=True):
@@ -292,7 +309,10 @@ def _recorded(messages: Sequence[RawMessage], calls: Sequence[Sequence[WaitingCa
 
 
 def _recorded_call(call: CallAt, waiting: WaitingCall) -> RecordedCall:
-    """Return a call with its result, if one has come."""
+    """Return a call with its result, if one has come.
+
+    call: its fields and the paths to it, of which all but the first are copies. waiting: its number, and the result.
+    """
     recorded = RecordedCall(
         tool=call.found.tool,
         arguments=arguments_of(call.found.arguments),

@@ -127,7 +127,7 @@ def arguments_of(given: Any) -> Any:
     if isinstance(given, Mapping):
         return _without_nulls(given)
     value = given
-    for _ in range(JSON_IN_JSON):
+    for _ in range(JSON_IN_JSON):  # opens JSON, then JSON that this holds as text
         if not isinstance(value, str):
             break
         text = value.strip()

@@ -98,7 +98,7 @@ def _named_literals(brackets: str) -> dict[str, Any]:
     """
     tree: ast.expr | None = None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.parse(f"f{brackets}", mode="eval").body
+        tree = ast.parse(f"f{brackets}", mode="eval").body  # a function f is made up, so that it is a call
     if not isinstance(tree, ast.Call) or tree.args:
         raise NotPython
     arguments: dict[str, Any] = {}

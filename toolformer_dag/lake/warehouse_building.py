@@ -58,7 +58,7 @@ class DeclaredWarehouse(Protocol):
 
     @property
     def tables_by_file(self) -> Sequence[WarehouseTable]:
-        """Tables of which columns count that are no part of their version: another file of a part is a change."""
+        """Tables with columns, such as costs, that the version of a part leaves out: another file of it is a change."""
 
     def applied(self, record: Mapping[str, Any]) -> object:
         """Return what the warehouse shows of a part's record, beside its rows and rejections."""
@@ -239,16 +239,18 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 
 
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
-    """Return the version of every lake table that is copied, by name, and under SETTINGS that of columns and views.
+    """Return a version of each lake table that is copied, by name; it changes where the copy has to change.
 
-    Of some tables (`tables_by_file`), those with what calls cost, the costs are no part of the version. Of their parts
-    the hashes of the files count too: they are added to the version, part after part.
+    Under SETTINGS it is the version of the warehouse's columns and views. For most tables it is a hash of what the
+    versions of their parts say. Some (`tables_by_file`) have columns that these leave out, such as what a call cost:
+    there the hashes of the parts' files are added.
     """
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for table in warehouse.tables:
         for name in table.sources:
             versions[name] = _table_version(lake.table(name), warehouse)
     for source in _source_parts(lake, warehouse.tables_by_file):
+        # The version of the table so far, with one more part in it.
         versions[source.name] = fingerprint([versions[source.name], source.part, _file_hashes(source.pointer)])
     return versions
 

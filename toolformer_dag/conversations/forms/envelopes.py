@@ -197,7 +197,7 @@ def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMess
     """Return messages whose every field is an attribute of its own, as OpenInference writes them.
 
     As an example, `llm.input_messages.0.message.role` is the role of the first message under the prefix
-    `llm.input_messages`. No call can be taken out of such messages: their paths are none of the record.
+    `llm.input_messages`. The paths of these messages are made up, so no call can be taken out of the record.
     """
     tree = _tree_of(attributes, prefix)
     messages = []
