@@ -69,9 +69,9 @@ class ReadConversation:
 def read_conversations(records: Iterable[NumberedRecord]) -> Iterator[ReadConversation]:
     """Yield the conversations of the records of one file, in their order.
 
-    Most records are a conversation each and are read one by one. In some forms the whole file is one, such as the log of
-    a session with an event per line; the first records tell, and then all are read together. What could not be used is
-    among the faults of the conversations (`read_record`).
+    Most records are a conversation each and are read one by one. In some forms the whole file is one, such as the log
+    of a session with an event per line; the first records tell, and then all are read together. What could not be used
+    is among the faults of the conversations (`read_record`).
     """
     iterator = iter(records)
     first_records = list(islice(iterator, FIRST_RECORDS))
