@@ -92,17 +92,17 @@ def killed_workers(whole: Undisturbed, world: World, draw: random.Random) -> Tri
 def full_disks(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Let runs fill a disk that is too small, make it larger twice, then large enough."""
     wrong, faults, size, spent = [], 0, 0, 0
-    with _small_disk(world.folder / "disk"):
+    with small_disk(world.folder / "disk"):
         for _ in range(3):
             size += draw.randrange(64, 768)
-            _mount("remount", f"size={size}k", world.folder / "disk")
+            resize_disk(world.folder / "disk", size)
             ended = world.finish()
             spent += ended.tokens
             if ended.error is not None:
                 faults += 1
                 if ended.unexpected or "Traceback" in ended.error or "free " not in ended.error:
                     wrong.append(f"{size} KiB: {ended.error}")
-        _mount("remount", "size=1g", world.folder / "disk")
+        resize_disk(world.folder / "disk", 1 << 20)
         ended = world.finish()
         trial = _judged(whole, world, faults, ended, spent + ended.tokens)
     return Trial(faults, (*wrong, *trial.wrong), trial.extra)
@@ -162,8 +162,9 @@ def _command(process: int) -> bytes:
 
 
 @contextmanager
-def _small_disk(folder: Path) -> Iterator[None]:
-    done = _mount("size=64k", "", folder)
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a disk of 64 KiB at a folder, until the block ends. Raises Skipped where that is not possible."""
+    done = _mount(folder, "size=64k")
     if done.returncode:
         raise Skipped(f"a small disk cannot be mounted here: {done.stderr.decode().strip()}")
     try:
@@ -172,8 +173,12 @@ def _small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _mount(one: str, other: str, folder: Path) -> "subprocess.CompletedProcess[bytes]":
-    options = ",".join(filter(None, (one, other)))
+def resize_disk(folder: Path, kib: int) -> None:
+    """Give the disk that is mounted at a folder another size; its files stay."""
+    _mount(folder, f"remount,size={kib}k").check_returncode()
+
+
+def _mount(folder: Path, options: str) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True)
 
 

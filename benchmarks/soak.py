@@ -3,8 +3,9 @@
 python -m benchmarks.soak [--minutes 20] [--flips 2000] [--documents 14] [--seed 0] [--work FOLDER]
 
 Each fault is tried on worlds of its own until its share of the time is over, at least once. First, single bits are
-flipped, half of them under the same size and times, and `verify` has to name each file. The exit status is 1 where
-anything was wrong. At the end a server has to answer others beside clients that ask too much.
+flipped, half of them under the same size and times, and `verify` has to name each file. At the end `judge` runs on full
+disks, and a server has to answer others beside clients that ask too much. The exit status is 1 where anything was
+wrong.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from benchmarks.faults import (
     seconds_of,
     two_homes,
 )
+from benchmarks.judged_faults import wrong_when_judged
 from benchmarks.served_faults import wrong_when_served
 from benchmarks.worlds import World
 
@@ -120,6 +122,10 @@ def main() -> None:
         for name, (*_, share) in FAULTS.items():
             right &= tried(name, made, whole, folder, share * left, draw)
         wrong = wrong_when_served(folder / "served")
+        try:
+            wrong += wrong_when_judged(folder / "judged", draw)
+        except Skipped as reason:
+            print(f"disks filled while judging: skipped, {reason}", flush=True)
         print(*wrong, sep="\n", end="\n" if wrong else "", flush=True)
         right &= not wrong
     sys.exit(0 if right else 1)

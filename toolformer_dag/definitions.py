@@ -20,22 +20,23 @@ from toolformer_dag.settings.settings_file import load_settings
 def definitions_of(plan: Plan, within_another: bool = False) -> dg.Definitions:
     """Build the asset graph of a plan and of those that it starts from. Loads no weights and imports no torch.
 
-    `within_another`: they are merged into those of another project, which sets the executor of all but our jobs. A
-    step may then be a process of its own.
+    within_another: they will be merged into the definitions of another project. Its executor then runs our assets
+    outside of our jobs, so that a step may be a process of its own.
     """
     steps_at_once = plan.settings.execution.steps_at_once
-    steps_apart = within_another or steps_at_once > 1
+    steps_have_processes = within_another or steps_at_once > 1
+    first_plan = plan.projects[0]  # the one that reads the shard files
     assets: list[dg.AssetsDefinition] = []
     all_jobs: list[Any] = []
     resources: dict[str, Any] = {}
     for project in plan.projects:
         assets += graph(project)
         all_jobs += jobs(project)
-        resources |= _resources(project, steps_apart)
+        resources |= _resources(project, steps_apart=steps_have_processes)
     return dg.Definitions(
         assets=assets,
         jobs=all_jobs,
-        sensors=[shard_sensor(plan.projects[0])],
+        sensors=[shard_sensor(first_plan)],
         resources=resources,
         executor=None if within_another else executor_of(steps_at_once),
     )
@@ -102,14 +103,17 @@ class ToolformerLine(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _refuse_second_line(folder: Path) -> None:
-    """Raise UserError where files in the folder of a project's definitions name more than one ToolformerLine."""
-    lines = []
+    """Raise UserError where the defs.yaml files below a folder name more than one ToolformerLine component."""
+    files_of_components = []
     for file in sorted(folder.rglob("defs.yaml")):
-        lines += [str(file)] * len(LINE_COMPONENT.findall(file.read_text("utf-8", errors="replace")))
-    if len(lines) > 1:
+        text = file.read_text("utf-8", errors="replace")
+        for _ in LINE_COMPONENT.findall(text):
+            files_of_components.append(str(file))
+    if len(files_of_components) > 1:
         raise UserError(
-            f"{' and '.join(lines)}: a project holds one {LINE}, since the assets of two would have the same keys; "
-            "write both corpora or tools into one settings file, or give the second line a project of its own"
+            f"{' and '.join(files_of_components)}: a project holds one {LINE}, since the assets of two would have the "
+            "same keys; write both corpora or tools into one settings file, or give the second line a project of its "
+            "own"
         )
 
 

@@ -43,9 +43,9 @@ def test_token_losses_add_up_to_the_stored_losses(
     browser = TestClient(
         OwnPages(explorer_app(reader, model, WarehouseReader(tmp_path / "traces.duckdb")), HTTP), "http://127.0.0.1"
     )
-    asked = {"params": key}
+    asked = {"data": key}
     assert browser.post("/api/tokens", **asked).json()["tokens"] == found["tokens"]
-    assert {browser.get(f"/api/{name}", **asked).status_code for name in ("tokens", "line", "complete")} == {405}
+    assert {browser.get(f"/api/{name}", params=key).status_code for name in ("tokens", "line", "complete")} == {405}
     assert browser.post("/api/tokens", headers={"origin": "http://127.0.0.1:8888"}, **asked).status_code == 403
     for site, status in (("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)):
         told = {"sec-fetch-site": site}

@@ -1,6 +1,7 @@
 """What clients get: the texts of `generate`, calls beside or inside, streams, limits and refusals by name."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import pytest
 from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.command_line import cli
-from tests.serving.conftest import SUM, Served
+from tests.serving.conftest import SUM, TEMPLATE, Served
 from tests.ui_server import free_port
 from toolformer_dag.cli import connections
 from toolformer_dag.serving.shared_decoder import OUT_OF_TIME, SharedDecoder
@@ -143,6 +144,9 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         decoder.tokenizer.chat_template = None
         with pytest.raises(openai.NotFoundError, match="no chat template"):
             ask(model="embedded", messages=messages)
+        decoder.tokenizer.chat_template = "{{ 'x' * 10 ** 11 }}"
+        with pytest.raises(openai.NotFoundError, match=r"more than 1024 MiB .*; ask /v1/completions"):
+            ask(model="embedded", messages=messages)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +163,8 @@ def test_a_chat_is_answered_where_there_is_a_template_and_other_clients_understa
         ("max_tokens", 100_000, 400),
         ("max_calls", 100, 400),
         ("stop", [""], 400),
+        ("stop", ["a"] * 33, 400),
+        ("stop", "a" * 257, 400),
         ("context", "2023-13-45", 400),
         ("context", "tomorrow", 400),
         ("tools", ["os.system"], 400),
@@ -349,7 +355,9 @@ def test_a_tool_that_hangs_holds_nobody_else_and_its_text_ends_at_its_limit(serv
         tool.free.set()
 
 
-def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come_again(served: Served) -> None:
+def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come_again(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     tool = Hanging("calculator", ToolOptions(), "")
     tool.free = threading.Event()
     with served.server(calculator=tool, serving={"waiting": 0}) as (address, decoder):
@@ -367,11 +375,32 @@ def test_a_client_that_leaves_frees_its_place_and_too_many_are_told_when_to_come
             client(address).completions.create(model="embedded", prompt=[SUM] * 65)
         assert int(busy.value.response.headers["retry-after"]) >= 1 and open_texts(decoder) == 0
         tool.free.set()
+    gc.collect()  # asyncio says then whose end nobody looked at
+    assert "never retrieved" not in caplog.text
+
+
+def test_nothing_is_written_for_a_client_that_has_left_before_its_turn(served: Served) -> None:
+    with served.server() as (address, decoder), ThreadPoolExecutor(1) as threads:
+        decoder.tokenizer.chat_template = TEMPLATE + "{# tried anew, which takes a while #}"
+        chat = {"model": "embedded", "messages": [HELLO], "max_tokens": 3}
+        before = threads.submit(httpx.post, f"{address}/v1/chat/completions", json=chat, timeout=60)
+        time.sleep(0.2)  # the chat has its turn
+        body = json.dumps({"model": "embedded", "prompt": SUM, "stream": True}).encode()
+        port = int(address.rpartition(":")[2])
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, len(body))
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", port)) as client_that_leaves:
+                client_that_leaves.sendall(head + body)
+        assert before.result().status_code == 200
+        left = 'toolformer_requests_total{path="/v1/completions",status="499"} 5.0'
+        wait_for(lambda: left in httpx.get(f"{address}/metrics").text)
+        assert open_texts(decoder) == 0
 
 
 @pytest.mark.parametrize(
     ("path", "asked", "status"),
     [
+        ("completions", {"prompt": "a", **{f"field {number}": 1 for number in range(60_000)}}, 400),
         ("completions", {"prompt": "a" * 1_000_000}, 400),
         ("completions", {"prompt": " " * 1_000_000}, 400),
         ("completions", {"prompt": ["a"] * 120_000}, 429),

@@ -20,7 +20,8 @@ from toolformer_dag.texts.arguments import (
     schema_fault,
     write_arguments,
 )
-from toolformer_dag.texts.calls import call_grammar, find_behind_input, parse_call
+from toolformer_dag.texts.calls import call_grammar, parse_call
+from toolformer_dag.texts.input_ends import find_behind_input
 
 TEXTS = st.text(st.sampled_from('ab ]->[(")\\é🍎,='), max_size=8)
 KINDS: dict[str, tuple[dict[str, Any], st.SearchStrategy[Any]]] = {

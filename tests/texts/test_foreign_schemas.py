@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, schema_fault
-from toolformer_dag.texts.calls import call_grammar, find_behind_input, parse_call
+from toolformer_dag.texts.calls import call_grammar, parse_call
+from toolformer_dag.texts.input_ends import find_behind_input
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "mcp-tool.md"
 Schema = dict[str, Any]

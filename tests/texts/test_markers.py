@@ -15,7 +15,6 @@ from toolformer_dag.texts.calls import (
     PlacedCall,
     SpliceError,
     fault,
-    find_behind_input,
     format_call,
     holds_call,
     in_markers,
@@ -26,6 +25,7 @@ from toolformer_dag.texts.calls import (
     splice,
     take_out,
 )
+from toolformer_dag.texts.input_ends import find_behind_input
 from toolformer_dag.tools.registry import load_tool
 
 SPECIAL = CallMarkers(begin="<tool_call>", arrow="<tool_response>", end="</tool_call>")

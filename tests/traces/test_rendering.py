@@ -139,6 +139,32 @@ def test_another_template_is_passed_over_and_refused_where_it_is_wanted(template
         rendering_of("template", encoding)
 
 
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        (LOOPS, "within 3 seconds of processor time"),
+        ("{{ 'x' * 10 ** 11 }}", "more than 1024 MiB of memory"),
+    ],
+)
+def test_a_template_that_does_not_end_is_refused_by_a_limit(template: str, limit: str, encoding: Encoding) -> None:
+    encoding.tokenizer.chat_template = template
+    encoding.tokenizer.name_or_path = "stranger/model"
+    with pytest.raises(RenderingError, match=rf'the model stranger/model .* {limit}.*; set it to "hermes" or "plain"'):
+        rendering_of("template", encoding)
+    assert rendering_of("auto", encoding).name == "plain"
+
+
+def test_a_template_that_is_slow_over_a_long_conversation_is_taken(encoding: Encoding) -> None:
+    slow = "{% for m in messages if messages | length > 50 %}{% for n in range(99999) %}{% endfor %}{% endfor %}"
+    encoding.tokenizer.chat_template = (TEMPLATES / "qwen.jinja").read_text("utf-8") + slow
+    rendering = rendering_of("auto", encoding)
+    assert rendering.name == "template"
+    assert rendered(rendering, (*TALK, *TALK[:1] * 60), 1, [2])
+
+
 def test_a_special_token_in_a_result_ends_no_message(encoding: Encoding) -> None:
     token = encoding.tokenizer.eos_token or encoding.tokenizer.bos_token
     rendering = rendering_of("auto", encoding)

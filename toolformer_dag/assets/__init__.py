@@ -36,15 +36,19 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 
 
 def outputs(plan: Plan) -> list[AssetDeclaration]:
-    """Return every asset of a plan but ccnet/shard_list, each after those that it depends on."""
+    """Return every asset of a plan but ccnet/shard_list, each after those that it depends on.
+
+    In this order: prepared tools, the tables of the stages, checkpoints, measurements, the warehouse with all of these,
+    C* as a data set, the tables of the paper, and what recorded conversations give.
+    """
     by_hand = [plan.named(name) for name in BY_HAND]
-    above_warehouse = [*(output.name for output in shown_outputs(plan)), *by_hand]
+    in_warehouse = [*(output.name for output in shown_outputs(plan)), *by_hand]
     return [
         *(prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)),
         *map(table, table_outputs(plan)),
         *(checkpoint(plan, name) for name in CHECKPOINTS),
         *(measurement(plan, name) for name in TABLES),
-        warehouse(plan, above_warehouse),
+        warehouse(plan, in_warehouse),
         dataset(plan),
         *(paper_table(plan, name) for name in SHOWN),
         *map(table, trace_tables(plan)),
@@ -90,21 +94,24 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
-    """Return both jobs, of this plan's assets alone: those of a project around it have jobs of their own."""
+    """Return the jobs JOB and TRAINING_JOB for the assets of this plan.
+
+    Plans that it starts from have jobs of their own. What is made of the assets of both is in both.
+    """
     executor = executor_of(plan.settings.execution.steps_at_once)
     by_hand = list(map(plan.named, BY_HAND))
-    in_first = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in by_hand)]
-    in_second = [*by_hand, *map(plan.named, IN_BOTH_JOBS)]
+    job_assets = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in by_hand)]
+    training_job_assets = [*by_hand, *map(plan.named, IN_BOTH_JOBS)]
     return [
         dg.define_asset_job(
             f"{JOB}{plan.suffix}",
-            list(map(asset_key, in_first)),
+            list(map(asset_key, job_assets)),
             description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
             executor_def=executor,
         ),
         dg.define_asset_job(
             f"{TRAINING_JOB}{plan.suffix}",
-            list(map(asset_key, in_second)),
+            list(map(asset_key, training_job_assets)),
             description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
             executor_def=executor,
         ),
@@ -112,15 +119,14 @@ def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
 
 
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:
-    """Return the sensor that keeps ccnet/shard_list as the files are; with automation it starts the first job.
+    """Return the sensor that looks at the shard files every `execution.sensor_seconds`. Each time it
 
-    Without automation it is on, but names no job: a new file has to show as unsynced, and slots that killed runs hold
-    have to be freed, while nothing on the job's page says that it would be started.
+    1. frees the slots of pools that killed runs still hold, since the next run would wait for them
+    2. reports the files to Dagster where they changed, so that what reads them shows as unsynced
+    3. with `execution.automation`, requests JOB where something is out of date, once per change (`_requested`)
 
-    A job is requested once per change: what failed, and what a person ended, is not tried again until settings, tools
-    or shard files change. The cursor holds these as they were at the last request.
+    Without automation it names no job, so that the page of the job does not say that it would be started.
     """
-
     automation = plan.settings.execution.automation
     starts = f"starts {JOB}" if automation else "starts nothing: execution.automation is off"
 
@@ -145,9 +151,10 @@ def shard_sensor(plan: Plan) -> dg.SensorDefinition:
 
 
 def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
-    """Request a run of the first job, or say why not: it runs already, failed on the same state, or has nothing to do.
+    """Return a request to run JOB, or the reason for none: it runs already, failed on this state, has nothing to do.
 
-    The state is what settings, tools and shard files are; the sensor's cursor holds that of the last request.
+    The state is a hash of settings, tools and shard files; the sensor's cursor holds that of the last request. So what
+    failed, or was ended by a person, is not tried again until one of them changes.
     """
     instance = context.instance
     if instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
@@ -164,8 +171,10 @@ def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResu
         wanted = wanted_runs(stale_assets(all_outputs))
     if not wanted:
         return dg.SkipReason("nothing is out of date")
-    last_run_id = last_run.run_id if last_run else ""  # in the key, since the same rows may be lost twice
-    return dg.SensorResult([dg.RunRequest(run_key=fingerprint([state, wanted, last_run_id]))], cursor=state)
+    # Dagster starts no second run with the same key. The last run is part of it, since rows may be lost twice.
+    last_run_id = last_run.run_id if last_run else ""
+    request = dg.RunRequest(run_key=fingerprint([state, wanted, last_run_id]))
+    return dg.SensorResult([request], cursor=state)
 
 
 def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:

@@ -66,7 +66,11 @@ DESCRIPTIONS = {
 
 
 def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of one of CHECKPOINTS."""
+    """Return the asset of a finetuned checkpoint, `name` being one of CHECKPOINTS.
+
+    Dagster calls its functions: `reasons` says why it is missing or out of date, `version` which one is stored, `make`
+    trains it.
+    """
     return AssetDeclaration(
         name=plan.named(f"training/{name}"),
         settings=CHECKPOINTS[name].settings(plan),
@@ -96,31 +100,42 @@ def _trained(
 ) -> dg.MaterializeResult:
     """Finetune a checkpoint where it is missing or out of date, and return what its page shows.
 
+    A checkpoint that is there and up to date is reused (`report.reused`), also one that another machine has trained.
     Raises TrainingError where there are too few texts, and what training raises.
     """
-    from toolformer_dag.training.launch import train
-
     compute.workers.close()  # finetuning and evaluation load models of their own
     folder = checkpoint_folder(plan.settings, name)
-    files = checkpoint_files(plan.settings, name)
-    data, recipe = CHECKPOINTS[name].trained_on(plan)
-    choosing = len(data.heldout)  # texts whose loss chooses the best of the checkpoints along the way
-    warning = too_few(choosing, "choose the checkpoint")
+    data, _ = CHECKPOINTS[name].trained_on(plan)
+    warning = too_few(len(data.heldout), "choose the checkpoint")
     if warning:
         context.log.warning(warning)
     with locked(folder.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
-        files.receive()  # that of another machine too
-        _refuse_too_few_texts(plan, name)
-        report = train(plan.settings.model, data, recipe, folder, progress(context, "steps"), _observing(context))
-        if not report.reused or card_is_lost(folder):
-            write_model_card(plan, name, report, choosing)
-            add_evaluation(folder, *measured_on(plan, name))
-        curve = publish_curve(plan, name, report)
-        files.send()
+        report, curve = _train_and_publish(plan, name, context)
     if not report.reused:
         epochs = report.steps * plan.settings.training.batch_size / max(1, report.examples)
         note_cost(context, lake, StepCost(report.seconds, round(report.tokens * epochs)))
-    return _checkpoint_result(str(folder), report, curve, choosing)
+    return _checkpoint_result(str(folder), report, curve, heldout_texts=len(data.heldout))
+
+
+def _train_and_publish(plan: Plan, name: str, context: dg.AssetExecutionContext) -> tuple[TrainingReport, pl.DataFrame]:
+    """Train a checkpoint unless it is up to date; write its card, and send both to where the lake is.
+
+    Returns the report of the training, of this one or an earlier one, and its curve of losses.
+    """
+    from toolformer_dag.training.launch import train
+
+    folder = checkpoint_folder(plan.settings, name)
+    files = checkpoint_files(plan.settings, name)
+    data, recipe = CHECKPOINTS[name].trained_on(plan)
+    files.receive()  # what another machine has trained
+    _refuse_too_few_texts(plan, name)
+    report = train(plan.settings.model, data, recipe, folder, progress(context, "steps"), _observing(context))
+    if not report.reused or card_is_lost(folder):
+        write_model_card(plan, name, report, len(data.heldout))
+        add_evaluation(folder, *measured_on(plan, name))
+    curve = publish_curve(plan, name, report)
+    files.send()
+    return report, curve
 
 
 def _refuse_too_few_texts(plan: Plan, name: str) -> None:
@@ -141,8 +156,13 @@ def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str,
     return observe
 
 
-def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame, choosing: int) -> dg.MaterializeResult:
-    """Return what the page of a checkpoint shows. `choosing`: how many held-out texts chose it."""
+def _checkpoint_result(
+    folder: str, report: TrainingReport, curve: pl.DataFrame, heldout_texts: int
+) -> dg.MaterializeResult:
+    """Return what the page of a checkpoint shows.
+
+    heldout_texts: how many texts chose it, by their loss, among the checkpoints along the way.
+    """
     shown: dict[str, Any] = {
         "checkpoint": dg.MetadataValue.path(folder),
         "examples": report.examples,
@@ -152,9 +172,9 @@ def _checkpoint_result(folder: str, report: TrainingReport, curve: pl.DataFrame,
         "best step": report.best_step,
         "processes": report.processes,
         f"held-out {report.best.measure}": report.best.value,
-        "texts that choose the checkpoint": choosing,
+        "texts that choose the checkpoint": heldout_texts,
     }
-    warning = too_few(choosing, "choose the checkpoint")
+    warning = too_few(heldout_texts, "choose the checkpoint")
     if warning:
         shown["warning"] = warning
     shown |= {
@@ -195,26 +215,31 @@ def _measured_version(plan: Plan, name: str) -> str | None:
 def _measured(
     plan: Plan, name: str, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
 ) -> dg.MaterializeResult:
-    """Measure the models where that is missing or out of date; add it to their cards. Return what the page shows."""
+    """Return what the page of a measurement shows; measure where the stored one is missing or out of date."""
     compute.workers.close()  # finetuning and evaluation load models of their own
     stored_version = _measured_version(plan, name)
     if stored_version is not None and not measurement_reasons(plan, name):
-        # another home may have measured it, so that this one has not shown it yet
+        # Where another home has measured it, this one has not shown it yet.
         shown = last_metadata(context) or _shown(context, lake, name, stored_measurement(lake, name))
         return dg.MaterializeResult(data_version=dg.DataVersion(stored_version), metadata={**shown, UNCHANGED: True})
-    for checkpoint_name in CHECKPOINTS:  # those of another machine too
+    for checkpoint_name in CHECKPOINTS:  # those that another machine has trained
         checkpoint_files(plan.settings, checkpoint_name).receive()
     began = time.monotonic()
     result = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
     note_cost(context, lake, StepCost(time.monotonic() - began, result.tokens, result.calls))
-    for checkpoint_name in CHECKPOINTS:
-        files = checkpoint_files(plan.settings, checkpoint_name)
-        files.receive()  # one that was trained elsewhere meanwhile stays
-        add_evaluation(checkpoint_folder(plan.settings, checkpoint_name), *measured_on(plan, checkpoint_name))
-        files.send()
+    _add_to_model_cards(plan)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(result.version), metadata=_shown(context, lake, name, result)
     )
+
+
+def _add_to_model_cards(plan: Plan) -> None:
+    """Write what was measured of each checkpoint into its model card, here and in the object store."""
+    for checkpoint_name in CHECKPOINTS:
+        files = checkpoint_files(plan.settings, checkpoint_name)
+        files.receive()  # a checkpoint that another machine has trained meanwhile stays
+        add_evaluation(checkpoint_folder(plan.settings, checkpoint_name), *measured_on(plan, checkpoint_name))
+        files.send()
 
 
 def _shown(
@@ -233,7 +258,8 @@ def _shown(
 def _of_accuracy(lake: Lake, result: Measurement) -> Mapping[str, dg.MetadataValue]:
     """Return accuracies in per cent, questions that stand in the corpus, those left out by reason, and a plot."""
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
-    shown = numbers(percent.with_columns(pl.col("accuracy").round(1)), "accuracy", "benchmark", ", %")
+    rounded = percent.with_columns(pl.col("accuracy").round(1))
+    shown = numbers(rounded, "accuracy", "benchmark", ", %")  # an entry for each benchmark
     overlap = overlap_counts(lake.table(OVERLAP).read(WHOLE))
     shown["in_corpus"] = dg.MetadataValue.md(frame_table(overlap, 30))
     left_out = {benchmark: dict(reasons) for benchmark, reasons in result.left_out.items()}

@@ -70,9 +70,10 @@ class AssetDeclaration:
 
 
 def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
-    """Return why files are out of date of which another machine may have made newer ones.
+    """Download newer files of other machines, then return why the files here are out of date.
 
-    These are received before `reasons` looks at them. Files that no object store has yet are out of date too.
+    reasons: called after the download; returns why they are out of date, an empty list where they are not. Files that
+    are not in the object store yet count as out of date too.
     """
     files.receive()
     outdated = reasons()
@@ -87,7 +88,10 @@ def asset_key(name: str) -> dg.AssetKey:
 
 
 def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
-    """Return the Dagster asset of an output. `suffix`: what ends the names of the plan's resources; empty for most."""
+    """Return the Dagster asset of an output, with its checks.
+
+    suffix: ends the names of the plan's resources, so that two plans can be in one code location; empty for most.
+    """
     resource_keys = _resource_keys(output, suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
@@ -95,6 +99,9 @@ def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
         return _materialized(output, context, resources)
 
     key = asset_key(output.name)
+    checks = []
+    for name, promise in output.checks.items():
+        checks.append(dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise))
     return dg.asset(
         key=key,
         group_name=output.group_name,
@@ -105,21 +112,20 @@ def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
         pool=output.pool,
         op_tags=step_tags(output.pool),
         required_resource_keys=set(resource_keys.values()),
-        check_specs=[
-            dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise)
-            for name, promise in output.checks.items()
-        ],
+        check_specs=checks,
         description=output.description,
-        metadata={"explore": dg.MetadataValue.url(explored(output.name, suffix))},
+        metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, suffix))},
     )(make)
 
 
 def _materialized(
     output: AssetDeclaration, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
 ) -> dg.MaterializeResult:
-    """Make an output, as a step of a run. Whoever watches the run learns how the step ended, an error included.
+    """Make an output as a step of a run, and return its result.
 
-    `resources`: those that `output.make` takes, by name.
+    Who watches the run sees how the step goes and how it ended. What an interrupted step has spent is noted. An error
+    that comes of a full disk or of too little memory is raised as UserError, which says so.
+    resources: those that `output.make` takes, by name.
     """
     if runs_alone(context):  # this process has no other step, and nobody else ends it
         end_with_parent()
@@ -130,7 +136,7 @@ def _materialized(
         except BaseException as error:
             if lake is not None:
                 note_failure(context, lake, running)
-            limit = None if isinstance(error, UserError) else limit_met(error)
+            limit = None if isinstance(error, UserError) else limit_met(error)  # such as "the disk is full"
             if limit:
                 raise UserError(f"{error}: {limit}; what was committed is kept") from error
             raise
@@ -154,10 +160,13 @@ def _turn(running: Running, pool: str, lake: Lake | None) -> AbstractContextMana
     return nullcontext() if lake is None else lake.storage.claimed(pool, running.wait)
 
 
-def explored(name: str, suffix: str) -> str:
-    """Return the address at which `toolformer-dag explore`, while it is served, shows what an asset made."""
+def explorer_address(name: str, suffix: str) -> str:
+    """Return the address at which `toolformer-dag explore`, while it is served, shows what an asset made.
+
+    name: of the asset, such as "calculator/loss_deltas", whose calls are shown. suffix: of the plan; see `asset_of`.
+    """
     group, _, stage = name.partition("/")
-    group = group.removesuffix(suffix)
+    group = group.removesuffix(suffix)  # the key of a tool, or of a group of assets
     if group in MEASURED_GROUPS and stage != "table_2":
         return f"{EXPLORER}#view=runs"
     if group in ASSET_GROUPS:

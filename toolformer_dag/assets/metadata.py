@@ -110,5 +110,6 @@ def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
     # A span of code ends at a run of backticks as long as the one that began it: this one is longer than any inside.
     longest_run = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest_run + 1)
-    apart = re.sub(r"\\(?=\|)", r"\\ ", line)  # a table reads a backslash before its bar as part of the bar
-    return f"{fence} {apart.replace('|', BAR)} {fence}"
+    # A table reads a backslash before a bar as part of the bar: \| becomes \ |, and the bar is written as BAR.
+    parted = re.sub(r"\\(?=\|)", r"\\ ", line)
+    return f"{fence} {parted.replace('|', BAR)} {fence}"

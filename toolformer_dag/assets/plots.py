@@ -31,6 +31,12 @@ ABOVE = 16
 """Room for the legend."""
 BELOW = 17
 """Room for the numbers of the horizontal axis."""
+TEXT_HEIGHT = 9
+"""Pixels by which a text at the upper end of an axis is lowered, so that it stands below that end."""
+TEXT_BELOW = 13
+"""Pixels from the horizontal axis down to the foot of its numbers."""
+LAST_NUMBER_WIDTH = 30
+"""Pixels by which the number at the right end of the horizontal axis begins before that end."""
 BAR = 18
 """Height of a bar with the space around it."""
 BLUE = "#48f"
@@ -74,20 +80,29 @@ def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
     """
     counts = histogram(deltas["delta"]).tolist()
     most = max(*counts, 1)
-    bar_width = WIDTH // BINS
-    shape = ""
-    for count, equal_counts in groupby(counts):  # neighbours of one height are one step of the path
-        top = HEIGHT - round(math.log1p(count) / math.log1p(most) * HEIGHT)
-        shape += f"V{top}h{bar_width * len(list(equal_counts))}"
-    parts = [f"<path d='M0 {HEIGHT}{shape}V{HEIGHT}' fill='{BLUE}'/>"]
+    parts = [f"<path d='{_outline(counts, most)}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
         low, high = CLIPPED
-        shown_tau_f = min(max(tau_f, low), high)
-        x = round((shown_tau_f - low) / (high - low) * WIDTH)
+        tau_f_in_picture = min(max(tau_f, low), high)
+        x = round((tau_f_in_picture - low) / (high - low) * WIDTH)
         parts.append(_line(f"M{x} 0V{HEIGHT}"))
         legend[f"tau_f {tau_f:.4g}"] = RED
     return _picture("calls by delta", legend, _axes("delta, nats", Ends(*CLIPPED), Ends(0, most)), *parts)
+
+
+def _outline(counts: Sequence[int], most: int) -> str:
+    """Return the SVG path around the bars of a histogram, `V` to a height and `h` by a width; `most` fills HEIGHT.
+
+    Neighbours of one count are drawn as one wide bar, which keeps the path short.
+    """
+    bar_width = WIDTH // BINS
+    path = f"M0 {HEIGHT}"
+    for count, equal_counts in groupby(counts):
+        top = HEIGHT - round(math.log1p(count) / math.log1p(most) * HEIGHT)
+        bars = len(list(equal_counts))
+        path += f"V{top}h{bar_width * bars}"
+    return f"{path}V{HEIGHT}"
 
 
 def histogram(deltas: pl.Series) -> np.ndarray:
@@ -102,20 +117,22 @@ def chance_curves(rates: pl.DataFrame) -> str:
     """
     sampled = _sampled(rates.sort("tau_f"))
     tau_f = sampled["tau_f"].to_list()
-    across = Ends(tau_f[0], tau_f[-1])
+    x_ends = Ends(tau_f[0], tau_f[-1])
+    y_ends = Ends(0, 1)
+    level_y = round(HEIGHT * (1 - LEVEL))
     legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
     parts = [
-        _curve(tau_f, sampled["fdr"].to_list(), BLUE, across, Ends(0, 1)),
-        _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, across, Ends(0, 1)),
-        _line(f"M0 {round(HEIGHT * (1 - LEVEL))}H{WIDTH}"),
+        _curve(tau_f, sampled["fdr"].to_list(), BLUE, x_ends, y_ends),
+        _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, x_ends, y_ends),
+        _line(f"M0 {level_y}H{WIDTH}"),
     ]
-    return _picture("share by chance", legend, _axes("tau_f", across, Ends(0, 1)), *parts)
+    return _picture("share by chance", legend, _axes("tau_f", x_ends, y_ends), *parts)
 
 
 def frontier_curve(frontier: pl.DataFrame) -> str:
-    """Draw the nats that calls gain over what they cost, a point per tau_f, and a ring at today's.
+    """Draw the nats that calls gain over what they cost, a point per tau_f, and a ring at the tau_f that applies.
 
-    Needs tau_f, today, nats, cost. Returns Markdown.
+    Needs tau_f, today (whether it is the tau_f that applies), nats, cost. Returns Markdown.
     """
     falling = frontier.sort("tau_f", descending=True)
     # Thresholds that keep the same calls are one point. Of many points some are left out, but today's stays.
@@ -123,29 +140,30 @@ def frontier_curve(frontier: pl.DataFrame) -> str:
     points = pl.concat([_sampled(distinct), falling.filter("today")]).sort("tau_f", descending=True)
     costs = points["cost"].to_list()
     nats = points["nats"].to_list()
-    across = Ends.of(costs)
-    up = Ends.of(nats)
+    x_ends = Ends.of(costs)
+    y_ends = Ends.of(nats)
     legend = {"nats that calls gain": BLUE}
-    parts = [_curve(costs, nats, BLUE, across, up)]
-    # today's point is there twice where it was sampled: it gets a ring once
+    parts = [_curve(costs, nats, BLUE, x_ends, y_ends)]
+    # Today's point is there twice where it was sampled: it gets one ring.
     for point in points.filter("today").unique(("cost", "nats")).iter_rows(named=True):
-        x = _placed([point["cost"]], across, WIDTH)[0]
-        y = HEIGHT - _placed([point["nats"]], up, HEIGHT)[0]
+        [x] = _placed([point["cost"]], x_ends, WIDTH)
+        [from_below] = _placed([point["nats"]], y_ends, HEIGHT)
+        y = HEIGHT - from_below
         parts.append(f"<circle cx='{x}' cy='{y}' r='5' fill='none' stroke='{RED}'/>")
         legend["at today's tau_f"] = RED
-    return _picture("nats over cost", legend, _axes("cost", across, up), *parts)
+    return _picture("nats over cost", legend, _axes("cost", x_ends, y_ends), *parts)
 
 
 def loss_curve(curve: pl.DataFrame) -> str:
     """Draw the training loss (blue) and the held-out perplexity (orange) over steps, each on a scale of its own.
 
-    Needs step, measure, value; what is no number is left out. The numbers of the left scale are those of the first.
-    Returns Markdown.
+    Needs step, measure, value; values that are NaN or infinite are left out. The left scale belongs to the first
+    measure, the right one to the second; further measures are not drawn. Returns Markdown.
     """
     finite = curve.filter(pl.col("value").is_finite())
     steps = Ends(0, max(finite["step"].to_list(), default=0))
     colors = (BLUE, ORANGE)
-    scales_x = (-LEFT, WIDTH + 3)  # where the numbers of each scale stand: left and right of the plot
+    scales_x = (-LEFT, WIDTH + 3)  # where the numbers of each scale begin: left and right of the plot
     parts: list[str] = []
     legend: dict[str, str] = {}
     by_measure = finite.group_by("measure", maintain_order=True)
@@ -154,7 +172,7 @@ def loss_curve(curve: pl.DataFrame) -> str:
         values = sampled["value"].to_list()
         scale = Ends.of(values)
         parts.append(_curve(sampled["step"].to_list(), values, color, steps, scale))
-        parts.append(_text(scale_x, _number(scale.high), 9, color))
+        parts.append(_text(scale_x, _number(scale.high), TEXT_HEIGHT, color))
         parts.append(_text(scale_x, _number(scale.low), HEIGHT, color))
         legend[str(measure).removeprefix("training ")] = color
     return _picture("curves", legend, _axes("steps", steps), *parts)
@@ -166,14 +184,14 @@ def start_curves(rows: pl.DataFrame) -> str:
     Needs min_probability, accuracy, calls. Returns Markdown.
     """
     probabilities = rows["min_probability"].to_list()
-    across = Ends.of(probabilities)
-    up = Ends(0, 100)
+    x_ends = Ends.of(probabilities)
+    y_ends = Ends(0, 100)
     legend = {"right, %": BLUE, "calls, %": ORANGE}
     curves = [
-        _curve(probabilities, rows["accuracy"].to_list(), BLUE, across, up),
-        _curve(probabilities, rows["calls"].to_list(), ORANGE, across, up),
+        _curve(probabilities, rows["accuracy"].to_list(), BLUE, x_ends, y_ends),
+        _curve(probabilities, rows["calls"].to_list(), ORANGE, x_ends, y_ends),
     ]
-    axes = _axes("min_probability", across, up)
+    axes = _axes("min_probability", x_ends, y_ends)
     return _picture("right answers and calls over min_probability", legend, axes, *curves)
 
 
@@ -210,7 +228,7 @@ def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
         top = number * BAR
         name = ", ".join(escape(str(row[column])) for column in named if row[column] is not None)
         parts += _bar(row, top + 9, figure, longest)
-        parts.append(_text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", top + 13))
+        parts.append(_text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", top + TEXT_BELOW))
     height = len(drawn_rows) * BAR
     legend = {figure: BLUE}
     if any(row.get("figures_of") == FIGURES_OF_PAPER for row in drawn_rows):
@@ -243,10 +261,10 @@ def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
     return rows[sorted(chosen)]
 
 
-def _curve(x: Sequence[float], y: Sequence[float], color: str, across: Ends, up: Ends) -> str:
-    """Draw a line through points. `across`, `up`: the values at the ends of the axes."""
-    columns = _placed(x, across, WIDTH)
-    rows = [HEIGHT - pixels for pixels in _placed(y, up, HEIGHT)]  # SVG counts from above
+def _curve(x: Sequence[float], y: Sequence[float], color: str, x_ends: Ends, y_ends: Ends) -> str:
+    """Draw a line through points. `x_ends`, `y_ends`: the values at the ends of the axes."""
+    columns = _placed(x, x_ends, WIDTH)
+    rows = [HEIGHT - pixels for pixels in _placed(y, y_ends, HEIGHT)]  # SVG counts from above
     path = f"M{columns[0]} {rows[0]}"
     for (column, next_column), (row, next_row) in zip(pairwise(columns), pairwise(rows), strict=True):
         path += f"l{next_column - column} {next_row - row}"
@@ -259,16 +277,22 @@ def _placed(values: Sequence[float], ends: Ends, size: int) -> list[int]:
     return [round((value - ends.low) / extent * size) for value in values]
 
 
-def _axes(title: str, across: Ends, up: Ends | None = None, height: int = HEIGHT) -> str:
-    """Draw both axes with the numbers at their ends; `title`: what the horizontal one measures.
+def _axes(title: str, x_ends: Ends, y_ends: Ends | None = None, height: int = HEIGHT) -> str:
+    """Return the SVG of both axes, with the numbers at their ends; `title`: what the horizontal one measures.
 
-    The vertical one has no numbers where `up` is None.
+    The vertical axis has no numbers where `y_ends` is None.
     """
-    numbers = [_text(0, _number(across.low), height + 13), _text(WIDTH - 30, _number(across.high), height + 13)]
-    if up is not None:
-        numbers += [_text(-LEFT, _number(up.high), 9), _text(-LEFT, _number(up.low), height)]
-    line = f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"
-    return "".join((line, *numbers, _text(WIDTH // 3, title, height + 13)))
+    below = height + TEXT_BELOW
+    texts = [
+        _text(0, _number(x_ends.low), below),
+        _text(WIDTH - LAST_NUMBER_WIDTH, _number(x_ends.high), below),
+    ]
+    if y_ends is not None:
+        texts.append(_text(-LEFT, _number(y_ends.high), TEXT_HEIGHT))
+        texts.append(_text(-LEFT, _number(y_ends.low), height))
+    texts.append(_text(WIDTH // 3, title, below))
+    lines = f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"
+    return "".join((lines, *texts))
 
 
 def _number(value: float) -> str:

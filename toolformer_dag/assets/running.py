@@ -75,8 +75,8 @@ class Step:
     def under_way(self) -> str:
         """Return `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; what is not known is left out.
 
-        Before the first of them are done nobody knows how long the rest takes, since the model was loaded meanwhile
-        and its tokens are those of the plan: `9,800 of some 25,000 tokens, 5,120 tokens/s, measuring the time left`.
+        Before the first unit is done, tokens are shown beside those that are expected:
+        `9,800 of some 25,000 tokens, 5,120 tokens/s, measuring the time left`.
         """
         seconds = max(self.seconds, 1e-3)
         parts = []
@@ -94,12 +94,13 @@ class Step:
         return ", ".join(parts)
 
     def _time_left(self, seconds: float) -> str | None:
-        """Say how long the rest takes if it goes on as in the `seconds` so far; None where nobody can tell.
+        """Return how long the rest takes if it goes on as in the `seconds` so far; None where nobody can tell.
 
-        Tokens tell it better than units, since texts differ in length.
+        It is told by the share of the expected tokens that are done, where these are known, else by the share of units:
+        texts differ in length.
         """
         if self.expected > self.tokens:
-            if self.tokens and not self.measured:
+            if self.tokens and not self.measured:  # the expected tokens are a plan, and loading the model took time
                 return "measuring the time left"
             share_done = self.tokens / self.expected
         elif self.total:
@@ -249,12 +250,14 @@ def progress(
     spent: Callable[[], Spent] = Spent,
     ahead: Callable[[], Ahead] = Ahead,
 ) -> Callable[[int, int], None]:
-    """Return what the running step calls with the units done and the units there are; 0 where nobody knows how many.
+    """Return a function that the running step calls as `advance(done, total)`; total is 0 where nobody knows it.
 
-    - `unit`: what these count, such as "texts"
-    - `spent`: what went through the model and the tools in this process so far; a step without it tells its cost at
-      the end (`note_cost`)
-    - `ahead`: what the units take, as planned
+    - `unit`: what both count, such as "texts"
+    - `spent`: returns what went through the model and the tools in this process so far; a step without it tells its
+      cost at the end (`note_cost`)
+    - `ahead`: returns what the units will take, as planned
+
+    What is shown of the running step, the value of the context variable `_current`, is changed accordingly.
 
     The log of the run gets a line every LOG_EVERY_SECONDS.
     """
@@ -272,7 +275,7 @@ def runs_alone(context: dg.AssetExecutionContext) -> bool:
 
 
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
-    """Add a row to the lake's table of costs, and tell the run what the step spent.
+    """Add a row to the lake's table of costs, and show what the running step spent.
 
     Over an object store the row is written while the next step runs, and a warning in the log says where that failed.
     Over a folder raises WriteError.
@@ -280,8 +283,8 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
     total = Spent(cost.tokens, cost.calls)
     _current.get().spent = lambda: total
     asset = context.asset_key.to_user_string()
-    lost = f"the cost of {asset} is not in `costs`"
-    _write_log(context, lake, lost, partial(add_cost, lake, context.run.run_id, asset, cost))
+    warning = f"the cost of {asset} is not in `costs`"
+    _write_log(context, lake, warning, partial(add_cost, lake, context.run.run_id, asset, cost))
 
 
 def note_changes(
@@ -289,22 +292,23 @@ def note_changes(
 ) -> None:
     """Add to the lake's table of changes which settings a step found changed, and the calls kept before and after it.
 
-    Written as the costs are.
+    Where the rows cannot be written, the same holds as in `note_cost`.
     """
     asset = context.asset_key.to_user_string()
-    lost = f"what {asset} changed is not in `changes`"
-    _write_log(context, lake, lost, partial(add_changes, lake, context.run.run_id, asset, settings, kept))
+    warning = f"what {asset} changed is not in `changes`"
+    _write_log(context, lake, warning, partial(add_changes, lake, context.run.run_id, asset, settings, kept))
 
 
-def _write_log(context: dg.AssetExecutionContext, lake: Lake, lost: str, write: Callable[[], None]) -> None:
-    """Write rows of a log of the lake, such as costs. Over a folder raises what `write` raises.
+def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, write: Callable[[], None]) -> None:
+    """Call `write`, which adds rows to a log of the lake, such as costs.
 
-    Over an object store they are written while the next step runs, and an error becomes a warning in the run's log.
-    `lost`: what that says is lacking.
+    Over a folder it is called at once, and what it raises is raised. Over an object store it is called while the next
+    step runs, and its error becomes a warning in the run's log. warning: what that says is missing.
     """
+    is_object_store = lake.storage.first_wins
 
     def write_or_warn() -> None:
-        with _warned(context, lost) if lake.storage.first_wins else nullcontext():
+        with _warned(context, warning) if is_object_store else nullcontext():
             write()
 
     lake.storage.write_beside(write_or_warn)
@@ -320,12 +324,12 @@ def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running)
 
 
 @contextmanager
-def _warned(context: dg.AssetExecutionContext, lost: str) -> Iterator[None]:
-    """Turn an error of the user inside the block into a warning in the run's log. `lost`: what is lacking then."""
+def _warned(context: dg.AssetExecutionContext, warning: str) -> Iterator[None]:
+    """Turn a UserError inside the block into a warning in the run's log, behind the words of `warning`."""
     try:
         yield
     except UserError as error:  # the disk or the store may be what failed
-        context.log.warning(f"{lost}: {error}")
+        context.log.warning(f"{warning}: {error}")
 
 
 def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> None:

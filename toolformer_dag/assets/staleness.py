@@ -33,9 +33,9 @@ OUT_OF_DATE = "out of date"
 def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
     """Return every missing or stale asset, upstream first, and why.
 
-    An asset whose inputs alone are stale counts as fresh until they land with other content, as in the UI.
+    An asset whose inputs are stale is itself fresh until they were made again with other content, as in Dagster's UI.
     """
-    gc.disable()  # the records of 100,000 parts hold no circle, and looking for one took a third of the time
+    gc.disable()  # the records of 100,000 parts hold no reference cycles; looking for some took a third of the time
     try:
         reasons_by_name = {output.name: output.reasons() for output in outputs}
     finally:
@@ -44,70 +44,96 @@ def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
 
 
 def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstance) -> None:
-    """Let the page mark what `stale_assets` lists and nothing else, whoever made what the lake holds.
+    """Report to Dagster what the lake holds, so that its page marks exactly what `stale_assets` lists.
 
-    Dagster knows the runs of its own home alone: a lake that was moved, or that another home filled, looks unsynced or
-    missing. `outputs`: upstream first. Call `observe` before, so that the shard files are known.
+    Dagster knows only the runs of its own home: a lake that was moved, or that another home filled, would look unsynced
+    or missing. Of each asset that is stored:
+
+    - nothing is reported where Dagster knows it as it is
+    - where it is fresh, a materialization with its versions
+    - where it is out of date and Dagster knows an earlier state, nothing: the page compares that with the settings
+    - where it is out of date and Dagster knows nothing of it, a materialization with the code version OUT_OF_DATE
+
+    outputs: each after those that it depends on. Call `observe` before, so that the shard files are known.
     """
-    versions: dict[str, str] = {}
-    shards = last_materialization(instance, SHARDS)
-    if shards is not None:
-        versions[SHARD_LIST] = _tags(shards)[VERSION]
+    known_versions = _shard_list_version(instance)
     for output in outputs:
         stored_version = output.version()
         if stored_version is None:
             continue
-        versions[output.name] = stored_version
-        state = {VERSION: stored_version, CODE: output.code_version}
-        read = read_versions(output, versions)
-        if is_known(instance, asset_key(output.name), state, read):
+        known_versions[output.name] = stored_version
+        tags = {VERSION: stored_version, CODE: output.code_version}
+        input_tags = input_version_tags(output, known_versions)
+        if is_known(instance, asset_key(output.name), tags, input_tags):
             continue
-        if output.reasons():
+        is_out_of_date = bool(output.reasons())
+        if is_out_of_date:
             last = last_materialization(instance, asset_key(output.name))
-            if last is not None:  # the page marks it, for what has changed; what comes after it stays as it is
-                versions[output.name] = _tags(last).get(VERSION, stored_version)
+            if last is not None:
+                # What depends on it is compared with the version that the page shows.
+                known_versions[output.name] = _tags(last).get(VERSION, stored_version)
                 continue
-            state[CODE] = OUT_OF_DATE
-        tell_state(instance, output, state | read)
+            tags[CODE] = OUT_OF_DATE
+        report_materialization(instance, output, tags | input_tags)
 
 
-def read_versions(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags by which Dagster knows of which versions of its inputs an output was made.
+def _shard_list_version(instance: dg.DagsterInstance) -> dict[str, str]:
+    """Return the version of the list of shard files by its name, as Dagster knows it; empty where it knows none."""
+    last = last_materialization(instance, SHARDS)
+    return {} if last is None else {SHARD_LIST: _tags(last)[VERSION]}
 
-    `versions`: by name; inputs that are not in it have no tag.
+
+def input_version_tags(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that tell Dagster from which versions of its inputs an output was made.
+
+    versions: by the name of an asset; inputs that are not among them get no tag.
     """
-    read = {}
+    tags = {}
     for name in output.depends_on:
         if name in versions:
-            read[f"{READ}{name}"] = versions[name]
-    return read
+            tags[f"{READ}{name}"] = versions[name]
+    return tags
 
 
-def tell_state(
+def report_materialization(
     instance: dg.DagsterInstance,
     output: AssetDeclaration,
     tags: Mapping[str, str],
-    shown: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Report a materialization without a run.
+    """Report a materialization that no run of this instance has made.
 
-    - `tags`: its VERSION and CODE, and those of `read_versions`
-    - `shown`: its metadata. Without it the page goes on to show what it showed of the same rows, and how their checks
-      ended
+    - `tags`: its VERSION and CODE, and those of `input_version_tags`
+    - `metadata`: what the page shows of it; None: what it shows already, where that is of the same rows
+
+    Where the rows are the same, it reports how their checks ended once more, since Dagster shows checks by
+    materialization.
     """
     key = asset_key(output.name)
-    events = {name.replace(READ, READ_EVENT, 1): NO_EVENT for name in tags if name.startswith(READ)}
     last = last_materialization(instance, key)
     has_same_rows = last is not None and _tags(last).get(VERSION) == tags[VERSION]
-    if shown is None:
-        shown = {**last.metadata, UNCHANGED: True} if last is not None and has_same_rows else {}
-    instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=shown, tags={**tags, **events}))
+    if metadata is None:
+        metadata = {}
+        if last is not None and has_same_rows:
+            metadata = {**last.metadata, UNCHANGED: True}
+    materialization = dg.AssetMaterialization(key, metadata=metadata, tags={**tags, **_event_tags(tags)})
+    instance.report_runless_asset_event(materialization)
     if has_same_rows:
         for check_name in output.checks:
-            _tell_check_again(instance, dg.AssetCheckKey(key, check_name))
+            _report_check_again(instance, dg.AssetCheckKey(key, check_name))
 
 
-def _tell_check_again(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> None:
+def _event_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the second tag that Dagster wants of each input, READ_EVENT beside READ; its value does not matter."""
+    event_tags = {}
+    for tag in tags:
+        if tag.startswith(READ):
+            input_name = tag.removeprefix(READ)
+            event_tags[f"{READ_EVENT}{input_name}"] = NO_EVENT
+    return event_tags
+
+
+def _report_check_again(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> None:
     """Report how a check ended last, for the materialization that was reported since; nothing where it never ended."""
     record = instance.get_latest_asset_check_evaluation_record(check)
     evaluation = record.evaluation if record is not None else None
@@ -129,21 +155,22 @@ def _tell_check_again(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> 
 def is_known(
     instance: dg.DagsterInstance,
     key: dg.AssetKey,
-    state: Mapping[str, str],
-    read: Mapping[str, str] | None = None,
+    tags: Mapping[str, str],
+    input_tags: Mapping[str, str] | None = None,
 ) -> bool:
     """Return whether the last materialization that Dagster knows of an asset has these tags.
 
-    - `state`: tags that it must have, beside others
-    - `read`: tags that `read_versions` returns, of which it must have exactly these; None where they do not count
+    - `tags`: tags that it must have; it may have others
+    - `input_tags`: its tags of input versions (`input_version_tags`) must be exactly these; None: they do not count
     """
     last = last_materialization(instance, key)
     if last is None:
         return False
-    tags = _tags(last)
-    has_state = state.items() <= tags.items()
-    last_read = {name: value for name, value in tags.items() if name.startswith(READ)}
-    return has_state and (read is None or last_read == read)
+    last_tags = _tags(last)
+    last_input_tags = {tag: value for tag, value in last_tags.items() if tag.startswith(READ)}
+    has_tags = tags.items() <= last_tags.items()
+    has_input_tags = input_tags is None or last_input_tags == input_tags
+    return has_tags and has_input_tags
 
 
 def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:

@@ -64,10 +64,11 @@ def _bring_up_to_date(
 ) -> dg.MaterializeResult:
     """Compute what is out of date in a table; log its warnings, its cost and what changed. Return what its page shows.
 
-    Raises what `update` raises, and the error with which the stage ends a run.
+    A stage may end every run at its table, for example because no call was kept: then this raises the stage's error,
+    once the rows are stored. Raises what `update` raises too.
     """
     asset = output.stage.asset
-    before = _Stored.of(output)
+    stored_before = _Stored.of(output)
     for warning in asset.warns(output):
         context.log.warning(warning)
     report = _updated(output, context, compute)
@@ -75,8 +76,8 @@ def _bring_up_to_date(
     if refusal is not None:
         raise refusal
     _log(context, output, report)
-    _note_cost(context, lake, report, before)
-    _note_changes(context, lake, report, before)
+    _note_cost(context, lake, report, stored_before)
+    _note_changes(context, lake, report, stored_before)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(report.data_version),
         metadata=_metadata(context, output, report),
@@ -131,9 +132,10 @@ def _checkpoint_of(output: TableOutput) -> list[str]:
     A plan of a later round starts from the checkpoint of the round before.
     """
     start = output.plan.start
-    if start is None or output.stage.pool != "gpu":
+    asks_a_model = output.stage.pool == "gpu"
+    if start is None or not asks_a_model:
         return []
-    if output.settings["model"] != output.plan.proposer:
+    if output.settings["model"] != output.plan.proposer:  # the base model computes it, not the checkpoint
         return []
     return [start.named("training/finetuned_checkpoint")]
 
@@ -220,15 +222,17 @@ def _check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResul
 def _metadata(
     context: dg.AssetExecutionContext, output: TableOutput, report: TableReport
 ) -> dict[str, dg.MetadataValue]:
-    """Return what the page of a table shows: what this run cost, and what the rows are.
+    """Return what Dagster's page of a table shows: what this run cost, and what the rows are.
 
     Where nothing changed, the rows are shown as the last run showed them, if this Dagster instance knows of one.
     """
-    last_shown = last_metadata(context) if report.unchanged else {}
-    if last_shown:
-        return {**last_shown, **this_run(report)}
-    shown = {name: metadata_value(value) for name, value in output.stage.asset.shows(output).items()}
-    return {**shown, **_row_metadata(output, report)}
+    last_metadata_shown = last_metadata(context) if report.unchanged else {}
+    if last_metadata_shown:
+        return {**last_metadata_shown, **this_run(report)}
+    metadata = {}
+    for name, value in output.stage.asset.shows(output).items():  # what only this stage shows
+        metadata[name] = metadata_value(value)
+    return {**metadata, **_row_metadata(output, report)}
 
 
 def metadata_value(value: ShownValue) -> dg.MetadataValue:
@@ -289,7 +293,11 @@ def prepared_tool(lane: Lane) -> AssetDeclaration:
 
 
 def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """Let a tool make what it needs. `settings`: those that determine it."""
+    """Let a tool make what it needs before its first call, such as an index of passages; return what that took.
+
+    settings: those that determine what it makes. The result is marked as changed (UNCHANGED is False) if the tool
+    reported progress; else nobody knows whether it made something or found it there, and the mark is missing.
+    """
     began = time.monotonic()
     advance = progress(context, "passages")
     indexed_passages = 0
@@ -301,6 +309,6 @@ def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecution
 
     lane.tool.prepare(note)
     shown: dict[str, Any] = {"seconds": round(time.monotonic() - began, 3)}
-    if indexed_passages:  # without progress nobody knows whether the tool made something or found it there
+    if indexed_passages:
         shown[UNCHANGED] = False
     return dg.MaterializeResult(data_version=dg.DataVersion(fingerprint(settings)), metadata=shown)

@@ -29,7 +29,10 @@ TRACES = "traces/judged"
 
 
 def trace_outputs(plan: Plan) -> list[AssetDeclaration]:
-    """Return the asset of the file over the tables of recorded conversations; none for a plan without these tables."""
+    """Return the asset of traces.duckdb, a file of views over the tables of recorded conversations.
+
+    The list is empty for a plan without these tables.
+    """
     tables = trace_tables(plan)
     if not tables:
         return []
@@ -56,11 +59,15 @@ def _reasons(plan: Plan) -> Reasons:
 
 
 def _build(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """Build the file anew where it is out of date, and show the verdicts by tool."""
+    """Build the file where it is out of date, and show the verdicts by tool.
+
+    It is built too where this Dagster instance has not shown it yet, as after another home has made it.
+    """
     refuse_unread(plan)
     database = traces_database(plan.settings)
-    shown: Mapping[str, Any] = {**last_metadata(context), UNCHANGED: True}
-    if _reasons(plan) or len(shown) == 1:
+    last_shown = last_metadata(context)
+    shown: Mapping[str, Any] = {**last_shown, UNCHANGED: True}
+    if _reasons(plan) or not last_shown:
         fresh = beside(database, ".duckdb")
         try:
             build_file(plan, fresh, traces_version(plan))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
-from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key, explored, shared_reasons
+from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key, explorer_address, shared_reasons
 from toolformer_dag.assets.metadata import (
     CALLS,
     ROWS,
@@ -26,7 +26,7 @@ from toolformer_dag.assets.metadata import (
 )
 from toolformer_dag.assets.plots import PLOTTED, bars, start_curves
 from toolformer_dag.assets.running import tag_outcome
-from toolformer_dag.assets.staleness import CODE, VERSION, is_known, read_versions, tell_state
+from toolformer_dag.assets.staleness import CODE, VERSION, input_version_tags, is_known, report_materialization
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.reasons import Reasons
 from toolformer_dag.evaluation.evaluated_tables import all_tables, withdraw_damaged
@@ -95,8 +95,11 @@ class _Warehouse:
         lake.storage.wait_for_writes()  # the costs of the steps before
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
-        last_shown = {} if self.reasons() else last_metadata(context)
-        shown = {**last_shown, UNCHANGED: True} if last_shown else self._build(lake)
+        last_shown = last_metadata(context)
+        if self.reasons() or not last_shown:
+            shown = self._build(lake)
+        else:
+            shown = {**last_shown, UNCHANGED: True}
         return dg.MaterializeResult(
             data_version=dg.DataVersion(version(lake, self._declared)),
             metadata={**shown, TOKENS: 0, CALLS: 0},
@@ -104,11 +107,11 @@ class _Warehouse:
 
     def _build(self, lake: Lake) -> dict[str, Any]:
         """Build the file, and return what its page shows: how many rows each table has."""
-        rows = build(lake, self._declared, self._database)
+        row_counts = build(lake, self._declared, self._database)
         warehouse_files(lake, self._database).send()
         return {
-            ROWS: rows["loss_deltas"],
-            "rows": dg.MetadataValue.md(counts_table("table", rows)),
+            ROWS: row_counts["loss_deltas"],  # the table that people ask for
+            "rows": dg.MetadataValue.md(counts_table("table", row_counts)),
             "file": dg.MetadataValue.path(str(self._database)),
             UNCHANGED: False,
         }
@@ -134,7 +137,10 @@ def warehouse(plan: Plan, above: Sequence[str]) -> AssetDeclaration:
 
 
 def dataset(plan: Plan) -> AssetDeclaration:
-    """Return the asset of C* as a Hugging Face data set, in the form `text`."""
+    """Return the asset of C*, the texts with their calls, as a Hugging Face data set in the form `text`.
+
+    It is out of date where C* or what its card says of the project has changed.
+    """
     form = text_form()
     return AssetDeclaration(
         name=plan.named(DATASET),
@@ -161,12 +167,13 @@ def _exported_version(folder: Path) -> str | None:
 
 
 def _export(plan: Plan, form: Form, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-    """Write the data set where it is out of date, or tells something else of the project than the settings do now.
+    """Write the data set where its rows, or what its card says of the project, are out of date.
 
-    `lake` is not read here: a step that takes it waits for its turn over it.
+    lake: not read here; a step that takes this resource waits until no other step of the pool uses the lake.
     """
     folder = asset_folder(plan)
-    unchanged = not _dataset_reasons(plan, form) and tells_the_same(plan, folder)
+    has_current_rows = not _dataset_reasons(plan, form)
+    unchanged = has_current_rows and tells_the_same(plan, folder)
     exported = read_exported(folder) if unchanged else None
     if exported is None:
         exported = export_corpus(plan, folder, form, of_the_lake=True)
@@ -185,7 +192,11 @@ def _export(plan: Plan, form: Form, context: dg.AssetExecutionContext, lake: Lak
 
 
 def paper_table(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of a table: nothing is stored, it is read again whenever there is another warehouse."""
+    """Return the asset of a table of the paper, such as "tables/gsm8k".
+
+    Nothing is stored: the table is read again whenever the warehouse is another one. So it has no version of its own,
+    and never a reason to be out of date.
+    """
     return AssetDeclaration(
         name=plan.named(name),
         settings={"shown": SHOWN_AS},
@@ -193,14 +204,17 @@ def paper_table(plan: Plan, name: str) -> AssetDeclaration:
         description=f"{_table(name).title}; ours and the paper's.",
         kinds={"duckdb", "sql"},
         pool="lake",
-        reasons=Reasons,
+        reasons=Reasons,  # none, always
         version=lambda: None,
         make=_shown,
     )
 
 
 def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
-    """Return the assets of the paper's tables; the warehouse is opened once for all."""
+    """Return the assets of the paper's tables as one step, which opens the warehouse once for all of them.
+
+    Dagster may select some of the tables; only these are read.
+    """
     step_name = f"{STEP}{plan.suffix}"
     specs = [
         dg.AssetSpec(
@@ -211,7 +225,7 @@ def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDe
             kinds=set(output.kinds),
             owners=OWNERS,
             description=output.description,
-            metadata={"explore": dg.MetadataValue.url(explored(output.name, plan.suffix))},
+            metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, plan.suffix))},
         )
         for output in outputs
     ]
@@ -229,31 +243,37 @@ def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDe
 
 
 def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
-    """Let the page show the paper's tables of the stored warehouse, where this instance has not seen them.
+    """Report the paper's tables to Dagster where this instance does not know them as the stored warehouse has them.
 
-    `outputs`: those of the plan; call `tell_dagster` before, so that the warehouse is known. The file is opened where a
-    table is not known, and left alone where it is out of date.
+    Nothing is reported of a warehouse that is missing or out of date.
+    outputs: all assets of the plan. Call `tell_dagster` before, so that the warehouse is known.
     """
-    by_name = {output.name: output for output in outputs}
-    stored = by_name[plan.named(WAREHOUSE)]
-    stored_version = stored.version()
-    if stored_version is None:
+    output_by_name = {output.name: output for output in outputs}
+    stored_warehouse = output_by_name[plan.named(WAREHOUSE)]
+    warehouse_version = stored_warehouse.version()
+    if warehouse_version is None:
         return
-    versions = {stored.name: stored_version}
-    unknown = []
-    for name in map(plan.named, SHOWN):
-        output = by_name[name]
-        state = {CODE: output.code_version}
-        if not is_known(instance, asset_key(name), state, read_versions(output, versions)):
-            unknown.append(output)
-    if not unknown or stored.reasons():
+    versions = {stored_warehouse.name: warehouse_version}
+    tables = [output_by_name[plan.named(name)] for name in SHOWN]
+    unknown_tables = [table for table in tables if not _is_known_table(instance, table, versions)]
+    if not unknown_tables or stored_warehouse.reasons():
         return
     with opened(plan.settings.warehouse, CLOSED) as connection:
-        for output in unknown:
-            last = last_materialization(instance, asset_key(output.name))
-            shown = _shown_table(output, connection, last.metadata if last else {})
-            state = {VERSION: shown.version, CODE: output.code_version}
-            tell_state(instance, output, state | read_versions(output, versions), shown.metadata)
+        for table in unknown_tables:
+            last = last_materialization(instance, asset_key(table.name))
+            shown = _shown_table(table, connection, last.metadata if last else {})
+            tags = {VERSION: shown.version, CODE: table.code_version, **input_version_tags(table, versions)}
+            report_materialization(instance, table, tags, shown.metadata)
+
+
+def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versions: Mapping[str, str]) -> bool:
+    """Return whether Dagster knows a table of the paper, as it is shown now, of the warehouse of these versions."""
+    return is_known(
+        instance,
+        asset_key(table.name),
+        tags={CODE: table.code_version},
+        input_tags=input_version_tags(table, versions),
+    )
 
 
 def _table(name: str) -> PaperTable:
@@ -278,14 +298,19 @@ class ShownTable(NamedTuple):
 
 
 def _shown_table(output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
-    """Return the rows as numbers, Markdown and a plot. `last`: what was shown last, again where nothing changed."""
+    """Return a table of the paper as numbers, Markdown and a plot.
+
+    last: the metadata that was shown last; it is shown again, marked UNCHANGED, where nothing has changed.
+    """
     table = _table(output.name)
     rows = table.rows(warehouse)
     remarks = notes(warehouse, table)
-    called = tools_called(warehouse, table)  # None for most tables, and so is `started`
-    started = over_min_probability(warehouse, table)
-    optional_content = [None if frame is None else frame.write_json() for frame in (called, started)]
-    version = fingerprint([output.code_version, [rows.write_json(), remarks, *optional_content]])
+    called = tools_called(warehouse, table)  # None for most tables
+    start_rates = over_min_probability(warehouse, table)  # None for most tables
+    called_json = None if called is None else called.write_json()
+    start_rates_json = None if start_rates is None else start_rates.write_json()
+    content = [rows.write_json(), remarks, called_json, start_rates_json]
+    version = fingerprint([output.code_version, content])
     if getattr(last.get("content"), "value", None) == version:
         return ShownTable(version, {**last, UNCHANGED: True})
     shown = {
@@ -294,8 +319,8 @@ def _shown_table(output: AssetDeclaration, warehouse: "DuckDBPyConnection", last
     }
     if called is not None:
         shown["tools called"] = dg.MetadataValue.md(frame_table(called, called.height))
-    if started is not None:
-        shown["over min_probability"] = dg.MetadataValue.md(start_curves(started))
+    if start_rates is not None:
+        shown["over min_probability"] = dg.MetadataValue.md(start_curves(start_rates))
     shown |= {
         "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in remarks)),
         "content": version,

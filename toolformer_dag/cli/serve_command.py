@@ -1,5 +1,6 @@
 """`serve`: answer clients of OpenAI's protocol with a checkpoint that calls its tools."""
 
+import gc
 import os
 from typing import Annotated
 
@@ -50,6 +51,10 @@ def serve(
         own_name = settings.model.name if named.is_own(settings) else "finetuned_checkpoint"
         name = folder_name(named.name or own_name)
         app = serving_app(SharedDecoder(loaded, serving_lanes, settings, named.k), name, key)
+        # Python looks through all objects for garbage now and then, which takes a third of a second with a model loaded
+        # and keeps every client waiting; from now on it passes over those that are there already.
+        gc.collect()
+        gc.freeze()
         listening_port = listening.getsockname()[1]
         tools = ", ".join(lane.tool.name for lane in serving_lanes) if named.k else "no tools"
         typer.echo(f"{name} at http://{host}:{listening_port}/v1 with {tools}  (Ctrl-C stops it)")

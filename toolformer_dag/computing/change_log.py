@@ -72,4 +72,7 @@ def add_changes(
         rows = added if before is None else pl.concat([before, added], how="diagonal")
         return rows.unique(maintain_order=True)
 
-    lake.table(CHANGES).revise(asset, with_added_rows, lambda: record({}, {}, stage="changes", tool=None))
+    # `revise` calls it again with other rows where another process has written meanwhile.
+    lake.table(CHANGES).revise(
+        asset, revised=with_added_rows, record=lambda: record(settings={}, inputs={}, stage="changes", tool=None)
+    )

@@ -193,9 +193,10 @@ class ChunkServer:
         return ChunkAnswer(outcome, spent_since)
 
     def _perform(self, task: Task) -> Work:
-        """Carry out a task; return what it cost, with the `news` of what it wrote, which the leading process publishes.
+        """Carry out a task; return what it cost.
 
-        The first task loads the plan and its tables. A task of another step forgets what was read of the lake.
+        The first task loads the plan and its tables. What the task has written to the lake is returned with it as
+        `news`: the process that leads the update publishes it. What was read of the lake is remembered for one step.
         """
         if self._worker is None:
             plan = Plan.of(self._settings)

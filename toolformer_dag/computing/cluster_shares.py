@@ -27,9 +27,9 @@ def share_of(nodes: Sequence[Mapping[str, float]], settings: Settings, cluster: 
     nodes: the resources of each machine that is alive, as numbers under `CPU` and `GPU`.
     cluster: what it is called in errors.
 
-    There is a worker
-    - per group of as many GPUs of one machine as a model takes, which is one GPU for most
-    - without GPUs per core for a small model, and per machine, with all its cores, for a large one
+    - on GPUs: a worker per group of as many GPUs of one machine as the model takes (`model.gpus`, one for most)
+    - a small model without GPUs: a worker per core
+    - a large model without GPUs: a worker per machine; each reserves as many cores as the smallest machine has
 
     `execution.workers` sets a smaller number. Raises ClusterError where no machine has a core, or as many GPUs as a
     model takes.

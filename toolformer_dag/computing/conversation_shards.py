@@ -7,7 +7,7 @@ other commands over the same lake, so that two commands which judge different fi
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,10 +227,12 @@ def _file_shards(files: Sequence[ConversationFile]) -> Iterator[FileShard | Grou
         if len(small) > MANY_FILES:
             grouped.update(small)
             hashed = [_HashedFile(fingerprint(file.name), file) for file in small]
-            yield from _groups(folder, hashed, "")
+            yield from _groups(folder, hashed, prefix="")
     for file in files:
         if file not in grouped:
-            yield FileShard(short_name(f"{file.name}~{_place_hash(file.path)}"), file)
+            # The hash of the path tells apart files of one name in different folders.
+            name = short_name(f"{file.name}~{_place_hash(file.path)}")
+            yield FileShard(name, file)
 
 
 def _unpacked_bytes(file: ConversationFile) -> int:
@@ -252,15 +254,17 @@ class _HashedFile(NamedTuple):
 
 
 def _groups(folder: Path, files: Sequence[_HashedFile], prefix: str) -> Iterator[GroupShard]:
-    """Yield groups of the small files of a folder whose hashes begin with the bits of `prefix`.
+    """Yield groups of small files of a folder. files: those whose hashes begin with `prefix`, bits such as "01".
 
-    A group that is too large is two, by the next bit of the hashes. So a file that comes or goes changes its own group
-    alone, or splits or joins it, whatever the other files are called.
+    Files that are too many, or too large, for one group are parted by the next bit of their hashes. So a file that
+    comes or goes changes only its own group, splits it or joins it with another, whatever the other files are called.
     """
     total_bytes = sum(_unpacked_bytes(hashed.file) for hashed in files)
-    if len(files) == 1 or (len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES):
+    fits_in_one_group = len(files) <= GROUP_FILES and total_bytes <= GROUP_BYTES
+    if len(files) == 1 or fits_in_one_group:
         name = f"{printable(folder.name)}~{_place_hash(folder)}~{prefix or 'all'}"
-        yield GroupShard(short_name(name), tuple(sorted((hashed.file for hashed in files), key=lambda file: file.name)))
+        sorted_files = sorted((hashed.file for hashed in files), key=lambda file: file.name)
+        yield GroupShard(short_name(name), tuple(sorted_files))
         return
     for bit in "01":
         half = [hashed for hashed in files if _bit(hashed.hash, len(prefix)) == bit]
@@ -292,14 +296,15 @@ def _hub_shards(source: str, storage: Storage) -> list[HubShard]:
 def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
     """Return the splits of a data set as the lake remembers them; on first use ask the hub and remember the answer.
 
-    So a data set stays at the commit at which it was first used, and is found without a connection. A damaged note is
-    written anew. Raises HubError.
+    So a data set stays at the commit at which it was first used, and is found without a connection. The answer is in a
+    small file (a pin); one that is damaged is written anew, unless another process has done so meanwhile. Raises
+    HubError.
     """
     pin = storage.root / PINS / f"{fingerprint({'conversations': hub})}.json"
     version = ABSENT
     try:
         content, version = storage.read(pin)
-        return [HubSplit(**{**fields, "files": tuple(fields["files"])}) for fields in unsealed(content)["splits"]]
+        return [_split_of(fields) for fields in unsealed(content)["splits"]]
     except FileNotFoundError:  # the first use
         pass
     except (ValueError, KeyError, TypeError):
@@ -307,3 +312,8 @@ def _pinned_splits(hub: str, storage: Storage) -> list[HubSplit]:
     splits = resolve_splits(hub)
     storage.replace(pin, sealed(hub, {"splits": [asdict(split) for split in splits]}), version)
     return splits
+
+
+def _split_of(fields: Mapping[str, Any]) -> HubSplit:
+    """Return a split from its fields in JSON, which has made a list of its files."""
+    return HubSplit(**{**fields, "files": tuple(fields["files"])})

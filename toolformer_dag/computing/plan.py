@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from toolformer_dag.computing.call_sources import CallSources, call_sources, is_served
 from toolformer_dag.computing.conversation_shards import ConversationShard, conversation_shards
@@ -205,55 +205,73 @@ def _with_chains(lane: Lane, single_lanes: Mapping[str, Lane], settings: Setting
 
 
 def _lane(tool: Tool, section: ToolSettings, settings: Settings) -> Lane:
-    """Return the lane of a tool: its thresholds from its section of the settings, else the tool's own; no chains.
+    """Return the lane of a tool, without chains of calls.
 
-    Raises SettingsError.
+    Thresholds are those of the tool's section in the settings; one that it does not set is the tool's default. They are
+    the paper's: `tau_s` for sampling, `k` positions, `m` calls per position, `tau_f` for filtering. Raises
+    SettingsError.
     """
-    paper = tool.defaults
-    general_min_probability = settings.decoding.min_probability
+    defaults = tool.defaults
     return Lane(
         tool=tool,
-        tau_s=paper.tau_s if section.tau_s is None else section.tau_s,
-        k=paper.k if section.k is None else section.k,
-        m=paper.m if section.m is None else section.m,
-        tau_f=paper.tau_f if section.tau_f is None else section.tau_f,
+        tau_s=_set_or(section.tau_s, defaults.tau_s),
+        k=_set_or(section.k, defaults.k),
+        m=_set_or(section.m, defaults.m),
+        tau_f=defaults.tau_f if section.tau_f is None else section.tau_f,
         limits=section.limits,
         look_ahead=section.look_ahead,
         sources=call_sources(tool, section, settings),
-        min_probability=general_min_probability if section.min_probability is None else section.min_probability,
+        min_probability=_set_or(section.min_probability, settings.decoding.min_probability),
         score=_score(tool, section, settings),
         suffix=settings.rounds.suffix,
     )
 
 
+_Value = TypeVar("_Value")
+
+
+def _set_or(value: _Value | None, default: _Value) -> _Value:
+    """Return the value of a setting, or its default where it is not set (None)."""
+    return default if value is None else value
+
+
 def _score(tool: Tool, section: ToolSettings, settings: Settings) -> str:
     """Return the SQL expression over the columns of a call that is compared with tau_f: "loss_minus - loss_plus".
 
-    The tool's section names it, else `[filtering]`. Where that is the paper's score, and the tool's rule reads the text
-    after a call, it is OVER_ECHO. With a cost weight it becomes "(...) - 0.1 * cost".
+    With a cost weight it becomes "(loss_minus - loss_plus) - 0.1 * cost". Raises SettingsError for an expression that
+    is no score, and for one other than the paper's where `filtering.loss_floor` leaves losses out.
+    """
+    score = _score_without_cost(tool, section, settings)
+    if score != PAPER_SCORE:
+        _refuse_score(score, tool, settings)
+    weight = _set_or(section.cost_weight, settings.filtering.cost_weight)
+    return f"({score}) - {weight!r} * cost" if weight else score
 
-    Raises SettingsError for an expression that is no score, and for one other than the paper's where
-    `filtering.loss_floor` leaves losses out.
+
+def _score_without_cost(tool: Tool, section: ToolSettings, settings: Settings) -> str:
+    """Return the score that the tool's section names, else that of `[filtering]`.
+
+    A rule that reads the text behind a call could copy from it. So where the paper's score would hold for it, it is
+    OVER_ECHO instead: by how much the call is better than one that only repeats what follows.
     """
     if section.score:
-        score = section.score
-    elif settings.filtering.score == PAPER_SCORE and _looks_ahead(tool, section):
-        score = OVER_ECHO
-    else:
-        score = settings.filtering.score
+        return section.score
+    if settings.filtering.score == PAPER_SCORE and _looks_ahead(tool, section):
+        return OVER_ECHO
+    return settings.filtering.score
 
-    if score != PAPER_SCORE:
-        try:
-            refuse(score)
-        except ScoreError as error:
-            raise SettingsError(f"tools.{tool.key}.score: {error}") from error
-        if settings.filtering.loss_floor is not None:
-            raise SettingsError(
-                f"filtering.loss_floor leaves out losses by L- - L+, and tools.{tool.key}.score is another; remove one "
-                "of the two"
-            )
-    weight = settings.filtering.cost_weight if section.cost_weight is None else section.cost_weight
-    return f"({score}) - {weight!r} * cost" if weight else score
+
+def _refuse_score(score: str, tool: Tool, settings: Settings) -> None:
+    """Raise SettingsError for an expression that is no score, or that does not go with `filtering.loss_floor`."""
+    try:
+        refuse(score)
+    except ScoreError as error:
+        raise SettingsError(f"tools.{tool.key}.score: {error}") from error
+    if settings.filtering.loss_floor is not None:
+        raise SettingsError(
+            f"filtering.loss_floor leaves out losses by L- - L+, and tools.{tool.key}.score is another; remove one "
+            "of the two"
+        )
 
 
 def _looks_ahead(tool: Tool, section: ToolSettings) -> bool:
@@ -281,19 +299,22 @@ def _checkpoint_of(start: Settings) -> ModelSettings:
 
 
 def _proposer_identity(settings: Settings, base_identity: Mapping[str, object]) -> Mapping[str, object]:
-    """Return what determines the values of the model that samples calls.
+    """Return what determines the values of the model that samples calls (the proposer), such as its weights.
 
-    base_identity: the same of `[model]`, which samples where the settings name no other.
+    - first round, without `[proposer]`: `base_identity`, which is that of `[model]`
+    - first round, with a proposer behind an API: its name
+    - first round, with another proposer: that of its weights
+    - later round: that of the checkpoint of the round before (`settings.start`); empty where there is none yet
 
-    Empty where the earlier round, from which this one starts, has no checkpoint yet. Raises ModelError, and
-    SettingsError where servers hold the weights of `[model]`: they would sample in place of the checkpoint.
+    Raises ModelError. Raises SettingsError for a later round where servers (`model.url`) hold the base model: they
+    would sample in place of the checkpoint.
     """
+    is_first_round = settings.start is None
+    if is_first_round and settings.proposer is None:
+        return base_identity
     if settings.start is None:
-        if settings.proposer is None:
-            return base_identity
-        if is_served(settings):
-            return {"served": settings.proposer.name}
-        return _identity(settings.proposer)
+        assert settings.proposer is not None
+        return {"served": settings.proposer.name} if is_served(settings) else _identity(settings.proposer)
     if settings.model.url:
         raise SettingsError(
             "rounds.count: later rounds sample from a checkpoint, and the servers of model.url have the base model; "
@@ -403,13 +424,14 @@ class Plan:
 
         Raises ModelError where that is the checkpoint of an earlier round, which does not exist yet.
         """
-        if self._is_base(role):
+        if self._is_base(role):  # `[model]`
             return self.settings.model
-        if self.has_own_proposer:
+        if self.has_own_proposer:  # `[proposer]`
             assert self.settings.proposer is not None
             return self.settings.proposer
-        assert self.start is not None
-        if not self.proposer:
+        assert self.start is not None  # a later round, which samples with the checkpoint of the one before
+        has_checkpoint = bool(self.proposer)
+        if not has_checkpoint:
             round = self.settings.rounds.count
             raise ModelError(
                 f"round {round} annotates with the checkpoint of round {round - 1}, and there is none; run "

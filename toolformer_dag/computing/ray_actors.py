@@ -29,9 +29,9 @@ from toolformer_dag.settings.sections import Settings
 def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
     """Return the executor over the cluster at `execution.address`, whose workers are actors.
 
-    There may be as many as the machines that are alive at the time have room for; each reserves the cores and GPUs that
-    it would have at this moment. Raises ClusterError where there is no cluster or no room; `Executor.count` raises it
-    too, once no machine is left.
+    How many there may be is counted anew whenever the executor is asked: as many as the machines that are alive then
+    have room for. What each reserves, cores and GPUs, is decided now. Raises ClusterError where there is no cluster or
+    no room; `Executor.count` raises it too, once no machine is left.
     """
     ray = _connected(settings.execution.address)
     share = _share(ray, settings)
@@ -39,8 +39,7 @@ def ray_executor(settings: Settings, tables_of: TablesOf) -> Executor:
         scheduling_strategy="SPREAD",
         num_cpus=share.cpus,
         num_gpus=share.gpus,
-        # While Ray may restart an actor, it tells the death of its process as it tells the loss of its machine.
-        max_restarts=0,
+        max_restarts=0,  # with restarts, Ray tells the death of a process just as it tells the loss of a machine
     )(ChunkServer)
     return Executor(
         count=lambda: _share(ray, settings).count,

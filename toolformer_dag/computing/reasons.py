@@ -62,8 +62,9 @@ class Reasons:
 
         For example `settings.tau_f: 0.5 -> 0.8` and `removed: en_head_0003`.
         """
-        touched_files = [reason for reason in self._all() if isinstance(reason, Touched)]
-        new_shards = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons and part != WHOLE]
+        touched_files = [reason for reason in self._all() if isinstance(reason, Touched)]  # each the name of a file
+        never_made = [part for part, reasons in self.parts.items() if NEVER_MADE in reasons]
+        new_shards = [part for part in never_made if part != WHOLE]  # a table that is no shard's has one part, WHOLE
 
         # What a list of names below says is not said by a sentence as well.
         reasons_in_lists: set[str] = {*touched_files}
@@ -112,9 +113,10 @@ def differences(output: TableOutput) -> Reasons:
 def table_differences(output: TableOutput) -> Reasons:
     """Compare each part (shard) of a table with what it would be made from now; return the reasons by part.
 
-    Parts whose shard is gone from the corpus are listed as removed. Inner tables are not looked at.
+    Parts whose shard is gone from the corpus are listed as removed. Tables that are only made for this one
+    (`Stage.inner`) are not looked at.
     """
-    with session():
+    with session():  # what is read of the lake inside is read once
         inputs_of = output.inputs_of()
         expected_parts = output.parts
         reasons_of_parts: dict[str, Sequence[Reason]] = {}

@@ -143,14 +143,15 @@ def shard_files(settings: Settings) -> list[ShardFile]:
 def hub_files(settings: Settings) -> list[HubFile]:
     """Return the data files of the data set at `corpus.hub`, each a shard, sorted by name.
 
-    A data set of the hub is kept at the commit that it was on when it was first used; the lake remembers which. Raises
-    HubError where it cannot be reached, or has no such configuration or split.
+    `corpus.hub` is a local folder, or a data set of the hub. The latter is kept at the commit that it was on when it
+    was first used; the lake remembers which. Raises HubError where it cannot be reached, or has no such configuration
+    or split.
     """
     corpus = settings.corpus
     assert corpus.hub is not None
     folder = settings.root / expanded(Path(corpus.hub))
     if folder.is_dir():
-        split = resolve(str(folder), corpus.configuration, corpus.split, None)
+        split = resolve(str(folder), corpus.configuration, corpus.split, revision=None)
     else:
         split = _pinned_split(settings)
     stems = [_stem(name) for name in split.files]
@@ -164,7 +165,8 @@ def _pinned_split(settings: Settings) -> HubSplit:
     """Return the data files of `corpus.hub` at a fixed commit: the one that the hub had when it was first asked.
 
     The answer is noted in a small file of the lake (a pin) and read from there later. A damaged pin is written anew,
-    with a warning, since the hub may have another commit by now. Raises HubError.
+    with a warning, since the hub may have another commit by now; where another process has written it meanwhile, that
+    stays. Raises HubError.
     """
     corpus = settings.corpus
     request = {
@@ -215,11 +217,15 @@ WEB_RECORD = "small_web.json"
 
 
 def write_small_web(settings: Settings) -> None:
-    """Write the small web's files where one of them is missing or damaged; of several processes one does it."""
+    """Write the small web's files where one of them is missing or damaged; of several processes one does it.
+
+    The small web is a made corpus for tests and the demo. Its content follows from the settings.
+    """
     web = settings.corpus.small_web
     folder = small_web_files(settings)[0].path.parent
     with locked(folder.with_name(f".{folder.name}.lock")):
-        if not damaged_beside(folder / WEB_RECORD, again=True):
+        damaged = damaged_beside(folder / WEB_RECORD, again=True)  # again: also files that were looked at before
+        if not damaged:
             return
         files = write_shards(folder, web.shards, web.documents, web.seed)
         hashes = {file.name: file_hash(file) for file in files}
@@ -227,7 +233,7 @@ def write_small_web(settings: Settings) -> None:
         is_in_object_store = isinstance(settings.paths.lake, str)
         if is_in_object_store:
             for file in files:
-                os.utime(file, (0, 0))  # machines that share the lake see the same stamps
+                os.utime(file, (0, 0))  # machines that share the lake compare the times of change of their files
 
 
 def _matches(root: Path, pattern: str) -> list[_Match]:
@@ -267,14 +273,16 @@ def _files_below(folder: Path, pattern: Path) -> Iterator[Path]:
     """
     if folder == pattern:
         for path in folder.rglob("*"):
-            if path.name.lower().endswith(DATA) and not _is_folder(path):
+            is_named_as_documents = path.name.lower().endswith(DATA)
+            if is_named_as_documents and not _is_folder(path):  # a link to a folder is refused later, by name
                 yield path
         return
     wildcards = str(pattern.relative_to(folder))
-    if wildcards.endswith("**"):
+    if wildcards.endswith("**"):  # alone it matches folders only
         wildcards = f"{wildcards}/*"
     for path in folder.glob(wildcards):
-        if path.name.lower().endswith(DATA) or not path.is_dir():
+        is_named_as_documents = path.name.lower().endswith(DATA)
+        if is_named_as_documents or not path.is_dir():  # a folder named as a file is refused later, by name
             yield path
 
 
@@ -309,21 +317,23 @@ def _folder_before_wildcards(pattern: Path) -> Path:
 
 
 def _may_hold_documents(path: Path, folder: Path) -> bool:
-    """Return whether a file below `folder` may hold documents.
+    """Return whether a file below `folder` may hold documents. These do not:
 
-    Not where it or a folder above it is hidden or begins with `_`, nor where it is published beside documents: by its
-    name (SIDE_FILE), or in Dolma's folder `attributes`, which lies beside a folder `documents`.
+    - a file whose name, or that of a folder above it, begins with a point or `_`
+    - a file with a name of SIDE_FILE, which data sets publish beside documents
+    - a file in a folder `attributes` that lies beside a folder `documents`, as in Dolma
     """
     below = path.relative_to(folder)
-    if any(part.startswith((".", "_")) for part in below.parts):
+    is_hidden = any(part.startswith((".", "_")) for part in below.parts)
+    if is_hidden or SIDE_FILE.fullmatch(path.name):
         return False
-    if SIDE_FILE.fullmatch(path.name):
-        return False
-    for parent in below.parents:
-        above = folder / parent
-        if above.name == "attributes" and above != folder and (above.parent / "documents").is_dir():
-            return False
-    return True
+    folders_above = [folder / parent for parent in below.parents if folder / parent != folder]
+    return not any(map(_is_attributes_folder, folders_above))
+
+
+def _is_attributes_folder(folder: Path) -> bool:
+    """Return whether a folder is called `attributes` and lies beside a folder `documents`."""
+    return folder.name == "attributes" and (folder.parent / "documents").is_dir()
 
 
 def _named(matches: list[_Match]) -> list[ShardFile]:

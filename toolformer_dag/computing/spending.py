@@ -90,9 +90,9 @@ def add_cost(lake: Lake, run: str, asset: str, cost: StepCost) -> None:
 
     run: the id of the Dagster run.
 
-    Steps of one asset that end at once wait for each other. What a killed step spent has no row; over an object store,
-    where rows are written in the background, the step that ended before it may have none either, and the next report of
-    `run` tells. Raises WriteError.
+    Steps of one asset that end at once wait for each other. What a killed step spent has no row. Over an object store
+    rows are written in the background: there the step that ended before the killed one may have no row either. The next
+    report of `run` shows what has none. Raises WriteError.
     """
     stage = asset.rpartition("/")[2]
     row = {"run": run, "ended": datetime.now(UTC), "stage": stage, "tool": lane_of(lake, asset), **asdict(cost)}

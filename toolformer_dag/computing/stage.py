@@ -471,9 +471,10 @@ class TableOutput:
     def version(self) -> str | None:
         """Return the version of the rows of this plan: another one whenever a part comes, goes or changes its rows.
 
-        None without parts, or where one is damaged.
+        Returns None without parts, or where one is damaged.
         """
-        if not self.stage.shared:
+        has_parts_of_other_plans = self.stage.shared
+        if not has_parts_of_other_plans:
             return self.table.version()
         try:
             versions_of_parts = {part: pointer.data_version for part, pointer in self.pointers().items()}
@@ -492,28 +493,32 @@ class TableOutput:
         return [TableOutput(stage, self.plan, self.lane_or_none) for stage in self.stage.inner]
 
     def inputs_of(self) -> InputsOf:
-        """Return a function from a part to its inputs, as `Stage.inputs` declares them: {"loss_deltas": "<version>"}.
+        """Return a function from a part to its inputs, the versions of what it is made from now.
 
-        The record of a part holds them; a part is made again where they differ now. The function looks up the versions
-        when it is called.
+        As an example, the function returns {"loss_deltas": "<version>"} for a shard. The record of a part holds its
+        inputs, and the part is made again where they differ. The function looks up the versions when it is called.
         """
         inputs = self.stage.inputs
-        if callable(inputs):
+        if callable(inputs):  # the stage tells its inputs itself
             return inputs(self)
         names = self._whole_names(inputs) or self.depends_on
         tables = {name: self.plan.lake.table(name) for name in names}
-        if self.stage.sharded:
-            return versions({name.rpartition("/")[2]: table for name, table in tables.items()})
-        return partial(_versions_of_all_parts, tables)
+        if not self.stage.sharded:  # one part, made from all parts of the inputs
+            return partial(_versions_of_all_parts, tables)
+        # A part per shard, made from the parts of the same shard.
+        table_of_input = {name.rpartition("/")[2]: table for name, table in tables.items()}
+        return versions(table_of_input)
 
     def publish(self, part: str, rows: PartRows) -> Pointer:
         """Write the rows of a part into the table, with the record of what they were made from.
 
         part: the name of a shard, or WHOLE. `rows.frames` is read once, to its end; after that `rows.rejected` and
-        `rows.facts` are complete and go into the record. Tables beside this one get their part first.
+        `rows.facts` are complete and go into the record. Where it raises UnusableRows, such as for a file that turns
+        out to be damaged at its end, the part is published without rows. Tables that are published with this one
+        (`Stage.beside`) get their part first.
 
         The record has the versions of the inputs before the first frame: where one changes meanwhile, the next update
-        makes the part again. Raises what `Table.publish` raises, and what the frames raise but for UnusableRows.
+        makes the part again. Raises what `Table.publish` and `rows.frames` raise.
         """
         inputs = self.inputs_of()(part)
         for name, rows_beside in rows.beside.items():
@@ -543,22 +548,17 @@ class TableOutput:
         in_warehouse = stage.in_warehouse
         columns = {**stage.columns, **in_warehouse.added}
         comments = {name: column.description for name, column in columns.items() if name not in in_warehouse.hidden}
-        select = in_warehouse.select
-        if in_warehouse.hidden:
-            hidden = ", ".join(in_warehouse.hidden)
-            added = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
-            select = f"SELECT * EXCLUDE ({hidden}){added} FROM rows"
-        has_scored_calls = "delta_is_bound" in stage.columns
+        holds_scored_calls = "delta_is_bound" in stage.columns
         return WarehouseTable(
-            in_warehouse.name or stage.name,
-            stage.description,
-            comments,
-            stage.schema,
-            tuple(sources),
-            select,
+            name=in_warehouse.name or stage.name,
+            comment=stage.description,
+            columns=comments,
+            schema=stage.schema,
+            sources=tuple(sources),
+            select=_warehouse_select(in_warehouse),
             by_shard=stage.sharded and "shard" in comments,
             keeps_places=in_warehouse.keeps_places,
-            scores=scores if has_scored_calls else {},
+            scores=scores if holds_scored_calls else {},
         )
 
     def _whole_names(self, reads: Sequence[str]) -> tuple[str, ...]:
@@ -573,6 +573,15 @@ class TableOutput:
             else:
                 names.append(f"{self.lane.key}/{read}")
         return tuple(names)
+
+
+def _warehouse_select(in_warehouse: InWarehouse) -> str:
+    """Return the SQL by which the warehouse selects from `rows`: all but the hidden columns, and the added ones."""
+    if not in_warehouse.hidden:
+        return in_warehouse.select
+    hidden = ", ".join(in_warehouse.hidden)
+    added = "".join(f", {column.sql} AS {name}" for name, column in in_warehouse.added.items())
+    return f"SELECT * EXCLUDE ({hidden}){added} FROM rows"
 
 
 class _PublishedRows:
@@ -602,14 +611,15 @@ class _PublishedRows:
     def record(self) -> Mapping[str, Any]:
         """Return the record of the part, after the last frame: what it was made from, what was rejected, broken checks.
 
-        The settings and inputs in it decide whether the part is out of date.
+        Its settings and inputs decide whether the part is out of date. A reason under RETRY, from the facts of the
+        rows, lets the next update make the part again.
         """
         lane = self._output.lane_or_none
         facts = {
             MADE_BY: self._output.stage.name,
             "tool": lane.key if lane else None,
             RETRY: None,
-            **self._rows.facts,
+            **self._rows.facts,  # may have another RETRY
         }
         return {
             **record(self._output.settings, self._inputs, **facts),
@@ -626,10 +636,13 @@ class _PublishedRows:
 
 
 def versions(tables: Mapping[str, Table], over_all: Table | None = None) -> InputsOf:
-    """Return a function that returns the inputs of a shard: its version in each of `tables`, by the name there.
+    """Return a function from a shard to its inputs: the versions of its parts, by the names in `tables`.
 
-    over_all: a table over all shards that counts too, under its own last name, where its record has a fingerprint of
-        what concerns the shard (BY_SHARD). Its record is read at once, the versions when the function is called.
+    As an example, it returns {"loss_deltas": "<version>", "removed_documents": "<fingerprint>"}.
+
+    over_all: a table with one part for all shards, such as ccnet/removed_documents. Its record maps shards to
+        fingerprints of what concerns them (BY_SHARD); these count as an input of the shard. The record is read now, the
+        versions of the parts when the function is called.
     """
     over_all_name = ""
     over_all_by_shard: Mapping[str, Any] = {}

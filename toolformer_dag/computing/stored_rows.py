@@ -66,11 +66,15 @@ def text_chunks(texts: pl.DataFrame, lacking: pl.DataFrame, size: int, tokens: f
 
     texts: every text of the shard once, in a fixed order: text_digest, other columns, and `tokens` where these are
         limited.
-    lacking: the texts to compute, as (text_digest, whole); `whole` says whether nothing of the text is stored yet.
+    lacking: the texts to compute, as (text_digest, whole); `whole` says whether the whole text has to be computed,
+        because nothing of it is stored.
     size, tokens: the most texts of a chunk, and about the most tokens. A text with more tokens is a chunk of its own.
 
     First the shard is cut as if every text had to be computed. A chunk of which nothing is stored stays as it is, so
     that a first run always has the same chunks. The lacking texts of the others are pooled and cut anew.
+
+    As an example, the texts a b c d e f with size 2 are cut into ab, cd, ef. Where only a and c are stored, ef stays,
+    and b and d are pooled: the chunks are ef, bd.
     """
     chunk_number = _chunk_number(size, tokens)
     numbered = texts.with_columns(chunk=chunk_number)

@@ -97,12 +97,12 @@ def withdraw(outputs: Sequence[TableOutput], shard: str) -> None:
 def update(worker: Worker, workers: Workers, output: TableOutput, progress: Progress) -> TableReport:
     """Compute and publish the parts of a table that are out of date; withdraw parts without a shard file.
 
-    worker: the means of this process: it plans, reads stored rows and runs tools.
+    worker: what this process has loaded; it plans, reads stored rows and runs tools.
     workers: where chunks are computed.
 
-    Inner tables (`Stage.inner`) are brought up to date before. A killed update loses at most one chunk per worker, and
-    in this process over an object store the one before it. Raises StaleInput, WriteError, WorkerError, and what the
-    stage raises; parts that were published before stay.
+    Inner tables (`Stage.inner`) are brought up to date before. A killed update loses at most one chunk per worker. Over
+    an object store it may lose one more that was computed in this process, since chunks are written in the background.
+    Raises StaleInput, WriteError, WorkerError, and what the stage raises; parts that were published before stay.
     """
     began = time.monotonic()
     worker.close_rows()  # a step that failed left them open
@@ -126,15 +126,25 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
     Tables that are made for it alone (`Stage.inner`) are up to date already. Returns why it was out of date and what
     that cost.
     """
-    lake = output.plan.lake
     reasons = table_differences(output)
     with session():
         for part in reasons.parts:
             _check_inputs(output, part)
-    if output.stage.pool == "tools":  # limits and pauses of a tool hold within one process
+    if output.stage.pool == "tools":
+        # Limits and pauses of a tool hold within one process, so its chunks are computed in this one.
         workers = Workers(worker, {output.name: output}, in_process)
+    work = _compute_parts(worker, workers, output, reasons, progress)
+    return _Updated(reasons, work + Work(damaged=worker.close_rows()))
+
+
+def _compute_parts(worker: Worker, workers: Workers, output: TableOutput, reasons: Reasons, progress: Progress) -> Work:
+    """Compute and publish the parts that are out of date, remove those that are to go; return what that cost.
+
+    Small changes of the lake are written together, in a batch, at the end or when it is due. After an error the chunks
+    that are under way are ended, and what was published is written.
+    """
+    lake = output.plan.lake
     parts = _PartsUnderWay(worker, output, list(reasons.parts))
-    # An error inside the block ends the chunks that are under way, and the batch writes what was published.
     with lake.batch(), closing(workers.map_chunks(parts.tasks())) as ended_tasks:
         _remove_parts(output, reasons.removed)
         for ended in ended_tasks:
@@ -142,7 +152,7 @@ def _bring_up_to_date(worker: Worker, workers: Workers, output: TableOutput, pro
                 parts.end(ended.number, ended.work)
             lake.flush(due=True)
             progress(parts.forecast.done, parts.forecast.total)
-    return _Updated(reasons, parts.work + Work(damaged=worker.close_rows()))
+    return parts.work
 
 
 def _remove_parts(output: TableOutput, parts: Sequence[str]) -> None:
@@ -209,58 +219,75 @@ class _PartsUnderWay:
     """
 
     def __init__(self, worker: Worker, output: TableOutput, parts: Sequence[str]) -> None:
+        """Begin with all parts waiting. parts: the names of those that are out of date, in the table's order."""
+        self.work = Work()
+        """What the tasks that ended have cost."""
+        self.forecast = _Forecast(len(parts))
+        """How much work the parts take, and how much of it is done."""
         self._worker = worker
         self._output = output
         self._parts = parts
-        self._near: Sequence[str] = ()  # the AT_ONCE parts that are planned now: their inputs are on this machine
-        self._part_chunks: list[_PartChunk] = []  # of each task, by its number
-        self._open_chunks: dict[str, int] = {}  # in the order of the parts
-        self._rows_made_together: dict[str, PartRows] = {}  # of parts that are not published yet (ByParts)
+        self._near_parts: Sequence[str] = ()
+        """The AT_ONCE parts that are planned now: their inputs are on this machine."""
+        self._part_chunks: list[_PartChunk] = []
+        """The chunk of each task, and its part: task 0 first."""
+        self._open_chunks: dict[str, int] = {}
+        """Of each part that is planned and not published, how many chunks are not computed yet; in the parts' order."""
+        self._rows_made_together: dict[str, PartRows] = {}
+        """Rows of parts that were made with an earlier one (ByParts) and are not published yet."""
         self._claimed = Claimed()
-        self.forecast = _Forecast(len(parts))
-        self.work = Work()
+        """Keys of rows that parts which are not published yet will compute: later parts do not compute them again."""
 
     def tasks(self) -> Iterator[Task]:
-        """Yield the tasks of all parts, a task per chunk; a part is planned when its first task is asked for.
+        """Yield the tasks of all parts, one per chunk. A part is planned when its first task is asked for.
 
-        Planning a part notes how many of its chunks are open (not computed), and publishes what is complete: a part
-        without chunks, such as one whose rows are all stored, needs no task. `end` is told of each task by its number,
-        counted from 0.
+        Parts without chunks, such as those whose rows are all stored, need no task: they are published here as soon as
+        the parts before them are. Call `end` for each task that ended, by its number: the first one is 0.
         """
-        output = self._output
-        step = uuid4().hex
+        step = uuid4().hex  # tells workers which tasks are of one step
         for number, part in enumerate(self._parts):
             if number % AT_ONCE == 0:
-                self._near = self._parts[number : number + AT_ONCE]
-                self._bring_inputs()
-            planned = self._planned(part)
-            self.work += planned.work
-            self.forecast.add_part(planned.chunks)
-            self._worker.ahead = self.forecast.ahead()
-            self._open_chunks[part] = len(planned.chunks)
-            self._publish_complete()  # where nothing is to be computed
-            for chunk in planned.chunks:
+                self._bring_inputs(self._parts[number : number + AT_ONCE])
+            chunks = self._plan_part(part)
+            self._publish_complete()
+            for chunk in chunks:
                 self._part_chunks.append(_PartChunk(part, chunk))
-                yield Task(table=output.name, settings=output.code_version, payload=chunk.payload, step=step)
+                yield Task(
+                    table=self._output.name, settings=self._output.code_version, payload=chunk.payload, step=step
+                )
 
     def end(self, number: int, work: Work) -> None:
-        """Note that the task of this number has ended, add what it cost, and publish the parts that are complete now.
+        """Note that task `number` has ended, add what it cost, and publish the parts that are complete now.
 
-        The task's news, what its worker has written to the lake, are taken in first.
+        What its worker has written to the lake (`work.news`) is made known to the lake of this process first.
         """
         part, chunk = self._part_chunks[number]
         self._output.plan.lake.take(work.news)
         self._open_chunks[part] -= 1
         self.work += work
         self.forecast.add_done(chunk)
-        self._worker.ahead = self.forecast.ahead()
+        self._show_forecast()
         self._publish_complete()
 
-    def _bring_inputs(self) -> None:
+    def _bring_inputs(self, parts: Sequence[str]) -> None:
         """Fetch the inputs of the parts that are planned next, where they are not on this machine."""
+        self._near_parts = parts
         if self._output.stage.sharded:
             for name in self._output.depends_on:
-                self._output.plan.lake.table(name).bring(self._near)
+                self._output.plan.lake.table(name).bring(parts)
+
+    def _plan_part(self, part: str) -> Sequence[Chunk]:
+        """Plan a part, count its work, and return the chunks that are to be computed."""
+        planned = self._planned(part)
+        self.work += planned.work
+        self.forecast.add_part(planned.chunks)
+        self._show_forecast()
+        self._open_chunks[part] = len(planned.chunks)
+        return planned.chunks
+
+    def _show_forecast(self) -> None:
+        """Let the step show how much is left: its thread of progress reads `worker.ahead`."""
+        self._worker.ahead = self.forecast.ahead()
 
     def _planned(self, part: str) -> Planned:
         """Return the chunks of a part: one for a shard that a worker publishes, none for a part that is made here."""
@@ -272,22 +299,23 @@ class _PartsUnderWay:
         return Planned([], Work())
 
     def _publish_complete(self) -> None:
-        """Publish planned parts in their order, up to the first with a chunk that is not computed yet.
-
-        A part that a worker has published itself (ByShard) is only taken from the list.
-        """
+        """Publish planned parts in their order, up to the first with a chunk that is not computed yet."""
         while self._open_chunks:
-            part = next(iter(self._open_chunks))
+            part = next(iter(self._open_chunks))  # the first that is not published
             if self._open_chunks[part] > 0:
                 return
             del self._open_chunks[part]
-            if isinstance(self._output.stage.make, ByShard):  # a worker published it
-                continue
-            rows = self._rows(part)
-            if self.work.backends:  # none where all rows were stored before
-                rows = replace(rows, facts={**rows.facts, BACKENDS: sorted(self.work.backends)})
-            self._output.publish(part, rows)
-            release(self._claimed)
+            published_by_worker = isinstance(self._output.stage.make, ByShard)
+            if not published_by_worker:
+                self._publish(part)
+
+    def _publish(self, part: str) -> None:
+        """Publish the rows of a part; keys that were claimed for it may be claimed again."""
+        rows = self._rows(part)
+        if self.work.backends:  # none where all rows were stored before
+            rows = replace(rows, facts={**rows.facts, BACKENDS: sorted(self.work.backends)})
+        self._output.publish(part, rows)
+        release(self._claimed)
 
     def _rows(self, part: str) -> PartRows:
         """Return the rows of a part: read from row stores, or made by this process.
@@ -311,7 +339,8 @@ class _PartsUnderWay:
         tables = [self._output.plan.lake.table(name) for name in self._output.depends_on]
         together = [part]
         total_bytes = 0
-        for near_part in self._near[self._near.index(part) :]:
+        first = self._near_parts.index(part)
+        for near_part in self._near_parts[first:]:
             for table in tables:
                 total_bytes += sum(file.bytes for file in table.pointer(near_part).files)
             if total_bytes > AT_ONCE_BYTES:
@@ -322,9 +351,9 @@ class _PartsUnderWay:
 
 
 def _check_inputs(output: TableOutput, part: str) -> None:
-    """Raise StaleInput where an input of the lane was made from another version of a second input than there is now.
+    """Raise StaleInput where two inputs of a table do not fit each other.
 
-    For example where the scored calls were made from other texts than those that the table would read beside them.
+    As an example, a table reads texts and scored calls, and the calls were scored on an earlier version of the texts.
     """
     has_lane = output.lane_or_none is not None
     if not (output.stage.sharded and has_lane):

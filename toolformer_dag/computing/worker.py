@@ -59,16 +59,23 @@ class Worker:
     """
 
     def __init__(self, plan: Plan) -> None:
+        """Begin with nothing loaded."""
         self.plan = plan
-        self._tokens_of_released_engines = 0
+        self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        """By the key of a lane: the calls that its tool lost."""
+        self.ahead = Ahead()
+        """How much work the table takes that is being updated."""
+        self.has_small_web = False
+        """Whether the small web's files were seen to be there and whole."""
         self._engine: Engine | None = None
-        self._loaded: ModelSettings | None = None  # the model of `_engine`
+        self._loaded: ModelSettings | None = None
+        """The model of `_engine`."""
+        self._tokens_of_released_engines = 0
         self._encoding: Encoding | None = None
         self._stores: dict[str, RowStore] = {}
+        """The row stores that are open, by their place in the lake."""
         self._runners: dict[str, Runner] = {}
-        self.lost_calls: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        self.ahead = Ahead()
-        self.has_small_web = False
+        """What runs the tool of a lane, by the lane's key."""
 
     def engine(self, role: Role) -> "Engine":
         """Return the engine of a model: it computes positions, samples and losses.
@@ -126,9 +133,9 @@ class Worker:
         return self._runners[lane.tool.key]
 
     def close_rows(self) -> tuple[str, ...]:
-        """End an update: forget its open row stores and lost calls.
+        """End an update: forget what is kept for it alone, which is all that the class lists for an update.
 
-        Returns a sentence for each file of these row stores that was found damaged.
+        Returns a sentence for each file of its row stores that was found damaged.
         """
         damaged: list[str] = []
         for store in self._stores.values():
@@ -159,10 +166,9 @@ class Worker:
 
 
 def _choose_gpus(model: ModelSettings) -> None:
-    """Choose the GPUs of this process: as many as the model needs that no other process of this user has taken.
+    """Take as many GPUs as the model needs, of those that no other process of this user has taken, for this process.
 
-    Nothing happens where fewer are free. torch is set to the first of them. Other engines take the first visible ones,
-    so CUDA_VISIBLE_DEVICES is set; in worker processes alone, since that changes the environment.
+    Where fewer are free, none is taken and nothing changes.
     """
     import torch
 
@@ -170,9 +176,10 @@ def _choose_gpus(model: ModelSettings) -> None:
     taken = own_gpus(visible, model.gpus).names
     if not taken:
         return
+    is_worker_process = parent_process() is not None
     if model.in_torch:
         torch.cuda.set_device(visible.index(taken[0]))
-    elif parent_process() is not None:
+    elif is_worker_process:  # other engines take the first that are visible; the environment is the process's own
         os.environ[VISIBLE] = ",".join(taken)
 
 

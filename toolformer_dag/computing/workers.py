@@ -8,7 +8,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from toolformer_dag.computing.chunks import (
@@ -164,50 +163,63 @@ class Workers:
     - busy (`_busy`): it computes one; by the future of its answer
     - dead: killed, and forgotten here
 
-    A task is not taken from the caller's iterable yet, or waits (`_next`, in the order in which workers get them), or
-    is with a busy worker, or has ended. A task whose worker died waits again, before the others.
+    A task is not taken from the caller's iterable yet, or waits (`_waiting`, the next one first), or is with a busy
+    worker, or has ended. A task whose worker died waits again, before the others.
 
     The first chunk decides where and how many workers there may be: a run that has nothing to compute starts none. One
     thread uses an object; `spent` alone may be read by others.
     """
 
     def __init__(self, worker: Worker, tables: Tables, executor_of: ExecutorOf) -> None:
-        self._here = worker
+        """Begin without workers.
+
+        - `worker`: what this process has loaded
+        - `tables`: the tables whose chunks are computed, by name
+        - `executor_of`: decides where chunks are computed, once the first chunk is there
+        """
+        self._own_worker = worker
         self._tables = tables
         self._executor_of = executor_of
+        self._decided_executor: Executor | None = None
+        self._most_workers = 0
+        """How many workers there may be; a cluster is asked once a round, since machines come and go."""
         self._starting: list[ChunkWorker] = []
-        self._failed_starts = 0  # in a row
+        self._failed_starts = 0
+        """How many workers in a row died before they started."""
         self._idle: list[ChunkWorker] = []
         self._busy: dict[Future[ChunkAnswer], _Busy] = {}
-        self._next = deque[_Assignment]()
-        self._spent_elsewhere = Spent()  # by workers of other processes; it stays 0 where all compute here
+        self._waiting = deque[_Assignment]()
+        """Tasks that are to be given to workers, the next one first."""
+        self._spent_elsewhere = Spent()
+        """What workers of other processes spent; it stays 0 where all compute here."""
 
     @property
     def spent(self) -> Spent:
         """What was spent by this process and by workers of others; other threads may ask."""
-        return self._here.spent() + self._spent_elsewhere
+        return self._own_worker.spent() + self._spent_elsewhere
 
     def map_chunks(self, tasks: Iterable[Task]) -> Ended:
-        """Yield tasks as they end. Closing the generator ends the tasks that are under way.
+        """Yield tasks as they end, and None about once a second. Closing the generator ends those under way.
 
-        Tasks are taken from the iterable as workers become free, and one more for each worker while all compute. The
-        chunk of a worker that dies, or is lost with its machine, is given to another one; so is that of a worker that
-        has not answered for `execution.chunk_hours`, and whichever ends first counts. Raises WorkerError where that
-        happened too often, UserError as the task raised it, and TokensSpent where `execution.most_tokens` went through
-        the model and a chunk is left; those that were under way have ended then.
+        - Tasks are taken from the iterable as workers become free, and one more for each worker while all compute.
+        - The task of a worker that dies, or is lost with its machine, is given to another one.
+        - So is the task of a worker that has not answered for `execution.chunk_hours`; whichever ends first counts.
+
+        Raises WorkerError where workers failed too often over one task, UserError as a task raised it, and TokensSpent
+        where `execution.most_tokens` went through the model and a task is left; those under way have ended then.
         """
         not_taken = (_Assignment(number, task) for number, task in enumerate(tasks))
         outcomes = deque[_Outcome]()
         try:
             while self._employ(not_taken) or outcomes:
-                # While outcomes are yielded one by one, workers that are done get their next chunk.
+                # Outcomes are yielded one by one. Workers that are done meanwhile get their next chunk without waiting.
                 seconds = 0.0 if outcomes else 1.0
                 outcomes.extend(self._wait_for_outcomes(not_taken, seconds))
                 yield _first_ended(outcomes)
-            if not self._may_spend() and self._has_next(not_taken):
-                raise TokensSpent(self.spent.tokens, self._here.plan.settings.execution.most_tokens or 0)
+            if not self._may_spend() and self._has_waiting(not_taken):
+                raise TokensSpent(self.spent.tokens, self._own_worker.plan.settings.execution.most_tokens or 0)
         finally:
-            self._next.clear()
+            self._waiting.clear()
             self._kill_busy()
 
     def close(self) -> None:
@@ -217,18 +229,16 @@ class Workers:
             worker.kill()
         self._starting = []
         self._idle = []
-        vars(self).pop("_executor", None)  # the next chunk decides anew
-        self._here.release()
+        self._decided_executor = None  # the next chunk decides anew
+        self._own_worker.release()
 
-    @cached_property
+    @property
     def _executor(self) -> Executor:
-        """Where chunks are computed; decided once, by the first chunk."""
-        return self._executor_of(self._here, self._tables)
-
-    @cached_property
-    def _most(self) -> int:
-        """How many workers there may be. `_employ` forgets it: a cluster is asked for its machines once a round."""
-        return self._executor.count()
+        """Where chunks are computed; decided by the first chunk."""
+        if self._decided_executor is None:
+            self._decided_executor = self._executor_of(self._own_worker, self._tables)
+            self._most_workers = self._decided_executor.count()
+        return self._decided_executor
 
     def _kill_busy(self) -> None:
         """End the workers that compute; their chunks are forgotten."""
@@ -237,48 +247,52 @@ class Workers:
             busy.worker.kill()
 
     def _employ(self, not_taken: Iterator[_Assignment]) -> bool:
-        """Give waiting chunks to idle workers, starting new workers up to their number.
+        """Give chunks that wait to idle workers, and start new workers up to their number.
 
-        not_taken: the chunks that were not taken from the caller yet. Returns whether any chunk is not done.
+        not_taken: the chunks that were not taken from the caller yet; they are taken as there is room for them.
+        Returns whether any chunk is not done.
         """
-        vars(self).pop("_most", None)
+        if self._decided_executor is not None:
+            self._most_workers = self._decided_executor.count()
         if not self._may_spend():
             return bool(self._busy)
-        while self._has_room() and self._has_next(not_taken):
+        while self._has_room() and self._has_waiting(not_taken):
             worker = self._idle.pop() if self._idle else self._executor.start()
             if worker.started.done():
-                self._give(worker, self._next.popleft())
+                self._give(worker, self._waiting.popleft())
             else:
                 self._starting.append(worker)
-        return bool(self._busy) or self._has_next(not_taken)
+        return bool(self._busy) or self._has_waiting(not_taken)
 
     def _may_spend(self) -> bool:
         """Return whether fewer tokens than `execution.most_tokens` went through the model."""
-        most = self._here.plan.settings.execution.most_tokens
+        most = self._own_worker.plan.settings.execution.most_tokens
         return most is None or self.spent.tokens < most
 
     def _has_room(self) -> bool:
-        """Return whether a worker is idle or may be started; without asking a cluster before the first chunk."""
-        is_undecided = "_executor" not in vars(self)
-        if self._idle or is_undecided:
+        """Return whether a worker is idle or may be started. Before the first chunk nobody knows: True."""
+        if self._idle or self._decided_executor is None:
             return True
-        return len(self._busy) + len(self._starting) < self._most
+        return len(self._busy) + len(self._starting) < self._most_workers
 
-    def _has_next(self, not_taken: Iterator[_Assignment]) -> bool:
+    def _has_waiting(self, not_taken: Iterator[_Assignment]) -> bool:
         """Return whether a chunk waits to be given, taking one from the caller where none does."""
-        return bool(self._next) or self._take(not_taken)
+        return bool(self._waiting) or self._take(not_taken)
 
     def _take(self, not_taken: Iterator[_Assignment]) -> bool:
         """Take a chunk from the caller, to be given after those that wait; return whether there was one."""
         assignment = next(not_taken, None)
         if assignment is None:
             return False
-        self._next.append(assignment)
+        self._waiting.append(assignment)
         return True
 
     def _plan_ahead(self, not_taken: Iterator[_Assignment]) -> None:
-        """Take up to a chunk per worker while all compute: what is planned now need not be waited for."""
-        while self._may_spend() and len(self._next) < self._most:
+        """Take up to a chunk per worker from the caller while all compute, so that it is planned before it is needed.
+
+        Planning stops as soon as a worker has answered.
+        """
+        while self._may_spend() and len(self._waiting) < self._most_workers:
             is_an_answer_there = any(future.done() for future in self._busy)
             if is_an_answer_there or not self._take(not_taken):
                 return
@@ -292,24 +306,24 @@ class Workers:
             future = worker.submit(assignment.task)
         except self._executor.deaths:
             worker.kill()
-            self._next.appendleft(assignment)
+            self._waiting.appendleft(assignment)
             return
         self._busy[future] = _Busy(worker, replace(assignment, since=time.monotonic()))
 
     def _wait_for_outcomes(self, not_taken: Iterator[_Assignment], seconds: float) -> list[_Outcome]:
         """Wait until a worker answers or has started; return the outcomes of those that answered.
 
-        seconds: the longest wait. Meanwhile up to a chunk per worker is taken from `not_taken`, so that it is planned
-        when a worker becomes free.
+        seconds: the longest wait. Meanwhile up to a chunk per worker is taken from `not_taken`. Workers that answered
+        are busy with their next chunk afterwards, or idle; chunks that take too long are given to other workers too.
         """
         self._plan_ahead(not_taken)
         awaited: list[Future[Any]] = [*self._busy, *(worker.started for worker in self._starting)]
         wait(awaited, seconds, FIRST_COMPLETED)
         self._take_in_started()
         outcomes = []
-        for future in list(self._busy):
-            is_given_elsewhere_and_answered = future not in self._busy  # `_receive` of another future removed it
-            if is_given_elsewhere_and_answered or not future.done():
+        answered = [future for future in self._busy if future.done()]
+        for future in answered:
+            if future not in self._busy:  # its chunk was with two workers, and the other one's answer was received
                 continue
             outcome = self._receive(future)
             if outcome is not None:
@@ -320,7 +334,7 @@ class Workers:
     def _take_in_started(self) -> None:
         """Move workers that have started from `_starting` to `_idle`, and forget those that died before.
 
-        Raises WorkerError where STARTS workers in a row, for each that there may be, died before they started.
+        Raises WorkerError after STARTS * `_most_workers` workers in a row died before they started.
         """
         for worker in list(self._starting):
             if not worker.started.done():
@@ -330,16 +344,16 @@ class Workers:
             if death is None:
                 self._failed_starts = 0
                 self._idle.append(worker)
-            elif self._failed_starts >= STARTS * self._most:
+            elif self._failed_starts >= STARTS * self._most_workers:
                 raise WorkerError(f"no worker can be started: {death}") from death
             else:  # scheduled on a lost machine; Ray notices late
                 self._failed_starts += 1
 
     def _receive(self, future: "Future[ChunkAnswer]") -> _Outcome | None:
-        """Take the answer of a worker and give it its next chunk, if one is planned; return the outcome.
+        """Take the answer of a worker, give the worker the next chunk that waits, and return the outcome of its task.
 
-        None where the worker died and another one gets its chunk. An error after too many deaths is the outcome, so
-        that it is raised after those of the same round.
+        Returns None where the worker died and another one gets its chunk. Where too many died over it, the WorkerError
+        is returned as the outcome: the outcomes of the other workers that answered are yielded before it is raised.
         """
         worker, assignment = self._busy.pop(future)
         try:
@@ -353,9 +367,9 @@ class Workers:
         self._idle.append(worker)
         self._spent_elsewhere += answer.spent
         self._forget_other_assignments(assignment.number)
-        failed = isinstance(answer.outcome, UserError)
-        if self._next and not failed and self._may_spend():
-            self._give(self._idle.pop(), self._next.popleft())
+        task_failed = isinstance(answer.outcome, UserError)
+        if self._waiting and not task_failed and self._may_spend():
+            self._give(self._idle.pop(), self._waiting.popleft())
         return _Outcome(assignment.number, answer.outcome)
 
     def _forget_other_assignments(self, number: int) -> None:
@@ -364,7 +378,7 @@ class Workers:
             if busy.assignment.number == number:
                 del self._busy[future]
                 busy.worker.kill()
-        self._next = deque(assignment for assignment in self._next if assignment.number != number)
+        self._waiting = deque(assignment for assignment in self._waiting if assignment.number != number)
 
     def _replace_dead(self, worker: ChunkWorker, assignment: _Assignment, death: Exception) -> None:
         """Forget a dead worker and let its chunk wait for another one, before all others.
@@ -399,20 +413,20 @@ class Workers:
                 f"kept; {failure.remedy}"
             ) from None
         log.warning("%s: %s; another worker gets the chunk", assignment, what_happened)
-        self._next.appendleft(replace(assignment, failures=failures))
+        self._waiting.appendleft(replace(assignment, failures=failures))
 
     def _pass_on_late(self) -> None:
-        """Give the chunks that take longer than `execution.chunk_hours` to other workers too.
+        """Let chunks that take longer than `execution.chunk_hours` wait for other workers too, and mark them as late.
 
-        The late workers go on, unless nothing else does: then they are ended to make room for new ones.
+        The late workers go on. Where all workers are late and no other one may be started, they are ended.
         """
-        limit = timedelta(hours=self._here.plan.settings.execution.chunk_hours)
+        limit = timedelta(hours=self._own_worker.plan.settings.execution.chunk_hours)
         for future, (worker, assignment) in list(self._busy.items()):
             seconds = time.monotonic() - assignment.since
-            if assignment.is_late or future.done() or seconds <= limit.total_seconds():
-                continue
-            self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
-            self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
+            is_newly_late = seconds > limit.total_seconds() and not assignment.is_late and not future.done()
+            if is_newly_late:
+                self._give_again(assignment, LATE, f"{worker} has not answered for {limit} (execution.chunk_hours)")
+                self._busy[future] = _Busy(worker, replace(assignment, is_late=True))
         all_are_late = all(busy.assignment.is_late for busy in self._busy.values())
         if all_are_late and not self._has_room():
             self._kill_busy()

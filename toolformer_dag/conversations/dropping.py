@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from toolformer_dag.conversations.forms import ALL_FORMS
+from toolformer_dag.conversations.forms.form import Form
 from toolformer_dag.conversations.marked_messages import BETWEEN_CALLS
 from toolformer_dag.conversations.messages import RecordedCall
-from toolformer_dag.conversations.raw_messages import Said, read_message
-from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, said_in
+from toolformer_dag.conversations.raw_messages import StoredMessage, read_message
+from toolformer_dag.conversations.reading import FIRST_RECORDS, file_form, record_form, stored_conversations
 from toolformer_dag.conversations.record_paths import GONE, Path, without
 
 
@@ -18,26 +20,32 @@ def drop(record: Any, calls: Collection[RecordedCall], messages: Collection[Path
     A message that is left without words, calls and results goes too.
 
     - `record`: for a form in which a file is a conversation, the list of the file's records
-    - `messages`: the places of messages that are left out whole (`RecordedMessage.place`)
+    - `messages`: the paths of messages that are left out whole (`RecordedMessage.place`)
     """
-    form = (file_form(record[:FIRST_RECORDS]) if isinstance(record, list) else None) or record_form(record)
+    form = _form_of(record)
     if form is None or not (calls or messages):
         return record
-    gone = set(messages)
+    removed_paths = set(messages)
     for call in calls:
-        gone.update((call.place, *call.copies))
+        removed_paths.update((call.place, *call.copies))
         if call.answered is not None:
-            gone.add(call.answered)
-    all_said = [said for part in said_in(form, record) for said in part]
-    inside = _inside(all_said, gone)
-    for said in all_said:
-        paths = inside.get(said.path)
-        if paths and _is_emptied(said, paths):
-            gone.add(said.path)
-    left = without(record, gone)
+            removed_paths.add(call.answered)
+    stored_messages = list(chain.from_iterable(stored_conversations(form, record)))
+    removed_of_message = _by_message(removed_paths, stored_messages)
+    for stored in stored_messages:
+        removed_inside = removed_of_message.get(stored.path)
+        if removed_inside and _is_emptied(stored, removed_inside):
+            removed_paths.add(stored.path)
+    left = without(record, removed_paths)
     if left is GONE:
         return [] if isinstance(record, list) else {}
     return form.after_drop(left, record) if form.after_drop is not None else left
+
+
+def _form_of(record: Any) -> Form | None:
+    """Return the form of a record, or of the records of a file; None for no conversation."""
+    form = file_form(record[:FIRST_RECORDS]) if isinstance(record, list) else None
+    return form or record_form(record)
 
 
 def can_drop(form: str) -> bool:
@@ -45,23 +53,27 @@ def can_drop(form: str) -> bool:
     return all(known.can_drop for known in ALL_FORMS if known.name == form)
 
 
-def _inside(all_said: Sequence[Said], gone: Collection[Path]) -> dict[Path, list[Path]]:
-    """Return what goes inside each message: by the way to the message, the ways from there."""
-    lengths = {len(said.path) for said in all_said}
-    inside = defaultdict[Path, list[Path]](list)
-    for path in gone:
+def _by_message(paths: Collection[Path], stored_messages: Sequence[StoredMessage]) -> dict[Path, list[Path]]:
+    """Return the paths that lie in each message, by the path of the message; they begin at the message.
+
+    As an example, of ("messages", 1, "tool_calls", 0) in the message at ("messages", 1) that is ("tool_calls", 0).
+    """
+    lengths = {len(stored.path) for stored in stored_messages}
+    paths_of_message = defaultdict[Path, list[Path]](list)
+    for path in paths:
         for length in lengths:
-            inside[path[:length]].append(path[length:])
-    return inside
+            paths_of_message[path[:length]].append(path[length:])
+    return paths_of_message
 
 
-def _is_emptied(said: Said, gone: Collection[Path]) -> bool:
-    """Return whether nothing is left of a message without what goes in it."""
-    left = without(said.value, gone)
+def _is_emptied(stored: StoredMessage, removed: Collection[Path]) -> bool:
+    """Return whether a message has no words, calls and results left once what lies at these paths in it is removed."""
+    left = without(stored.value, removed)
     if left is GONE:
         return True
-    for message in read_message(said._replace(value=left), 0, []):
+    for message in read_message(stored._replace(value=left), number=0, faults=[]):
         has_results = any(result.text.strip() for result in message.results)
-        if message.calls or has_results or message.text.strip(BETWEEN_CALLS):
+        has_words = bool(message.text.strip(BETWEEN_CALLS))
+        if message.calls or has_results or has_words:
             return False
     return True

@@ -15,28 +15,35 @@ DEFINITIONS = (*PASSIVE_FIELDS, "tool_definitions", "tool_schemas", "evaluation_
 
 
 def unread_call(record: Any) -> str | None:
-    """Return the way to the first thing in a record that looks like a call, such as `rejected.1.tool_calls`; else None.
+    """Return where the first thing stands in a record that looks like a call, as "rejected.1.tool_calls"; else None.
 
-    By the names of fields alone; what describes tools is passed over, and so is text.
+    Only names of fields tell. The values nearest to the record come first; text, and what describes tools, is not
+    looked into. At most MOST_VALUES lists and objects are.
     """
     waiting = deque[tuple[str, Any]]([("", record)])
-    looked_at = 0
-    while waiting and looked_at < MOST_VALUES:
-        way, value = waiting.popleft()
-        looked_at += 1
-        if isinstance(value, list):
-            below = [(str(index), item) for index, item in enumerate(value[:MOST_VALUES])]
-        else:
-            below = [(str(key), item) for key, item in value.items() if key not in DEFINITIONS]
-            if _is_call(value):
-                return way or "the record"
-        for name, item in below:
-            inner = f"{way}.{name}" if way else name
-            if name in CALL_LISTS and isinstance(item, list | Mapping) and item:
-                return inner
-            if isinstance(item, list | Mapping):
-                waiting.append((inner, item))
+    for _ in range(MOST_VALUES):
+        if not waiting:
+            return None
+        place, value = waiting.popleft()
+        if isinstance(value, Mapping) and _is_call(value):
+            return place or "the record"
+        for name, item in _items_of(value):
+            if not isinstance(item, list | Mapping):
+                continue
+            item_place = f"{place}.{name}" if place else name
+            if name in CALL_LISTS and item:
+                return item_place
+            waiting.append((item_place, item))
     return None
+
+
+def _items_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the items of a list by their numbers, or the fields of an object but those that describe tools."""
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items() if key not in DEFINITIONS]
+    if isinstance(value, list):
+        return [(str(index), item) for index, item in enumerate(value[:MOST_VALUES])]
+    return []
 
 
 def _is_call(value: Mapping[str, Any]) -> bool:

@@ -7,7 +7,8 @@ results alone.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.failures import says_failure
 from toolformer_dag.conversations.marks import visible
@@ -23,84 +24,102 @@ SHOWN = 80
 
 @dataclass(eq=False)
 class WaitingCall:
-    """A call on the way to its result: who made it, in which turn, and its number in the conversation."""
+    """A call on the way to its result.
+
+    - `by`: who made it: assistant or user
+    - `turn`: the number of the turn in which it was made, set by `paired`
+    - `number`: of its message in the conversation, and of the call in that message
+    - `result`: None until it has come
+    """
 
     id: str | None
     tool: str
     by: str
-    turn: int
     number: tuple[int, int]
+    turn: int = 0
     result: ResultAt | None = None
 
 
-@dataclass
+class Turn(NamedTuple):
+    """A turn of a conversation in which `by` made calls."""
+
+    by: str
+    number: int
+
+
 class _Waiting:
     """The calls that have no result yet, in the order in which they were made.
 
     A call that got its result stays in the queues until it comes to their front, so that each is passed once.
     """
 
-    by_id: dict[str, list[deque[WaitingCall]]] = field(default_factory=lambda: defaultdict(list))
-    by_turn: dict[tuple[str, int], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
-    by_tool: dict[tuple[str, int, str], deque[WaitingCall]] = field(default_factory=lambda: defaultdict(deque))
-    turns: list[tuple[str, int]] = field(default_factory=list)
-    unanswered: Counter[tuple[str, int]] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        """Begin without calls."""
+        self._of_id: dict[str, list[deque[WaitingCall]]] = defaultdict(list)
+        """By id: a queue per turn with calls of this id, the earliest turn first."""
+        self._of_turn: dict[Turn, deque[WaitingCall]] = defaultdict(deque)
+        self._of_tool: dict[tuple[Turn, str], deque[WaitingCall]] = defaultdict(deque)
+        """By turn and name of a tool."""
+        self._turns: list[Turn] = []
+        """The turns in which a call may wait, the earliest first."""
+        self._counts: Counter[Turn] = Counter()
+        """How many calls of a turn wait."""
 
     def add(self, call: WaitingCall) -> None:
         """Add a call that was made."""
+        turn = Turn(call.by, call.turn)
+        if turn not in self._of_turn:
+            self._turns.append(turn)
+        self._of_turn[turn].append(call)
+        self._of_tool[turn, call.tool].append(call)
+        self._counts[turn] += 1
         if call.id is not None:
-            turns = self.by_id[call.id]
-            if not turns or not turns[-1] or turns[-1][-1].turn != call.turn:
-                turns.append(deque())
-            turns[-1].append(call)
-        turn = (call.by, call.turn)
-        if turn not in self.by_turn:
-            self.turns.append(turn)
-        self.by_turn[turn].append(call)
-        self.unanswered[turn] += 1
-        self.by_tool[(*turn, call.tool)].append(call)
+            queues = self._of_id[call.id]
+            is_of_last_turn = bool(queues) and bool(queues[-1]) and queues[-1][-1].turn == call.turn
+            if not is_of_last_turn:
+                queues.append(deque())
+            queues[-1].append(call)
 
     def of_id(self, call_id: str) -> WaitingCall | None:
-        """Return the call of an id that waits: of the latest turn in which one does the first, since ids may return."""
-        turns = self.by_id.get(call_id, [])
-        while turns:
-            call = _first_waiting(turns[-1])
+        """Return the call of an id that waits: in the latest turn with one the first, since ids may be used again."""
+        queues = self._of_id.get(call_id, [])
+        while queues:
+            call = _first_waiting(queues[-1])
             if call is not None:
                 return call
-            turns.pop()
+            queues.pop()
         return None
 
     def in_order(self, by: str | None, tool: str | None) -> WaitingCall | None:
-        """Return the call that a result without an id answers: of the latest turn in which one waits.
+        """Return the call that a result without an id answers, in the latest turn in which one waits.
 
-        The first call of that turn to the tool that the result names, else the first one.
+        That is the first call of the turn to the tool that the result names, else the first one.
+        by: who made the call, if the result says so.
         """
-        while self.turns:
-            index = next((i for i in range(len(self.turns) - 1, -1, -1) if by in (None, self.turns[i][0])), None)
-            if index is None:
-                return None
-            turn = self.turns[index]
-            first = _first_waiting(self.by_turn[turn])
-            if first is None:
-                self.turns.pop(index)
+        for index in range(len(self._turns) - 1, -1, -1):
+            turn = self._turns[index]
+            if by is not None and turn.by != by:
                 continue
-            named = _first_waiting(self.by_tool.get((*turn, tool))) if tool is not None else None
-            return named or first
+            first = _first_waiting(self._of_turn[turn])
+            if first is None:  # all calls of the turn have their results
+                del self._turns[index]
+                continue
+            of_tool = None if tool is None else _first_waiting(self._of_tool.get((turn, tool), deque()))
+            return of_tool or first
         return None
 
-    def beside(self, call: WaitingCall | None) -> int:
-        """Return how many calls of the turn of a call wait, itself included."""
-        if call is None:
-            return 0
-        return self.unanswered[call.by, call.turn]
+    def count_beside(self, call: WaitingCall | None) -> int:
+        """Return how many calls of the turn of a call wait, itself included; 0 without a call."""
+        return 0 if call is None else self._counts[Turn(call.by, call.turn)]
 
     def answer(self, call: WaitingCall, result: ResultAt) -> None:
         """Give a call its result; it waits no more."""
         call.result = result
-        self.unanswered[call.by, call.turn] -= 1
+        self._counts[Turn(call.by, call.turn)] -= 1
 
 
-def _first_waiting(calls: deque[WaitingCall] | None) -> WaitingCall | None:
+def _first_waiting(calls: deque[WaitingCall]) -> WaitingCall | None:
+    """Return the first call of a queue that waits; remove those before it, which have their results."""
     while calls and calls[0].result is not None:
         calls.popleft()
     return calls[0] if calls else None
@@ -109,104 +128,125 @@ def _first_waiting(calls: deque[WaitingCall] | None) -> WaitingCall | None:
 def paired(messages: Sequence[RawMessage], faults: list[Fault]) -> tuple[RecordedMessage, ...]:
     """Return the messages with each result beside its call, where a message of a tool is no message any more.
 
-    `faults`: gets results that answer no call (result_without_call), that come before their call (result_before_call),
-    or after somebody else spoke (late_result). The latter two are paired; a result for several calls that cannot be
-    parted (one_result_for_calls) is given to the first of them.
+    Appends to `faults`: results that answer no call (result_without_call), that come before their call
+    (result_before_call), or after somebody else spoke (late_result). The latter two are paired; a result for several
+    calls that cannot be parted (one_result_for_calls) is given to the first of them.
     """
-    calls = _calls_of(messages)
+    calls = _calls_of_messages(messages)
     waiting = _Waiting()
     turn = 0
-    early = list[ResultAt]()
+    early_results = list[ResultAt]()
     for position, message in enumerate(messages):
-        is_others = message.role not in ("assistant", "tool")
-        if is_others and not message.results:
+        is_of_somebody_else = message.role not in ("assistant", "tool")
+        if is_of_somebody_else and not message.results:
             turn += 1
         for call in calls[position]:
             call.turn = turn
             waiting.add(call)
-        is_last = not any(following.results for following in messages[position + 1 : position + 2])
-        for result in _parted(message.results, is_last, waiting, faults):
-            answered = _answered(result, waiting)
-            if answered is None:
-                early.append(result)
+        next_message = messages[position + 1] if position + 1 < len(messages) else None
+        are_last = next_message is None or not next_message.results
+        for result in _parted(message.results, are_last, waiting, faults):
+            call_of_result = _call_of(result, waiting)
+            if call_of_result is None:
+                early_results.append(result)
                 continue
-            waiting.answer(answered, result)
-            if answered.turn < turn:
+            waiting.answer(call_of_result, result)
+            if call_of_result.turn < turn:
                 faults.append(("late_result", result.text[:SHOWN]))
-        if is_others and message.results and message.text.strip():
+        if is_of_somebody_else and message.results and message.text.strip():  # results first, then words
             turn += 1
-    for result in early:
-        later = waiting.of_id(result.found.id) if result.found.id is not None else None
-        if later is None:
-            faults.append(("result_without_call", result.text[:SHOWN]))
-        else:
-            waiting.answer(later, result)
-            faults.append(("result_before_call", result.text[:SHOWN]))
+    _pair_early(early_results, waiting, faults)
     return tuple(_recorded(messages, calls))
 
 
-def _calls_of(messages: Sequence[RawMessage]) -> list[list[WaitingCall]]:
-    """Return the calls of each message. Calls of one stored message are counted on where it was cut into several."""
-    made_by_number = Counter[int]()
+def _pair_early(results: Sequence[ResultAt], waiting: _Waiting, faults: list[Fault]) -> None:
+    """Give results that came before any call for them to the call of their id, now that all calls are known.
+
+    Appends to `faults` that they came before their call, or that there is none.
+    """
+    for result in results:
+        call = waiting.of_id(result.found.id) if result.found.id is not None else None
+        if call is None:
+            faults.append(("result_without_call", result.text[:SHOWN]))
+        else:
+            waiting.answer(call, result)
+            faults.append(("result_before_call", result.text[:SHOWN]))
+
+
+def _calls_of_messages(messages: Sequence[RawMessage]) -> list[list[WaitingCall]]:
+    """Return the calls of each message.
+
+    Several messages have one number where a stored message was cut into them; their calls are counted on.
+    """
+    count_of_number = Counter[int]()
     calls = []
     for message in messages:
         by = "user" if message.role == "user" else "assistant"
-        made = []
+        calls_of_message = []
         for call in message.calls:
-            number = (message.number, made_by_number[message.number])
-            made_by_number[message.number] += 1
-            made.append(WaitingCall(call.found.id, call.found.tool, by, 0, number))
-        calls.append(made)
+            call_number = (message.number, count_of_number[message.number])
+            count_of_number[message.number] += 1
+            calls_of_message.append(WaitingCall(id=call.found.id, tool=call.found.tool, by=by, number=call_number))
+        calls.append(calls_of_message)
     return calls
 
 
-def _answered(result: ResultAt, waiting: _Waiting) -> WaitingCall | None:
+def _call_of(result: ResultAt, waiting: _Waiting) -> WaitingCall | None:
     """Return the call that a result answers; None where none waits, or none of its id.
 
-    An id that is the name of a tool stands for the first call of that tool; where calls have no ids, it says nothing.
+    1. A result without an id answers the call whose id its message has (`message_id`), else the next one in order.
+    2. A result with the id of a call that waits answers that.
+    3. An id that is the name of a tool stands for the first call of that tool that waits.
+    4. Another id says nothing where the calls have none: the result answers the next one in order.
     """
     call_id = result.found.id
     if call_id is None:
-        of_message = waiting.of_id(result.message_id) if result.message_id is not None else None
+        of_message = None if result.message_id is None else waiting.of_id(result.message_id)
         return of_message or waiting.in_order(result.by, result.found.tool)
-    call = waiting.of_id(call_id)
-    if call is not None:
-        return call
-    of_tool = waiting.in_order(result.by, call_id)
-    if of_tool is None or of_tool.tool == call_id:
-        return of_tool
-    return waiting.in_order(result.by, result.found.tool) if of_tool.id is None else None
+    of_id = waiting.of_id(call_id)
+    if of_id is not None:
+        return of_id
+    next_call = waiting.in_order(result.by, tool=call_id)
+    if next_call is None or next_call.tool == call_id:
+        return next_call
+    calls_have_ids = next_call.id is not None
+    return None if calls_have_ids else waiting.in_order(result.by, result.found.tool)
 
 
-def _parted(results: Sequence[ResultAt], is_last: bool, waiting: _Waiting, faults: list[Fault]) -> Iterator[ResultAt]:
-    """Yield results, and those of a list one by one where a single result answers all calls that wait.
+def _parted(results: Sequence[ResultAt], are_last: bool, waiting: _Waiting, faults: list[Fault]) -> Iterator[ResultAt]:
+    """Yield the results of a message; a single one that is a list of results for several calls is parted.
 
-    That is a list without an id, as long as the calls of the turn that wait are many; `is_last`: no result follows in
-    the next message.
+    are_last: whether no result follows in the next message. Appends to `faults` that one result stands for several
+    calls and cannot be parted.
     """
-    if len(results) != 1 or results[0].found.id is not None or not is_last:
+    may_be_list = len(results) == 1 and results[0].found.id is None and are_last
+    if not may_be_list or _is_for_known_call(results[0], waiting):
         yield from results
         return
     [result] = results
-    if result.message_id is not None and waiting.of_id(result.message_id) is not None:
-        yield result
-        return
-    unanswered = waiting.beside(waiting.in_order(result.by, result.found.tool))
-    content = result.found.content
-    opened = parsed(content) if isinstance(content, str) and unanswered else content
-    has_named_items = isinstance(opened, list) and all(map(_is_named_result, opened))
-    if unanswered < 2 and not has_named_items:
-        yield result
-        return
-    if isinstance(opened, list) and len(opened) == unanswered:
-        for index, item in enumerate(opened):
+    next_call = waiting.in_order(result.by, result.found.tool)
+    waiting_calls = waiting.count_beside(next_call)
+    items = _items_of(result) if waiting_calls else []
+    are_named = bool(items) and all(map(_is_named_result, items))
+    if len(items) == waiting_calls and (waiting_calls > 1 or are_named):
+        for index, item in enumerate(items):
             yield ResultAt(_item_result(item), _item_path(result, index), result.by)
         return
-    if unanswered < 2:
-        yield result
-        return
-    faults.append(("one_result_for_calls", f"{unanswered} calls wait: {result.text[:SHOWN]}"))
+    if waiting_calls > 1:
+        faults.append(("one_result_for_calls", f"{waiting_calls} calls wait: {result.text[:SHOWN]}"))
     yield result
+
+
+def _is_for_known_call(result: ResultAt, waiting: _Waiting) -> bool:
+    """Return whether the message of a result has the id of a call that waits."""
+    return result.message_id is not None and waiting.of_id(result.message_id) is not None
+
+
+def _items_of(result: ResultAt) -> list[Any]:
+    """Return the items of a result that is a list, or a list in JSON; no items for another result."""
+    content = result.found.content
+    opened = parsed(content) if isinstance(content, str) else content
+    return opened if isinstance(opened, list) else []
 
 
 def _is_named_result(item: object) -> bool:
@@ -219,26 +259,36 @@ def _item_result(item: object) -> FoundResult:
     if isinstance(item, dict):
         tool = item.get("name") if isinstance(item.get("name"), str) else None
         content = next((item[key] for key in ("results", "result", "content", "output") if key in item), item)
-        return FoundResult(content, None, tool, item)
-    return FoundResult(item, None, None, None)
+        return FoundResult(content=content, tool=tool, beside=item)
+    return FoundResult(content=item)
 
 
 def _item_path(result: ResultAt, index: int) -> Path:
-    """Return the way to an item of a result that is a list, which may stand in JSON."""
-    beside = result.found.beside
-    key = next((key for key in ("content", "value", "parts") if isinstance(beside, Mapping) and key in beside), None)
-    to_list: Path = () if key is None else (key,)
-    opened: Path = (None,) if isinstance(result.found.content, str) else ()
-    return (*result.path, *to_list, *opened, index)
+    """Return the path to an item of a result that is a list, such as (*path, "content", None, 0).
+
+    The step None opens JSON: it is there where the list stands in a text.
+    """
+    fields = result.found.beside
+    path = result.path
+    for key in ("content", "value", "parts"):
+        if isinstance(fields, Mapping) and key in fields:
+            path = (*path, key)
+            break
+    if isinstance(result.found.content, str):
+        path = (*path, None)
+    return (*path, index)
 
 
 def _recorded(messages: Sequence[RawMessage], calls: Sequence[Sequence[WaitingCall]]) -> Iterator[RecordedMessage]:
-    """Yield the messages that say something or make calls, with what their calls were answered."""
+    """Yield the messages that say something or make calls, with the results of their calls."""
     for message, waiting_calls in zip(messages, calls, strict=True):
-        recorded = [_recorded_call(call, waiting) for call, waiting in zip(message.calls, waiting_calls, strict=True)]
+        recorded_calls = []
+        for call, waiting in zip(message.calls, waiting_calls, strict=True):
+            recorded_calls.append(_recorded_call(call, waiting))
         content = visible(message.text) if message.role == "assistant" else message.text
-        if recorded or (content.strip() and message.role != "tool"):
-            yield RecordedMessage(message.role, content, tuple(recorded), message.path)
+        says_something = bool(content.strip()) and message.role != "tool"
+        if recorded_calls or says_something:
+            yield RecordedMessage(message.role, content, tuple(recorded_calls), message.path)
 
 
 def _recorded_call(call: CallAt, waiting: WaitingCall) -> RecordedCall:
@@ -254,7 +304,6 @@ def _recorded_call(call: CallAt, waiting: WaitingCall) -> RecordedCall:
     result = waiting.result
     if result is None:
         return recorded
-    text = result.text
-    said_by = (result.found.beside, result.found.content)
-    failed = any(says_failure(text, fields) for fields in said_by)
-    return replace(recorded, result=text, failed=failed, answered=result.path)
+    # The text tells a failure, or the fields beside it or in it, such as "is_error".
+    failed = says_failure(result.text, result.found.beside) or says_failure(result.text, result.found.content)
+    return replace(recorded, result=result.text, failed=failed, answered=result.path)

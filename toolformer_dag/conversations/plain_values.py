@@ -19,9 +19,10 @@ MEDIA = ("image", "image_url", "input_image", "input_audio", "audio", "video", "
 
 
 def parsed(text: str) -> Any:
-    """Read an object or a list in JSON, or as Python writes it, as the first sets of Hermes do; None for neither.
+    """Read an object or a list in JSON, such as `{"a": 1}`, or as Python writes it: `{'a': 1}`; None for neither.
 
-    None too where the value has no place in JSON, such as half of a character.
+    The first data sets of Hermes and glaive hold Python's literals. None too for a value that JSON cannot hold, such as
+    half of a surrogate pair.
     """
     beginning = text[:1_000].lstrip()[:1]
     if beginning not in BEGINS_JSON:
@@ -97,6 +98,7 @@ def _has_text(part: Any) -> bool:
 
 
 def _part_text(part: Any) -> str:
+    """Return the text of a part of a content, for which `_has_text` holds; "[image]" for a part that is no text."""
     if not isinstance(part, Mapping):
         return str(part)
     text = first_of(part, ("text", "text.value", "thinking"))
@@ -107,7 +109,9 @@ def _part_text(part: Any) -> str:
     kind = part.get("type")
     if kind in ("text", "output_text", "input_text") and isinstance(part.get("value"), str):
         return str(part["value"])
-    return json.dumps(part, ensure_ascii=False) if kind is None else f"[{kind}]"
+    if kind is None:
+        return json.dumps(part, ensure_ascii=False)
+    return f"[{kind}]"
 
 
 def arguments_of(given: Any) -> Any:
@@ -115,8 +119,13 @@ def arguments_of(given: Any) -> Any:
 
     - JSON is read, also where it was written as JSON again: `"{\\"city\\": \\"Oslo\\"}"`
     - null, and no arguments at all, are `{}`
-    - nulls in an object are left out: a table whose columns hold the arguments of all tools pads with them
+    - nulls in an object are left out: a table whose columns hold the arguments of all tools pads with them. Those of
+      an object in JSON stay: somebody wrote them
     """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return _without_nulls(given)
     value = given
     for _ in range(JSON_IN_JSON):
         if not isinstance(value, str):
@@ -125,11 +134,7 @@ def arguments_of(given: Any) -> Any:
         if text in ("", "null"):
             return {}
         value = _json_value(text)
-    if value is None:
-        return {} if given is None else {"input": given}
-    if not isinstance(value, Mapping):
-        return {"input": given}
-    return _without_nulls(value) if isinstance(given, Mapping) else value
+    return value if isinstance(value, Mapping) else {"input": given}
 
 
 def _json_value(text: str) -> Any:

@@ -21,6 +21,7 @@ from toolformer_dag.conversations.shapes import (
     WORDS,
     FoundCall,
     FoundResult,
+    Shape,
     found_call,
     found_result,
     id_in,
@@ -68,11 +69,15 @@ WRAPPERS = ("message", "data", "kwargs", "payload")
 
 Fault = tuple[str, str]
 """Why something of a record could not be used as it was recorded, and a detail."""
+SHOWN = 80
+"""Characters of what was not understood in the detail of a fault."""
 
 
-class Said(NamedTuple):
-    """A raw message, or a part of one, as it stands in a record.
+class StoredMessage(NamedTuple):
+    """A message, or a part of one, as it stands in a record.
 
+    - `path`: to it in the record
+    - `value`: the message itself: an object, or a text
     - `role`: as ROLES has it; None where the message says it itself
     - `is_part`: whether the value is a part of a message, such as a content block
     - `call`, `result`: what the value is, where a form knows that better than its fields say
@@ -138,18 +143,22 @@ class RawMessage:
         return "".join(words.text for words in self.words)
 
     def add_call(self, found: FoundCall, path: Path) -> None:
-        """Add a call, or another way to one that is there already under the same id; and the result beside it."""
-        if found.id is not None and found.id in self._index_by_id:
-            index = self._index_by_id[found.id]
-            first = self.calls[index]
+        """Add a call and the result beside it.
+
+        Where the message has the same call already, under the same id, only the path is added to that call.
+        """
+        first_of_id = None if found.id is None else self._index_by_id.get(found.id)
+        if first_of_id is not None:
+            first = self.calls[first_of_id]
             if _is_copy(found, first.found):
-                self.calls[index] = CallAt(first.found, (*first.paths, path))
+                self.calls[first_of_id] = CallAt(first.found, (*first.paths, path))
                 return
-        elif found.id is not None:
+        if found.id is not None and first_of_id is None:
             self._index_by_id[found.id] = len(self.calls)
         self.calls.append(CallAt(found, (path,)))
         if found.has_result:
-            self.results.append(ResultAt(FoundResult(found.result, found.id, found.tool, found.beside), path))
+            result = FoundResult(content=found.result, id=found.id, tool=found.tool, beside=found.beside)
+            self.results.append(ResultAt(result, path))
 
 
 def _is_copy(call: FoundCall, other: FoundCall) -> bool:
@@ -157,67 +166,61 @@ def _is_copy(call: FoundCall, other: FoundCall) -> bool:
     return call.tool == other.tool and arguments_of(call.arguments) == arguments_of(other.arguments)
 
 
-def read_message(said: Said, number: int, faults: list[Fault]) -> list[RawMessage]:
-    """Return a stored message, taken apart; none where it is no message.
+def read_message(stored: StoredMessage, number: int, faults: list[Fault]) -> list[RawMessage]:
+    """Return a stored message, taken apart; an empty list where it is no message.
 
-    It is several where the assistant goes on after a result that stands in the same message: each ends with its
-    results. `faults`: gets what was met in it that was not understood; `number` names the message there.
+    It becomes several where the assistant goes on after a result that stands in the same message: each ends with its
+    results. Appends to `faults` what was not understood; `number` names the message there.
     """
-    if said.call is not None or said.result is not None:
-        return [_made_by_form(said, number)]
-    if said.is_part:
-        reader = _MessageReader(RawMessage(number, said.role or "assistant", said.path), faults)
-        reader.read_part(said.value, said.path)
-        return reader.parts
-    path, value = _unwrapped(said.path, said.value)
-    if isinstance(value, str) and said.role is not None:
-        return [_of_text(number, said, value)]
+    if stored.call is not None or stored.result is not None:
+        return [_made_by_form(stored, number)]
+    if stored.is_part:
+        return _read_as_part(stored.value, stored.path, number, stored.role or "assistant", faults)
+    path, value = _unwrapped(stored.path, stored.value)
+    if isinstance(value, str) and stored.role is not None:
+        return [_of_text(number, stored, value)]
     if not isinstance(value, Mapping):
         faults.append(("no_message", f"message {number} is a {type(value).__name__}"))
         return []
-    role = said.role or _role_of(said.value, value)
+    role = stored.role or _role_of(stored.value, value)
+    is_known_role = role in ROLES.values()
     kind = value.get("type")
-    if kind in SILENT_TYPES or (kind in THINKING_TYPES and role not in ROLES.values()):
+    if kind in SILENT_TYPES or (kind in THINKING_TYPES and not is_known_role):
         return []
-    if isinstance(kind, str) and kind in CALL_TYPES and "role" not in value:
-        reader = _MessageReader(RawMessage(number, "assistant", path), faults)
-        reader.read_part(value, path)
-        return reader.parts
-    if role not in ROLES.values():
+    is_call = isinstance(kind, str) and kind in CALL_TYPES and "role" not in value
+    if is_call:
+        return _read_as_part(value, path, number, "assistant", faults)
+    if not is_known_role:
         faults.append(("unknown_role", f"message {number} is of {role!r}"))
     reader = _MessageReader(RawMessage(number, "assistant" if role == CALLS else role, path), faults)
-    if value.get("toolInvocations") and not value.get("parts"):  # Vercel's content follows the results beside it
-        reader.read_lists(value, path)
-        reader.read_content(value, path)
-        return reader.parts
-    if role == CALLS:
-        reader.read_calls_in_content(value, path)
-    elif role == "tool":
-        if not any(isinstance(first_of(value, (name,)), list) for name in RESULT_LISTS):
-            reader.read_results(value, path)
-    else:
-        reader.read_content(value, path)
-    reader.read_lists(value, path)
+    reader.read_fields(value, path, role)
     return reader.parts
 
 
-def _made_by_form(said: Said, number: int) -> RawMessage:
+def _read_as_part(value: Any, path: Path, number: int, role: str, faults: list[Fault]) -> list[RawMessage]:
+    """Return a message that consists of one part, such as a content block or a call that is a message of its own."""
+    reader = _MessageReader(RawMessage(number, role, path), faults)
+    reader.read_part(value, path)
+    return reader.parts
+
+
+def _made_by_form(stored: StoredMessage, number: int) -> RawMessage:
     """Return the message of a call or a result that a form has found itself."""
-    message = RawMessage(number, "tool" if said.call is None else "assistant", said.path)
-    if said.call is not None:
-        message.add_call(said.call, said.path)
-    if said.result is not None:
-        message.results.append(ResultAt(said.result, said.path))
+    message = RawMessage(number, "tool" if stored.call is None else "assistant", stored.path)
+    if stored.call is not None:
+        message.add_call(stored.call, stored.path)
+    if stored.result is not None:
+        message.results.append(ResultAt(stored.result, stored.path))
     return message
 
 
-def _of_text(number: int, said: Said, text: str) -> RawMessage:
+def _of_text(number: int, stored: StoredMessage, text: str) -> RawMessage:
     """Return a message that is a text: a result where a tool wrote it."""
-    role = str(said.role)
+    role = str(stored.role)
     if role == "tool":
-        return RawMessage(number, role, said.path, results=[ResultAt(FoundResult(text, None, None, None), said.path)])
-    words_path = said.path if said.offset is None else (*said.path, (said.offset, said.offset + len(text)))
-    return RawMessage(number, role, said.path, [Words(text, words_path)])
+        return RawMessage(number, role, stored.path, results=[ResultAt(FoundResult(text), stored.path)])
+    words_path = stored.path if stored.offset is None else (*stored.path, (stored.offset, stored.offset + len(text)))
+    return RawMessage(number, role, stored.path, [Words(text, words_path)])
 
 
 def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
@@ -229,65 +232,83 @@ def _unwrapped(path: Path, value: Any) -> tuple[Path, Any]:
     return path, value
 
 
-def _role_of(outer: Any, message: Mapping[str, Any]) -> str:
-    """Return who wrote a message, as ROLES has it where it is known, else as it was recorded."""
-    named = [first_of(fields, (key,)) for fields in (message, outer) for key in SPEAKERS]
-    if isinstance(outer, Mapping) and isinstance(outer.get("id"), list) and outer["id"]:
-        named.append(outer["id"][-1])  # the class of a message that LangChain has dumped
-    names = [name for name in named if isinstance(name, str)]
-    for name in names:
+def _role_of(envelope: Any, message: Mapping[str, Any]) -> str:
+    """Return who wrote a message, as ROLES has it where it is known, else as it was recorded; "None" where nobody says.
+
+    envelope: what the record has around the message, whose fields may say it too.
+    """
+    names = []
+    for fields in (message, envelope):
+        for key in SPEAKERS:
+            names.append(first_of(fields, (key,)))
+    if isinstance(envelope, Mapping) and isinstance(envelope.get("id"), list) and envelope["id"]:
+        names.append(envelope["id"][-1])  # the class of a message that LangChain has dumped
+    recorded_names = [name for name in names if isinstance(name, str)]
+    for name in recorded_names:
         role = ROLES.get(name) or ROLES.get(name.lower())
         if role is not None:
             return role
-    return names[0] if names else "None"
+    return recorded_names[0] if recorded_names else "None"
 
 
 class _MessageReader:
     """Fills RawMessages with what stands in a stored message; what is not understood goes to the faults.
 
-    State: `parts`, of which the last one is filled; words of the assistant after a result begin another one.
+    State: `parts`, the messages so far, of which the last one is filled. Words of the assistant behind a result begin
+    another one.
     """
 
     def __init__(self, message: RawMessage, faults: list[Fault]) -> None:
+        """Begin with a message without words, calls and results."""
         self.parts = [message]
         self._faults = faults
         self._part_of_id: dict[str, RawMessage] = {}
+        """The message with the call of an id."""
 
-    def _add_call(self, found: FoundCall, path: Path) -> None:
-        """Add a call to the last part, or another way to one that is in a part already."""
-        part = self.parts[-1]
-        if found.id is not None:
-            part = self._part_of_id.setdefault(found.id, part)
-        part.add_call(found, path)
-
-    def _add_words(self, text: str, path: Path | None) -> None:
-        last = self.parts[-1]
-        if last.role == "assistant" and last.results and text.strip():
-            last = RawMessage(last.number, last.role, path or last.path)
-            self.parts.append(last)
-        last.words.append(Words(text, path))
+    def read_fields(self, value: Mapping[str, Any], path: Path, role: str) -> None:
+        """Read all fields of a message that may say something. role: as ROLES has it."""
+        is_of_vercel = bool(value.get("toolInvocations")) and not value.get("parts")
+        if is_of_vercel:  # its content follows the results in the other field
+            self.read_lists(value, path)
+            self.read_content(value, path)
+            return
+        if role == CALLS:
+            self.read_calls_in_content(value, path)
+        elif role == "tool":
+            lists_results = any(isinstance(first_of(value, (name,)), list) for name in RESULT_LISTS)
+            if not lists_results:
+                self.read_results(value, path)
+        else:
+            self.read_content(value, path)
+        self.read_lists(value, path)
 
     def read_content(self, value: Mapping[str, Any], path: Path) -> None:
-        """Read what a message says: text, or parts."""
+        """Read what a message says: text, a part or a list of parts, in the first of CONTENTS that holds something."""
         for key in CONTENTS:
             content = value.get(key)
-            if content is None or content == []:
-                continue
-            content_path = (*path, key)
-            if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
-                content_path = (*content_path, "parts")
-                content = content["parts"]
-            if isinstance(content, list):
-                for index, part in enumerate(content):
-                    self.read_part(part, (*content_path, index))
-            elif isinstance(content, Mapping):
-                self.read_part(content, content_path)
-            else:
-                self._add_words(text_of(content), content_path)
-            return
+            if content is not None and content != []:
+                self._read_content(content, (*path, key))
+                return
+
+    def _read_content(self, content: Any, path: Path) -> None:
+        """Read a text, a part, a list of parts, or an object with such a list (Gemini's `{"parts": [...]}`)."""
+        if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
+            path = (*path, "parts")
+            content = content["parts"]
+        if isinstance(content, list):
+            for index, part in enumerate(content):
+                self.read_part(part, (*path, index))
+        elif isinstance(content, Mapping):
+            self.read_part(content, path)
+        else:
+            self._add_words(text_of(content), path)
 
     def read_part(self, part: Any, path: Path) -> None:
-        """Read a part of a content: words, thinking, a call, a result, or something else, which is named."""
+        """Read a part of a content: words, thinking, a call, or a result.
+
+        As examples, `{"type": "text", "text": "Warm."}` and `{"type": "tool_use", "name": "search", "input": {}}`. What
+        is none of these is kept as words, and is a fault (unknown_part) where its type sounds like a call.
+        """
         if not isinstance(part, Mapping):
             self._add_words(text_of(part), path)
             return
@@ -297,43 +318,61 @@ class _MessageReader:
         shaped = shape_of(part)
         if shaped is not None:
             shape, fields = shaped
-            if isinstance(first_of(fields, ("value",)), str) and shape.tool:  # a part with its call in JSON
-                self._read_listed(fields["value"], path)
-                return
-            call = found_call(shape, fields) if shape.tool else None
-            if call is not None:
-                self._add_call(call, path)
-            elif shape.result and not shape.tool:
-                self.parts[-1].results.append(ResultAt(found_result(shape, fields), path))
-            else:
-                self._unreadable(part)
+            self._read_shaped(shape, fields, part, path)
             return
         kind = first_of(part, TYPE_KEYS)
-        if kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS):
+        is_silent = kind in SILENT_TYPES or kind in THINKING_TYPES or any(part.get(key) for key in THINKING_KEYS)
+        if is_silent:
             return
-        if kind is None and self._read_plain_part(part, path):
+        if kind is None and self._read_untyped(part, path):
             return
-        key = next((key for key in WORDS if first_of(part, (key,)) is not None), "")
-        text = first_of(part, (key,))
-        if isinstance(text, str) and (kind is None or kind in TEXT_TYPES):
-            self._add_words(text, (*path, *key.split(".")))
-            return
-        named = str(kind) if kind is not None else ", ".join(map(str, part))
-        if may_hold_call(named):
-            self._faults.append(("unknown_part", f"message {self.parts[-1].number}: content part {named[:80]}"))
-        self._add_words(text_of([part]), None)
+        if kind is None or kind in TEXT_TYPES:
+            for key in WORDS:
+                text = first_of(part, (key,))
+                if text is not None and not isinstance(text, str):
+                    break
+                if isinstance(text, str):
+                    self._add_words(text, (*path, *key.split(".")))
+                    return
+        self._keep_unknown(part, kind)
 
-    def _read_plain_part(self, part: Mapping[str, Any], path: Path) -> bool:
-        """Read a part without a type that is a call or a result by its fields, as AutoGen's; return whether it is."""
-        answered = id_in(part, ANSWERED_IDS)
+    def _read_shaped(self, shape: Shape, fields: Mapping[str, Any], part: Mapping[str, Any], path: Path) -> None:
+        """Read a part that is a call or a result by its type or key. fields: the object with its fields."""
+        holds_json = bool(shape.tool) and isinstance(first_of(fields, ("value",)), str)
+        if holds_json:
+            self._read_listed(fields["value"], path)
+            return
+        call = found_call(shape, fields) if shape.tool else None
+        if call is not None:
+            self._add_call(call, path)
+        elif shape.result and not shape.tool:
+            self.parts[-1].results.append(ResultAt(found_result(shape, fields), path))
+        else:
+            self._add_unreadable(part)
+
+    def _read_untyped(self, part: Mapping[str, Any], path: Path) -> bool:
+        """Read a part without a type that is a call or a result by its fields; return whether it is.
+
+        AutoGen's `{"id": "1", "name": "search", "arguments": "{}"}` and `{"call_id": "1", "content": "17"}`.
+        """
         call = listed_call(part)
         if call is not None and call.arguments is not None:
             self._add_call(call, path)
-        elif answered is not None and first_of(part, RESULT) is not None:
-            self.parts[-1].results.append(ResultAt(FoundResult(first_of(part, RESULT), answered, None, part), path))
-        else:
+            return True
+        answered_id = id_in(part, ANSWERED_IDS)
+        content = first_of(part, RESULT)
+        if answered_id is None or content is None:
             return False
+        found = FoundResult(content=content, id=answered_id, beside=part)
+        self.parts[-1].results.append(ResultAt(found, path))
         return True
+
+    def _keep_unknown(self, part: Mapping[str, Any], kind: object) -> None:
+        """Keep a part that was not understood as words; a fault where its type, or its fields, sound like a call."""
+        name = ", ".join(map(str, part)) if kind is None else str(kind)
+        if may_hold_call(name):
+            self._add_fault("unknown_part", f"content part {name[:SHOWN]}")
+        self._add_words(text_of([part]), None)
 
     def read_calls_in_content(self, value: Mapping[str, Any], path: Path) -> None:
         """Read a message whose content is a call or a list of calls in JSON, and nothing else."""
@@ -342,48 +381,58 @@ class _MessageReader:
             if content is None:
                 continue
             calls = visible(content) if isinstance(content, str) else content
-            self._read_listed(calls, (*path, key) if calls is content and _is_list(content) else path)
+            had_no_thinking = calls is content
+            self._read_listed(calls, (*path, key) if had_no_thinking and _is_list(content) else path)
             return
 
     def read_results(self, value: Mapping[str, Any], path: Path) -> None:
-        """Read a message of a tool: results in parts, each with an id, or one result, which is the message."""
-        content = first_of(value, (*CONTENTS, *RESULT))
-        key = next((key for key in CONTENTS if value.get(key) is not None), "content")
-        parts = content if isinstance(content, list) else []
-        shaped = [shape_of(part) if isinstance(part, Mapping) else None for part in parts]
-        if any(found is not None and found[0].result for found in shaped):
+        """Read a message of a tool: several results, each a part with an id, or one, which is the message."""
+        parts_key = next((key for key in CONTENTS if value.get(key) is not None), "content")
+        parts = first_of(value, (*CONTENTS, *RESULT))
+        if isinstance(parts, list) and any(map(_is_result_part, parts)):
             for index, part in enumerate(parts):
-                self.read_part(part, (*path, key, index))
-            return
-        tool = first_of(value, ("name", "tool_name", "toolName"))
+                self.read_part(part, (*path, parts_key, index))
+        else:
+            self._read_one_result(value, path)
+
+    def _read_one_result(self, value: Mapping[str, Any], path: Path) -> None:
+        """Read a message of a tool that is one result: `{"role": "tool", "tool_call_id": "1", "content": "17"}`."""
+        content = first_of(value, (*CONTENTS, *RESULT))
         error = first_of(value, ("error.message",))
         if error is not None and not content:
             content = error
-        if isinstance(content, list):
+        if isinstance(content, list):  # OpenInference has an object around each part
             content = [part.get("message_content", part) if isinstance(part, Mapping) else part for part in content]
-        found = FoundResult(content, id_in(value, ANSWERED_IDS), tool if isinstance(tool, str) else None, value)
-        self.parts[-1].results.append(ResultAt(found, path, _requestor(value), id_in(value, ("id",))))
+        tool = first_of(value, ("name", "tool_name", "toolName"))
+        found = FoundResult(
+            content=content,
+            id=id_in(value, ANSWERED_IDS),
+            tool=tool if isinstance(tool, str) else None,
+            beside=value,
+        )
+        self._add_result(found, path, value)
 
     def read_lists(self, value: Mapping[str, Any], path: Path) -> None:
-        """Read the fields of a message that hold calls or results beside its content."""
+        """Read the fields of a message that hold calls or results beside its content, such as `tool_calls`."""
         for key in CALL_LISTS:
             if value.get(key):
                 self._read_listed(value[key], (*path, key))
         self._read_copies(value, path)
         for name in RESULT_LISTS:
             results = first_of(value, (name,))
-            for index, result in enumerate(results if isinstance(results, list) else ()):
-                found = FoundResult(first_of(result, RESULT), id_in(result, ANSWERED_IDS), None, result)
-                result_path = (*path, *name.split("."), index)
-                self.parts[-1].results.append(ResultAt(found, result_path, _requestor(result), id_in(result, ("id",))))
+            if isinstance(results, list):
+                self._read_listed_results(results, (*path, *name.split(".")))
         for key, item in value.items():
-            if key in CALL_LISTS or key in CONTENTS or not may_hold_call(str(key)):
-                continue
-            for candidate in item if isinstance(item, list) else [item]:
-                call = listed_call(candidate)
-                if call is not None and call.arguments is not None:
-                    self._faults.append(("unknown_field", f"message {self.parts[-1].number}: field {key} holds a call"))
-                    break
+            is_read = key in CALL_LISTS or key in CONTENTS
+            if not is_read and may_hold_call(str(key)) and _holds_call(item):
+                self._add_fault("unknown_field", f"field {key} holds a call")
+
+    def _read_listed_results(self, results: Sequence[Any], path: Path) -> None:
+        """Read a list of results, each an object. path: of the list."""
+        for index, result in enumerate(results):
+            content = first_of(result, RESULT)
+            found = FoundResult(content=content, id=id_in(result, ANSWERED_IDS), beside=result)
+            self._add_result(found, (*path, index), result)
 
     def _read_copies(self, value: Mapping[str, Any], path: Path) -> None:
         """Read what LangChain and LlamaIndex keep of a provider's answer: the calls, or a copy of them by their ids."""
@@ -396,20 +445,68 @@ class _MessageReader:
             self._read_listed(kept["function_call"], (*path, "additional_kwargs", "function_call"))
 
     def _read_listed(self, calls: Any, path: Path) -> None:
-        """Read a list of calls, a call, or either in JSON."""
-        opened = parsed(calls) if isinstance(calls, str) else calls
-        if isinstance(calls, str) and isinstance(opened, list):
-            path = (*path, None)
-        for index, item in enumerate(opened if isinstance(opened, list) else [opened]):
-            fields = parsed(item) if isinstance(item, str) else item
-            call = listed_call(fields)
-            if call is None:
-                self._unreadable(calls if opened is None else item)
-                continue
-            self._add_call(call, (*path, index) if isinstance(opened, list) else path)
+        """Read a list of calls, a call, or either in JSON; an item may be JSON too.
 
-    def _unreadable(self, call: Any) -> None:
-        self._faults.append(("unreadable_call", f"message {self.parts[-1].number}: {str(call)[:80]}"))
+        path: of `calls`. The step None, which opens JSON, is added to it for a list in JSON.
+        """
+        opened = parsed(calls) if isinstance(calls, str) else calls
+        if not isinstance(opened, list):
+            self._read_listed_call(opened, path, shown=calls if opened is None else opened)
+            return
+        list_path = (*path, None) if isinstance(calls, str) else path
+        for index, item in enumerate(opened):
+            self._read_listed_call(item, (*list_path, index), shown=item)
+
+    def _read_listed_call(self, item: Any, path: Path, shown: Any) -> None:
+        """Read a call, or a call in JSON. shown: what the fault shows where it is none."""
+        call = listed_call(parsed(item) if isinstance(item, str) else item)
+        if call is None:
+            self._add_unreadable(shown)
+        else:
+            self._add_call(call, path)
+
+    def _add_call(self, found: FoundCall, path: Path) -> None:
+        """Add a call to the last part; a copy of a call, by its id, to the part with that."""
+        part = self.parts[-1]
+        if found.id is not None:
+            part = self._part_of_id.setdefault(found.id, part)
+        part.add_call(found, path)
+
+    def _add_result(self, found: FoundResult, path: Path, fields: Any) -> None:
+        """Add a result to the last part. fields: of the object that holds it, which may say who called."""
+        result = ResultAt(found, path, by=_requestor(fields), message_id=id_in(fields, ("id",)))
+        self.parts[-1].results.append(result)
+
+    def _add_words(self, text: str, path: Path | None) -> None:
+        """Add words to the last part; words of the assistant behind a result begin another part."""
+        last = self.parts[-1]
+        if last.role == "assistant" and last.results and text.strip():
+            last = RawMessage(last.number, last.role, path or last.path)
+            self.parts.append(last)
+        last.words.append(Words(text, path))
+
+    def _add_unreadable(self, call: Any) -> None:
+        """Report something that should be a call and cannot be read."""
+        self._add_fault("unreadable_call", str(call)[:SHOWN])
+
+    def _add_fault(self, reason: str, detail: str) -> None:
+        """Report what was not understood of this message."""
+        self._faults.append((reason, f"message {self.parts[-1].number}: {detail}"))
+
+
+def _is_result_part(part: Any) -> bool:
+    """Return whether a part of a content is a result by its type or key."""
+    shaped = shape_of(part) if isinstance(part, Mapping) else None
+    return shaped is not None and bool(shaped[0].result)
+
+
+def _holds_call(value: Any) -> bool:
+    """Return whether a value is a call with arguments, or a list with one."""
+    for candidate in value if isinstance(value, list) else [value]:
+        call = listed_call(candidate)
+        if call is not None and call.arguments is not None:
+            return True
+    return False
 
 
 def _requestor(result: Any) -> str | None:
@@ -430,9 +527,9 @@ def _vercel_value(content: Any) -> Any:
     return content
 
 
-def raw_messages(said: Sequence[Said], faults: list[Fault]) -> list[RawMessage]:
+def raw_messages(stored_messages: Sequence[StoredMessage], faults: list[Fault]) -> list[RawMessage]:
     """Return the messages of a conversation, taken apart; see `read_message` for the faults."""
     messages = []
-    for number, stored in enumerate(said):
+    for number, stored in enumerate(stored_messages):
         messages.extend(read_message(stored, number, faults))
     return messages

@@ -1,16 +1,21 @@
-"""Ways to the values inside a record, and records without what lies at some of them."""
+"""Paths to the values inside a record, and records without what lies at some of them."""
 
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.plain_values import parsed
 
 Step = str | int | None | tuple[int, int]
+"""A step from a value to one inside it:
+
+- a key of an object, or an index of a list
+- None: a text is opened as JSON
+- a pair: the first character of a stretch of text, and the one after its last
+"""
 Path = tuple[Step, ...]
-"""The way from a record to a value in it: a key, an index, None where a text is opened as JSON, or the first character
-and the one after the last of a stretch of text. JSON can store it; a pair is a list there.
+"""The steps from a record to a value in it; () is the record itself. JSON stores it as a list, pairs as lists too.
 
 ("messages", None, 2, "content", (11, 58)) is the text from character 11 to 57 of the content of the third message,
 where the messages are a list in JSON that is stored as text.
@@ -33,19 +38,18 @@ def value_at(record: Any, path: Path) -> Any:
 
 
 def without(value: Any, paths: Collection[Path]) -> Any:
-    """Return a copy of a value without what lies at these paths; GONE where that is all of it.
+    """Return a copy of a value without what lies at these paths; GONE where nothing is left.
 
-    A list or an object that is emptied by that goes too, text that is emptied stays as "". So does a stretch of text in
-    which one is emptied, as the marks around the only call that stood between them. JSON inside text is written again,
-    so its spacing may change.
+    - A list or an object that is emptied goes too: without ("calls", 0), {"calls": [1], "id": 2} becomes {"id": 2}.
+    - Text that is emptied stays as "".
+    - A stretch of text goes with a stretch inside it that is emptied, as the marks around the only call between them.
+    - JSON inside text is written again, so its spacing may change.
     """
     if not paths:
         return value
     if () in paths:
         return GONE
-    by_step = defaultdict[Step, list[Path]](list)
-    for path in paths:
-        by_step[path[0]].append(path[1:])
+    by_step = _by_first_step(paths)
     if isinstance(value, str):
         return _text_without(value, by_step)
     if isinstance(value, Mapping):
@@ -60,32 +64,50 @@ def _text_without(text: str, by_step: Mapping[Step, list[Path]]) -> Any:
     if None in by_step:
         left = without(parsed(text), by_step[None])
         return GONE if left is GONE else json.dumps(left, ensure_ascii=False)
-    return _without_stretches(text, by_step)[0].strip()
+    return _without_stretches(text, by_step).text.strip()
 
 
-def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> tuple[str, bool]:
-    """Return a text without some of its stretches, or parts of them, and whether a part emptied its stretch."""
-    kept = []
+class _TextLeft(NamedTuple):
+    """What is left of a text, and whether one of its stretches was emptied by what was removed inside it."""
+
+    text: str
+    has_emptied: bool
+
+
+def _without_stretches(text: str, by_step: Mapping[Step, list[Path]]) -> _TextLeft:
+    """Remove stretches of a text, or parts of them.
+
+    by_step: for each stretch the paths that are removed inside it; () removes it whole.
+    """
+    kept: list[Any] = []
     end_before = 0
     has_emptied = False
     for start, end in sorted(step for step in by_step if isinstance(step, tuple)):
         kept.append(text[end_before:start])
         paths = by_step[start, end]
-        if () not in paths:
-            left = _stretch_without(text[start:end], paths)
-            has_emptied = has_emptied or left is GONE
-            kept.append("" if left is GONE else left)
+        is_removed = () in paths
+        left = GONE if is_removed else _stretch_without(text[start:end], paths)
+        if left is not GONE:
+            kept.append(left)
+        elif not is_removed:
+            has_emptied = True
         end_before = max(end_before, end)
     kept.append(text[end_before:])
-    return "".join(kept), has_emptied
+    return _TextLeft("".join(kept), has_emptied)
 
 
 def _stretch_without(stretch: str, paths: Collection[Path]) -> Any:
     """Return a stretch of text without what lies at these paths; GONE where nothing of it, or of a part, is left."""
+    by_step = _by_first_step(paths)
+    if None in by_step:
+        return _text_without(stretch, by_step)
+    left = _without_stretches(stretch, by_step)
+    return GONE if left.has_emptied or not left.text.strip() else left.text
+
+
+def _by_first_step(paths: Collection[Path]) -> dict[Step, list[Path]]:
+    """Return the rest of each path by its first step: {"a": [(0,), (1,)]} for ("a", 0) and ("a", 1)."""
     by_step = defaultdict[Step, list[Path]](list)
     for path in paths:
         by_step[path[0]].append(path[1:])
-    if None in by_step:
-        return _text_without(stretch, by_step)
-    left, has_emptied = _without_stretches(stretch, by_step)
-    return GONE if has_emptied or not left.strip() else left
+    return by_step

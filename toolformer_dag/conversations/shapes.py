@@ -201,16 +201,29 @@ class FoundCall:
 
 @dataclass(frozen=True, slots=True)
 class FoundResult:
-    """The fields of a result in an object: what the tool answered, the id of the call, the tool, and the object."""
+    """The fields of a result.
+
+    - `content`: what the tool answered
+    - `id`: of the call
+    - `tool`: its name
+    - `beside`: the object with these fields, others of which may say that the call failed
+    """
 
     content: Any
-    id: str | None
-    tool: str | None
-    beside: Any
+    id: str | None = None
+    tool: str | None = None
+    beside: Any = None
 
 
 def shape_of(part: Mapping[str, Any]) -> tuple[Shape, Mapping[str, Any]] | None:
-    """Return the shape of an object and the object with its fields; None where it is of no shape."""
+    """Return the shape of an object, which says where a call or a result has its fields, and the object with them.
+
+    - `{"toolUse": {"name": ...}}`: the shape of the key toolUse, and the object there
+    - `{"type": "tool_use", "name": ...}`: the shape of that type, and the object itself
+    - `{"type": "tool-search", "toolCallId": ...}` of Vercel: the object with the tool's name as a field
+
+    None where it is of no shape.
+    """
     for key, shape in CALL_KEYS.items():
         fields = part.get(key)
         if isinstance(fields, Mapping):
@@ -244,8 +257,12 @@ def found_call(shape: Shape, fields: Mapping[str, Any]) -> FoundCall | None:
 def found_result(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
     """Return the result of an object; its content is None where it has none."""
     tool = first_of(fields, ("name", "tool_name", "toolName"))
-    name = tool if isinstance(tool, str) else None
-    return FoundResult(first_of(fields, shape.result), id_in(fields, shape.ids), name, fields)
+    return FoundResult(
+        content=first_of(fields, shape.result),
+        id=id_in(fields, shape.ids),
+        tool=tool if isinstance(tool, str) else None,
+        beside=fields,
+    )
 
 
 def listed_call(fields: Any) -> FoundCall | None:
@@ -255,12 +272,14 @@ def listed_call(fields: Any) -> FoundCall | None:
     if isinstance(fields.get("tool_call"), Mapping):  # OpenInference
         fields = fields["tool_call"]
     shaped = shape_of(fields)
-    if shaped is not None and shaped[0].tool:
-        found = found_call(*shaped)
+    if shaped is not None:
+        shape, fields_of_shape = shaped
+        found = found_call(shape, fields_of_shape) if shape.tool else None
         if found is not None:
             return found
-    result = ("result", "output") if "toolCallId" in fields else ()
-    return found_call(Shape(tool=TOOL, arguments=ARGUMENTS, result=result), fields)
+    is_of_vercel = "toolCallId" in fields  # which has the result beside the call
+    any_call = Shape(tool=TOOL, arguments=ARGUMENTS, result=("result", "output") if is_of_vercel else ())
+    return found_call(any_call, fields)
 
 
 def id_in(fields: Any, keys: tuple[str, ...]) -> str | None:

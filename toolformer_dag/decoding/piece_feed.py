@@ -7,7 +7,8 @@ from toolformer_dag.decoding.look_alikes import begun_start
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.stretch import Stretch
 from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
-from toolformer_dag.texts.calls import API_START, RESULT_ARROW, find_behind_input
+from toolformer_dag.texts.calls import API_START, RESULT_ARROW
+from toolformer_dag.texts.input_ends import find_behind_input
 
 
 class PieceFeed:
@@ -103,13 +104,24 @@ def shown_text(text: str, stop: Sequence[str]) -> str:
     Held back is what may become another character, ` [`, a look-alike of a call such as `<QA(`, or one of the words
     `stop`, before which the text ends: `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is".
     """
-    longest_beginning = 0  # how many characters at the end of the text begin a stop word
-    for word in stop:
-        for length in range(1, len(word)):
-            if text.endswith(word[:length]):
-                longest_beginning = max(longest_beginning, length)
+    longest_beginning = max((_begun_characters(text, word) for word in stop), default=0)
     certain = text[: len(text) - longest_beginning]
     return certain[: begun_start(certain)].rstrip(f" {INCOMPLETE}")
+
+
+def _begun_characters(text: str, word: str) -> int:
+    """Return how many characters at the end of a text begin a stop word that is not whole yet.
+
+    Of "It is\\nQu" and "\\nQuestion" these are 3.
+    """
+    start = max(0, len(text) - len(word) + 1)
+    while True:
+        start = text.find(word[0], start)
+        if start < 0:
+            return 0
+        if word.startswith(text[start:]):
+            return len(text) - start
+        start += 1
 
 
 def shown_call(body: str, arrow: str) -> str:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from toolformer_dag.decoding.generation import NO_END, DecodedCall
 from toolformer_dag.decoding.vocabulary import Vocabulary
 from toolformer_dag.model.backend import CallForm
-from toolformer_dag.texts.calls import RESULT_ARROW, MalformedCall, find_behind_input, in_paper_form, parse_call
+from toolformer_dag.texts.calls import RESULT_ARROW, MalformedCall, in_paper_form, parse_call
+from toolformer_dag.texts.input_ends import find_behind_input
 
 INCOMPLETE = "\ufffd"
 """The text that the bytes of an incomplete character decode to."""

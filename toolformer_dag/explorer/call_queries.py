@@ -254,9 +254,12 @@ def _filter(query: Mapping[str, str]) -> _Filter:
 
     Raises ValueError where tau is no number.
     """
-    tau = float(query.get("tau", "nan"))
+    try:
+        tau = float(query.get("tau", ""))
+    except ValueError:
+        tau = math.nan
     if math.isnan(tau):
-        raise ValueError("tau must be a number")
+        raise ValueError("tau must be a number, such as 0.5")
     conditions = ["tool = $tool"]
     parameters: dict[str, Any] = {"tool": query.get("tool", ""), "tau": tau}
     domain = query.get("domain")

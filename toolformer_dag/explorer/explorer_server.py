@@ -1,8 +1,10 @@
 """The server of the page. It answers with JSON, and serves the page's files.
 
-Nothing comes from outside, no SQL is taken from an address, and what runs the model is no GET.
+Nothing comes from outside, no SQL is taken from an address, and what runs the model is no GET: its fields come as a
+form in the body, since a typed text may be longer than an address.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -11,6 +13,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -63,10 +66,16 @@ HEADERS = {
 """Headers of every answer."""
 MOST_ROWS = 500
 """The most calls whose excerpts are sent at once."""
+MOST_FORM_BYTES = 1 << 18
+"""Of the form of a request; a typed text has up to 48,000 bytes in it."""
+MOST_MODEL_THREADS = 4
+"""Questions to the model that have a thread at once; more wait without one, and leave those threads to what reads."""
+LARGEST_NUMBER = 2**63 - 1
+"""The largest integer of a column."""
 NUMBERS = ("segment", "position", "sample", "turn", "call")
 """Columns of keys that are integers."""
 Answer = Callable[[Mapping[str, str]], Any]
-"""Called with the query of an address; returns what JSON can hold, None for what is not there."""
+"""Called with the fields of a request; returns what JSON can hold, None for what is not there."""
 
 
 def page_file(name: str) -> str:
@@ -86,8 +95,9 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
     for name, answer in answers.from_tables().items():
         routes.append(Route(f"/api/{name}", _answering(answer), methods=["GET"]))
     if model is not None:
+        model_threads = asyncio.Semaphore(MOST_MODEL_THREADS)
         for name, answer in answers.from_model(model).items():
-            routes.append(Route(f"/api/{name}", _answering(answer), methods=["POST"]))
+            routes.append(Route(f"/api/{name}", _answering_form(answer, model_threads), methods=["POST"]))
     for name, media_type in FILES.items():
         routes.append(Route(f"/{name}", _file(name, media_type), methods=["GET"]))
     routes.append(Route("/", _file("index.html", "text/html"), methods=["GET"]))
@@ -95,7 +105,7 @@ def explorer_app(reader: WarehouseReader, model: LiveModel | None, traces: Wareh
 
 
 class _PageAnswers:
-    """The answers to the page's requests, by the name of their address; each takes the query of the address."""
+    """The answers to the page's requests, by the name of their address; each takes the fields of the request."""
 
     def __init__(self, reader: WarehouseReader, model: LiveModel | None, traces: WarehouseReader) -> None:
         self._reader = reader
@@ -129,8 +139,8 @@ class _PageAnswers:
         return {**page_overview(self._reader, self._traces), "live": self._is_live}
 
     def _excerpts(self, query: Mapping[str, str]) -> dict[str, Any]:
-        numbers = [int(number) for number in query.get("rows", "").split(",") if number]
-        return excerpts(self._reader, numbers[:MOST_ROWS])
+        rows = [_integer("rows", row) for row in query.get("rows", "").split(",") if row]
+        return excerpts(self._reader, rows[:MOST_ROWS])
 
     def _call(self, query: Mapping[str, str]) -> dict[str, Any] | None:
         return whole_call(self._reader, _key(query, KEY))
@@ -176,21 +186,47 @@ def page_overview(reader: WarehouseReader, traces: WarehouseReader) -> dict[str,
 
 
 def _answering(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that answers with JSON, in a thread.
+    """Return an endpoint that answers the query of an address with JSON, in a thread."""
 
-    The status is 404 for what is not there, and 400 with the reason for what cannot be answered.
-    """
+    async def respond(request: Request) -> Response:
+        return await _answered(answer, request.query_params)
+
+    return respond
+
+
+def _answering_form(answer: Answer, threads: asyncio.Semaphore) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers a form with JSON, in one of the threads that `threads` counts."""
 
     async def respond(request: Request) -> Response:
         try:
-            content = await run_in_threadpool(answer, request.query_params)
-        except (UserError, ValueError) as error:
-            return _json({"error": str(error)}, 400)
-        if content is None:
-            return _json({"error": "there is no such call or text"}, 404)
-        return _json(content)
+            fields = await _form(request)
+        except UserError as error:
+            return _json({"error": str(error)}, 413)
+        async with threads:
+            return await _answered(answer, fields)
 
     return respond
+
+
+async def _answered(answer: Answer, fields: Mapping[str, str]) -> Response:
+    """Return an answer as JSON: with status 404 for what is not there, and 400 for what cannot be answered."""
+    try:
+        content = await run_in_threadpool(answer, fields)
+    except (UserError, ValueError) as error:
+        return _json({"error": str(error)}, 400)
+    if content is None:
+        return _json({"error": "there is no such call or text"}, 404)
+    return _json(content)
+
+
+async def _form(request: Request) -> Mapping[str, str]:
+    """Return the fields of a form, which has the form of a query. Raises UserError above MOST_FORM_BYTES."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_FORM_BYTES:
+            raise UserError(f"the request has more than {MOST_FORM_BYTES:,} bytes; give a shorter text")
+    return QueryParams(body.decode("latin-1"))
 
 
 def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
@@ -213,5 +249,16 @@ def _key(query: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str | in
     key: dict[str, str | int] = {}
     for name in names:
         value = query.get(name, "")
-        key[name] = int(value) if name in NUMBERS else value
+        key[name] = _integer(name, value) if name in NUMBERS else value
     return key
+
+
+def _integer(name: str, text: str) -> int:
+    """Return the integer that a field holds. Raises ValueError for another text, and for one that no column holds."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or abs(number) > LARGEST_NUMBER:
+        raise ValueError(f"{name}: {text[:40]!r} is no integer of 64 bits; follow a link of the page")
+    return number

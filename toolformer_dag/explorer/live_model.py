@@ -5,7 +5,7 @@ A tool's line is its stages from proposing calls to filtering them; a lane is a 
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from toolformer_dag.pipeline.stages import lane_stages, table_outputs, warehouse
 from toolformer_dag.pipeline.trial import ALL, trial
 from toolformer_dag.settings.tool_settings import ChanceThreshold
 from toolformer_dag.texts.segments import text_digest
+from toolformer_dag.tools.tool import context_fault
 
 if TYPE_CHECKING:
     from toolformer_dag.serving.shared_decoder import SharedDecoder
@@ -97,6 +98,7 @@ class LiveModel:
         if lane is None:
             raise UserError(f"there is no tool {tool!r} in the settings")
         _refuse(text)
+        _refuse_context(context, [lane])
         by_chance = isinstance(lane.tau_f, ChanceThreshold)
         if by_chance:
             lane = replace(lane, tau_f=cast(float, found_by_chance))  # in SQL, None is null: no call may stay
@@ -113,6 +115,7 @@ class LiveModel:
         from toolformer_dag.serving.writings import TextRequest
 
         _refuse(text)
+        _refuse_context(context, self.plan.inference_lanes)
         with self._lock:
             decoding = self.plan.settings.decoding
             request = TextRequest(
@@ -190,6 +193,13 @@ def _refuse(text: str) -> None:
         raise UserError("give a text")
     if len(text) > MOST_CHARACTERS:
         raise UserError(f"the text has {len(text):,} characters; give at most {MOST_CHARACTERS:,}")
+
+
+def _refuse_context(context: str, lanes: Sequence[Lane]) -> None:
+    """Raise UserError for a context that is no date where the tool of a lane reads one."""
+    fault = context_fault(context, [lane.tool for lane in lanes])
+    if fault is not None:
+        raise UserError(fault)
 
 
 def _finite(value: float | None) -> float | None:

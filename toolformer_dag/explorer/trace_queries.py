@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolformer_dag.explorer.warehouse_reader import Row, WarehouseReader
+from toolformer_dag.lake.warehouse import WarehouseError
 
 TRACE_KEY = ("conversation", "turn", "call")
 """The columns that identify a recorded call."""
@@ -71,9 +72,14 @@ WHERE conversation = $conversation AND turn = $turn AND call = $call ORDER BY ga
 
 
 def judge_name(reader: WarehouseReader) -> str:
-    """Return the model that judged; of a path on this machine the last part, since pages are passed on."""
-    [row] = reader.rows(JUDGE)
-    return name_to_show(row["model"])
+    """Return the model that judged; of a path on this machine the last part, since pages are passed on.
+
+    Raises WarehouseError, also where the file names none.
+    """
+    rows = reader.rows(JUDGE)
+    if not rows:
+        raise WarehouseError(f"{reader.database} does not say which model judged; run `toolformer-dag judge` again")
+    return name_to_show(rows[0]["model"])
 
 
 def name_to_show(model: str) -> str:

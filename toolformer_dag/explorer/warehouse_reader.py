@@ -82,9 +82,14 @@ class _Stamp(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: None in place of NaN and infinity, dates and times as ISO text."""
+    """Return a value as JSON can hold it: None in place of NaN and infinity, dates and times as ISO text.
+
+    An integer beyond 64 bits, which orjson refuses, becomes text.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
     if isinstance(value, date):
         return value.isoformat()
     return value

@@ -67,10 +67,12 @@ def _remove(lake: Lake, unneeded: Sequence[_Unneeded], kept_since: float) -> lis
 
     kept_since: seconds since 1970; what was opened or written after it is in use.
     """
-    stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
-    removed = [file for file in unneeded if file.item.owner not in stores]
+    row_stores = {file.item.owner for file in unneeded if file.item.kind == "rows"}
+    # Files of anything else are removed at once.
+    removed = [file for file in unneeded if file.item.owner not in row_stores]
     lake.storage.remove(*(file.item.path for file in removed))
-    for store in sorted(stores):
+    # The files of a row store are removed unless a run has opened it meanwhile.
+    for store in sorted(row_stores):
         if _is_in_use_again(lake, store, kept_since):
             continue
         store_files = [file for file in unneeded if file.item.owner == store]
@@ -109,7 +111,8 @@ class _Use:
         """Note the files and row stores that a table uses, by its manifest.
 
         Of a part that was published within the grace period all files of its folder are in use: one that was replaced
-        may still be read. Where the manifest is damaged, all files of the table and all row stores are.
+        may still be read. Where the manifest is damaged, it may have named any file: then all files of the table and
+        all row stores are in use.
 
         items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
         """
@@ -169,7 +172,7 @@ def _use_of(lake: Lake, items: Sequence[LakeFile], kept_since: float) -> _Use:
 
     items: all files of the lake. kept_since: the beginning of the grace period, in seconds since 1970.
     """
-    # To open a row store touches a file of it, to append writes one.
+    # A run that opens a row store renews the time of one of its files, and one that appends writes a file.
     opened_stores = {item.owner for item in items if item.kind == "rows" and item.changed >= kept_since}
     tables = {item.owner for item in items if item.kind in ("manifest", "part")}
     output_folders = {item.path.parent for item in items if item.kind == "content"}

@@ -61,12 +61,12 @@ class LocalOutput:
             except (FileNotFoundError, ValueError, KeyError):  # never sent, or damaged: sent again by the next run
                 return
             local_hashes = self._local_hashes()
-            nothing_new_was_sent = self._last_manifest() == manifest
-            only_files_are_missing_here = local_hashes.items() < sent_hashes.items()
-            if nothing_new_was_sent and not only_files_are_missing_here:
+            has_newer_files = self._last_manifest() != manifest
+            only_lacks_files = local_hashes.items() < sent_hashes.items()  # a proper subset of what was sent
+            if not (has_newer_files or only_lacks_files):
                 return  # the files are equal, or what differs was made here and not sent yet
             if self._replace_files(self.storage, local_hashes, sent_hashes):
-                write_whole(self._object(MANIFEST), manifest)
+                write_whole(self._object(MANIFEST), manifest)  # here too: it tells later what was sent last
 
     def send(self) -> None:
         """Upload the contents that the object store does not have yet, then the manifest that names all files.
@@ -79,8 +79,8 @@ class LocalOutput:
         with storage.alone(self._object(".lock")), ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
             hashes = self._local_hashes()
             uploads = []
-            for name, content in hashes.items():
-                uploads.append(pool.submit(storage.upload, self._object(content), self.folder / name))
+            for name, digest in hashes.items():  # a file is stored under the hash of its content
+                uploads.append(pool.submit(storage.upload, self._object(digest), self.folder / name))
             for upload in uploads:
                 upload.result()
             manifest = sealed(self.name, {FILES: hashes})
@@ -114,9 +114,9 @@ class LocalOutput:
         Returns False where an object is gone or damaged: it is removed, so that it is sent again, and the rest is left.
         """
         try:
-            for name, content in sent_hashes.items():
-                is_here = local_hashes.get(name) == content
-                if not is_here and not self._replace_file(storage, name, content):
+            for name, sent_hash in sent_hashes.items():
+                is_here = local_hashes.get(name) == sent_hash
+                if not is_here and not self._replace_file(storage, name, sent_hash):
                     return False
             for name in local_hashes.keys() - sent_hashes.keys():
                 (self.folder / name).unlink(missing_ok=True)

@@ -91,14 +91,16 @@ class Pointer:
             "published": self.published,
         }
         sealed_rest = as_json(table, value, indent=None)[1:]  # without the brace, which stands before the seal
-        return b'{"seal": "%s", ' % content_hash(sealed_rest).encode() + sealed_rest
+        beginning = b'{"seal": "%s", ' % content_hash(sealed_rest).encode()
+        return beginning + sealed_rest
 
 
 @lru_cache(maxsize=2**18)
 def decode(line: bytes) -> Pointer:
-    """Read a part's line of the manifest, as `Pointer.encode` writes it; equal lines give the same object (cached).
+    """Read a part's line of the manifest: `{"seal": "<hash of the rest>", "part": "en_head_0000", "files": ...}`.
 
-    Raises ValueError, whose message is the reason, where the line is not what its seal (a hash) says.
+    Equal lines give the same object (cached). Raises ValueError, whose message is the reason, where the seal is not the
+    hash of the rest.
     """
     match = LINE.match(line)
     if match is None:
@@ -256,14 +258,14 @@ class Manifest:
         """Note that the part is to have another line in the next file; `write` puts it there.
 
         line_before: the part's line when the writer began; None where it had none. It tells `write` whether another
-            writer was faster. Where a part changes twice before the file is written, the first one counts.
+            writer was faster.
         line: the new line; None withdraws the part.
         """
-        self.answers = {}
+        self.answers = {}  # what was remembered of the lines may be wrong now
         self.checked.pop(part, None)
         if not self.pending:
             self.due = time.monotonic() + BATCH_SECONDS
-        if part in self.pending:
+        if part in self.pending:  # changed twice before the file is written: the line before the first change counts
             line_before = self.pending[part].line_before
         self.pending[part] = _Change(line_before, line)
 
@@ -337,8 +339,8 @@ class Manifest:
     def _merged(self) -> _Merged:
         """Apply the pending changes to the lines that were read; return the lines of the next file, part -> line.
 
-        Where the first writer wins, a change is dropped (`lost`) if another process was faster: the part then has
-        neither the line that the change replaces nor the one that it puts.
+        Where the first writer wins, a change is dropped (`lost`) if another process was faster. That shows in the line
+        that was read: it is neither the one that the change replaces nor the one that it puts.
         """
         lines = dict(self.lines)
         lost: dict[str, bytes | None] = {}
@@ -346,7 +348,7 @@ class Manifest:
             another_was_faster = lines.get(part) not in (change.line_before, change.line)
             if self.storage.first_wins and another_was_faster:
                 lost[part] = change.line
-            elif change.line is None:
+            elif change.line is None:  # the part is withdrawn
                 lines.pop(part, None)
             else:
                 lines[part] = change.line

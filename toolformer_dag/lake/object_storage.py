@@ -214,15 +214,15 @@ class ObjectStorage(Storage):
         It cannot where it cannot be listed (a wrong bucket or key, a store that is down), and where the store ignores
         the conditions of puts, which is tried once per machine.
         """
-        self._objects(self.root / NOBODYS)
-        self._store = self._patient
+        self._objects(self.root / NOBODYS)  # raises where nothing can be listed; what it lists does not matter
+        self._store = self._patient  # the address is right: from now on a request that fails is tried for minutes
         if not (self.root / CONDITIONAL).exists():
             self._require_conditions(self.root / NOBODYS / uuid4().hex)
 
     def _require_conditions(self, path: Path) -> None:
         """Try with the object `path`, which is new, whether the store does conditional puts.
 
-        A put with the version that is there has to succeed, one with an older version has to fail; else
+        A put that names the current version has to succeed, one that names an older version has to fail; else
         ObjectStoreError is raised. A success is noted on this machine. Nothing happens where this user may only read.
         """
         try:
@@ -230,11 +230,11 @@ class ObjectStorage(Storage):
         except ObjectStoreError:  # this user may only read
             return
         try:
-            replaces_the_version_that_is_there = self._replaces(path, created)
-            replaces_another_version = self._replaces(path, created)
+            replaces_current_version = self._replaces(path, created)
+            replaces_older_version = self._replaces(path, created)  # there is a newer one since the line above
         finally:
             self.remove(path)
-        if not replaces_the_version_that_is_there or replaces_another_version:
+        if not replaces_current_version or replaces_older_version:
             raise ObjectStoreError(
                 f"{self.url}: the object store does not do conditional puts (If-Match) as S3 does, on which runs rely "
                 "that write at once; take another store, or a newer release of it"
@@ -303,11 +303,11 @@ class ObjectStorage(Storage):
             self.fetch(file.path, file.bytes, file.hash)
 
     def replace(self, path: Path, content: bytes, before: Version) -> Version:
-        """Put an object where its version is `before`, which ABSENT says of none; return the new version.
+        """Write an object if its version is still `before`; return the new version.
 
-        Raises Overtaken where it has another version, or was deleted.
+        before: ABSENT where there must be no object yet. Raises Overtaken where it has another version, or was deleted.
         """
-        mode: Any = "create" if before == ABSENT else _put_condition(before)
+        mode: Any = "create" if before == ABSENT else _put_condition(before)  # obstore's two kinds of condition
         try:
             with self._errors("write", path):
                 put = self._store.put(self._key(path), content, mode=mode)
@@ -411,7 +411,7 @@ class ObjectStorage(Storage):
         path = self.root / CLAIMS / file_name(name)
         releasing = self._releasing.pop(path, None)
         if releasing is not None:
-            releasing.result()
+            releasing.result()  # wait until this process has released the claim of the block before
         with ExitStack() as local_claim:
             # First among the processes of this machine, by a lock, which takes no request.
             local_claim.enter_context(super().claimed(name, on_wait))
@@ -454,10 +454,12 @@ class ObjectStorage(Storage):
                 last_version = version
                 last_change = time.monotonic()
             is_expired = time.monotonic() - last_change > LEASE_SECONDS
-            if not holder or is_expired:
-                with suppress(Overtaken):
+            is_free = not holder or is_expired
+            if is_free:
+                try:
                     return self.replace(path, _claim_of_this_process(), version)
-                continue
+                except Overtaken:  # another process took it: read who
+                    continue
             if not has_named_holder:
                 has_named_holder = True
                 on_wait(holder.decode(errors="replace").partition("\n")[0])

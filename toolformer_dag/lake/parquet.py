@@ -71,10 +71,10 @@ def check(path: Path | str, size: int) -> None:
     except FileNotFoundError as error:
         raise UnreadableFile(error.strerror or str(error)) from error
     except OSError as error:
-        _require_size(path, size)
+        _require_size(path, size)  # says more than the error, where the file has another size
         raise ReadError(Path(path), error) from error
     if tail != MAGIC:
-        _require_size(path, size)
+        _require_size(path, size)  # the same
         raise UnreadableFile("has no Parquet footer")
 
 
@@ -210,7 +210,9 @@ class ContentHash:
         self._schema = ""  # of the first frame, as text
 
     def update(self, frame: pl.DataFrame) -> None:
-        """Add rows; how they are spread over calls makes no difference.
+        """Add the values of rows to the hashes of their columns; columns that are volatile do not count.
+
+        The hashes are the same however the rows are spread over calls.
 
         Raises ValueError for another schema than before, TypeError for a type that no table has.
         """

@@ -146,7 +146,7 @@ class RowStore:
         """
         for _ in range(LOOKS):
             paths = self._readable_paths(self._held_files())
-            if paths is not None:
+            if paths is not None:  # None: a file is gone
                 with suppress(FileNotFoundError):  # a file was merged away since it was verified
                     return self._rows_in(paths, keys, columns)
             self.refresh()
@@ -157,7 +157,7 @@ class RowStore:
 
         Returns `columns`. Raises FileNotFoundError where a file is gone.
         """
-        # Most files hold none of the keys: their first key column, compared while a file is scanned, tells.
+        # Most rows are left out while a file is scanned, by the first column of the key. The join compares the others.
         first_key = self.key[0]
         may_be_requested = pl.col(first_key).is_in(keys[first_key].unique().implode())
         scans = [self.schema.to_frame().lazy().select(columns)]  # without rows; there may be no file
@@ -264,7 +264,8 @@ class RowStore:
         """
         self._finish_writes()
         files = self.files()
-        if self.storage.lists_at_once and len(files) < LISTED_AT_ONCE:
+        is_listed_at_one_moment = self.storage.lists_at_once and len(files) < LISTED_AT_ONCE  # in one request
+        if is_listed_at_one_moment:
             return set(files)
         for _ in range(LOOKS):
             files_before = files

@@ -130,23 +130,26 @@ class Storage:
         return content, _first_line(content)
 
     def replace_manifest(self, path: Path, content: bytes, before: Version) -> Version:
-        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more."""
+        """Replace a manifest and return its version. Raises Overtaken where its version is not `before` any more.
+
+        The version of a manifest is its first line, which holds a hash; ABSENT is the version of a missing one.
+        """
         with locked(path.with_name(f".{path.name}.lock")):
-            present = ABSENT
+            current_version = ABSENT
             with suppress(FileNotFoundError), path.open("rb") as stream:
-                present = _first_line(stream.readline())
-            if present != before:
+                current_version = _first_line(stream.readline())
+            if current_version != before:
                 raise Overtaken(self.shown(path))
             write_whole(path, content)
         return _first_line(content)
 
     def mark(self, path: Path, content: bytes, later: Later | None = None) -> None:
-        """Write a small file that always has this content, or renew its time of change, which says that it is in use.
+        """Write a small file that always has this content; where it is there, renew its time of change.
 
-        later: see `add`.
+        The time says that it is in use. later: writes in the background over an object store; it is ignored here.
         """
         try:
-            os.utime(path)
+            os.utime(path)  # now
         except FileNotFoundError:
             write_whole(path, content)
         except OSError as error:
@@ -307,6 +310,7 @@ def _holder(claim: Path) -> str:
     says so.
     """
     process = claim.read_text("utf-8", "replace")  # as `this_process` says it
+    # Where it is one of this machine: its number.
     process_here = re.match(rf"process (\d+) on {re.escape(gethostname())},", process)
     if process_here is None or exists(int(process_here[1])):
         return process

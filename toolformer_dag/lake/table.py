@@ -152,12 +152,14 @@ class Table:
         """
         with session(), self.storage.alone(self.folder / ".revise.lock"):
             for _ in range(REVISIONS):
+                self._manifest(anew=True)  # what another writer has published since the last try
                 rows = None
-                self._manifest(anew=True)
                 with suppress(MissingPart, DamagedPart):  # a damaged part was set aside with a warning
                     rows = self.read(part)
-                with suppress(LostRace):
+                try:
                     return self.publish(part, [revised(rows)], record)
+                except LostRace:  # another writer was faster: try again with its rows
+                    continue
         raise StorageError(f"{self.name}: others replace {part!r} all the time; run again when they are done")
 
     def read(self, part: str) -> pl.DataFrame:
@@ -183,8 +185,8 @@ class Table:
         except DamagedPart:
             # The part may have been replaced, and the files of `pointer` cleaned away, before they were opened.
             self._manifest(anew=True)
-            can_retry = retries > 0 and self.has(part)
-            if not can_retry or self.pointer(part) == pointer:
+            was_replaced = self.has(part) and self.pointer(part) != pointer
+            if not was_replaced or retries == 0:
                 raise
         return self.files(part, retries - 1)
 
@@ -421,8 +423,8 @@ class Table:
 
         manifest: default: that of the table.
 
-        Returns for the parts that another run has published meanwhile, equal to this one's, what it published. Raises
-        LostRace where it published something else.
+        Returns {part: the other run's pointer} for the parts that another run has published meanwhile, equal to this
+        one's. Raises LostRace where it published something else.
         """
         open_session = current_session()
         if open_session:
@@ -431,14 +433,14 @@ class Table:
         return {part: self._winner(part, line) for part, line in lost.items()}
 
     def _winner(self, part: str, line: bytes | None) -> Pointer:
-        """Compare what this run could not publish with what another run published first, and return the latter.
+        """Return what another run published first, where it is equal to what this run could not publish.
 
-        line: this run's line of the manifest, which lost; None where it withdrew the part. Its files are removed, since
-        nothing names them.
+        Equal: the same rows, made from the same settings and inputs. Raises LostRace where it is not.
 
-        Raises LostRace unless both have the same rows, made from the same settings and inputs.
+        line: this run's line of the manifest, which lost; None where it withdrew the part. The files that it names are
+        removed, since the manifest does not name them.
         """
-        winner = None
+        winner = None  # stays None where the other run has withdrawn the part
         with suppress(MissingPart):
             winner = self.pointer(part)
         if line is None:  # this run withdrew what another one has made anew
@@ -473,8 +475,8 @@ class Table:
         if line is None:
             return MissingPart(self.name, part)
         if decode(line) == pointer:
-            with suppress(LostRace):
-                self.commit(part, line, None, write_now=True)
+            with suppress(LostRace):  # another run has published the part anew; the damaged file is set aside anyway
+                self.commit(part, line, None, write_now=True)  # None withdraws it
             self.storage.set_aside(self.file_path(part, file))
         return DamagedPart(self.name, part, file.name, str(error))
 

@@ -109,7 +109,7 @@ def _checked_table(lake: Lake, name: str, since: int) -> list[CheckedFile]:
         fault = table.damage()
         for part in table.parts():
             part_files.extend(table.checked_files(part, since))
-    if fault == GONE:  # there is none yet where the first run of all was killed, or goes on
+    if fault == GONE:  # there is no manifest yet: the very first run was killed, or goes on
         return part_files
     size = table.path.stat().st_size if table.path.is_file() else 0
     manifest = CheckedFile(table.path, size, fault)

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -54,6 +54,8 @@ NO_FILE_REMEDY = (
 )
 REMEDIES = {
     "Corrupt database file": "run `toolformer-dag run`, which builds it anew from the lake",
+    "not a valid DuckDB database file": "move it away, and run what writes it again",
+    "Loading external extensions": "it is a file of another database; move it away, and run what writes it again",
     "Out of Memory Error": "ask for less at once, or give queries more with `--set execution.query_gib=16`",
 }
 """What to do about an error of DuckDB while a warehouse is read, by words of it."""
@@ -81,7 +83,7 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
     except UnicodeEncodeError as error:
         raise WarehouseError(f"the query holds half of a character at {error.start}; remove it") from error
     config: dict[str, Any] = {}
-    if not folders:  # DuckDB takes allowed folders of an open connection alone, which is closed after that
+    if not folders:  # with folders, the connection is opened first and then closed to all other files
         config |= CLOSED
     if gib is not None:
         config["memory_limit"] = f"{gib}GiB"
@@ -95,14 +97,23 @@ def query(database: Path, sql: str, gib: float | None = None, folders: Sequence[
             while not answer.done():  # DuckDB looks for no signal, and one of its threads may get it
                 wait([answer], POLL_SECONDS)
         except KeyboardInterrupt:
-            for _ in range(round(INTERRUPT_SECONDS / POLL_SECONDS)):
-                connection.interrupt()  # more than once: it may be between two statements
-                if wait([answer], POLL_SECONDS).done:
-                    raise
-            shutil.rmtree(_spill_folder(database), ignore_errors=True)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # some functions, such as the sort of a list, do not stop
-            os.kill(os.getpid(), signal.SIGINT)
+            _stop_or_die(connection, answer, database)
+            raise
         return answer.result()
+
+
+def _stop_or_die(connection: duckdb.DuckDBPyConnection, answer: "Future[pl.DataFrame]", database: Path) -> None:
+    """Interrupt a query; end this process where DuckDB does not stop it within INTERRUPT_SECONDS.
+
+    Some of DuckDB's functions, such as the sort of a list, look for no interrupt. answer: of the query.
+    """
+    for _ in range(round(INTERRUPT_SECONDS / POLL_SECONDS)):
+        connection.interrupt()  # more than once: it may be between two statements
+        if wait([answer], POLL_SECONDS).done:
+            return
+    shutil.rmtree(_spill_folder(database), ignore_errors=True)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _close_all_but(connection: duckdb.DuckDBPyConnection, folders: Sequence[Path]) -> None:

@@ -103,12 +103,12 @@ def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Pat
     """
     content = _content(lake, warehouse)
     last = _last_content(database)
-    shards = last.changed_shards(content) if last else None
+    changed_shards = last.changed_shards(content) if last else None  # None: all tables have to be written anew
     fresh = folder / "fresh.duckdb"
-    if last is None or shards is None:
+    if last is None or changed_shards is None:
         files = _all_files(lake, warehouse.tables)
-    else:
-        files = _files_of_shards(lake, warehouse.tables, shards, last.kept_places)
+    else:  # in a copy of the file only the rows of these shards are replaced
+        files = _files_of_shards(lake, warehouse.tables, changed_shards, last.kept_places)
         shutil.copyfile(database, fresh)
 
     # Tables that follow from records get a file with their rows; all others an empty one, which names their columns.
@@ -119,7 +119,7 @@ def _built(lake: Lake, warehouse: DeclaredWarehouse, database: Path, folder: Pat
         frame.write_parquet(file)
         files.setdefault(name, []).append(file)
 
-    counts = warehouse.fill(fresh, folder, files, shards)
+    counts = warehouse.fill(fresh, folder, files, changed_shards)
     seal = {"hash": stream_hash(fresh), "bytes": fresh.stat().st_size, "content": asdict(content)}
     replace_whole(fresh, database)
     write_whole(seal_path(database), sealed(str(database), seal))
@@ -184,17 +184,25 @@ class Content:
 
 
 def _content(lake: Lake, warehouse: DeclaredWarehouse) -> Content:
-    """Return the versions of everything that the warehouse would be built from now: per lake table, and per shard."""
-    by_shard: dict[str, list[object]] = {}
+    """Return the versions of everything that the warehouse would be built from now, as Content describes them.
+
+    They are read from the parts of the lake tables that it copies. A part without a pointer is damaged.
+    """
+    versions_of_shard: dict[str, list[object]] = {}
     kept_places: dict[str, str] = {}
     for source in _source_parts(lake, [table for table in warehouse.tables if table.by_shard]):
-        by_shard.setdefault(source.part, []).append([source.name, _shard_version(warehouse, source.pointer)])
-        if source.table.keeps_places:
+        versions = versions_of_shard.setdefault(source.part, [])
+        versions.append([source.name, _shard_version(warehouse, source.pointer)])
+        if source.table.keeps_places:  # its rows keep their numbers as long as this version stays
             kept_places[source.part] = source.pointer.data_version if source.pointer else ""
     for source in _source_parts(lake, warehouse.tables_by_file):
-        by_shard.setdefault(source.part, []).append([source.name, _file_hashes(source.pointer)])
-    shards = {shard: fingerprint(versions) for shard, versions in by_shard.items()}
-    return Content(_source_versions(lake, warehouse), kept_places, shards)
+        versions = versions_of_shard.setdefault(source.part, [])
+        versions.append([source.name, _file_hashes(source.pointer)])
+    return Content(
+        _source_versions(lake, warehouse),
+        kept_places,
+        {shard: fingerprint(versions) for shard, versions in versions_of_shard.items()},
+    )
 
 
 def _last_content(database: Path) -> Content | None:
@@ -233,7 +241,8 @@ def version(lake: Lake, warehouse: DeclaredWarehouse) -> str:
 def _source_versions(lake: Lake, warehouse: DeclaredWarehouse) -> dict[str, str]:
     """Return the version of every lake table that is copied, by name, and under SETTINGS that of columns and views.
 
-    Of tables whose columns are no part of their version (what calls cost), the hashes of the files count too.
+    Of some tables (`tables_by_file`), those with what calls cost, the costs are no part of the version. Of their parts
+    the hashes of the files count too: they are added to the version, part after part.
     """
     versions = {SETTINGS: fingerprint(warehouse.settings)}
     for table in warehouse.tables:
@@ -266,12 +275,13 @@ def _table_version(table: Table, warehouse: DeclaredWarehouse) -> str:
     The hash is remembered until the table changes.
     """
 
-    def ask() -> str:
+    def compute_version() -> str:
         pointers = _pointers(table)
-        first = next((pointer.record["settings"] for pointer in pointers.values() if pointer), None)
-        return fingerprint([first, {part: _part_version(warehouse, pointer) for part, pointer in pointers.items()}])
+        settings = next((pointer.record["settings"] for pointer in pointers.values() if pointer), None)  # all are equal
+        part_versions = {part: _part_version(warehouse, pointer) for part, pointer in pointers.items()}
+        return fingerprint([settings, part_versions])
 
-    return table.remembered("version of what is copied", ask)
+    return table.remembered("version of what is copied", compute_version)
 
 
 def _pointers(table: Table) -> dict[str, Pointer | None]:

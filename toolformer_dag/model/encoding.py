@@ -16,11 +16,11 @@ from toolformer_dag.texts.call_places import CallPlace, place_at
 from toolformer_dag.texts.calls import (
     API_START,
     call_opening,
-    find_behind_input,
     in_markers,
     in_paper_form,
     marker_places,
 )
+from toolformer_dag.texts.input_ends import find_behind_input
 
 ANCHOR = "a"
 """Any text that does not merge with the text after it."""

@@ -37,11 +37,7 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
-        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be recognized.
-
-        It is not marked here where somebody else does: a command that started the run holds its lock, and the end of a
-        process with a single step is not the run's.
-        """
+        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be recognized."""
         lake = Lake.at(self.root, Path(self.copies), self.suffix)
         instance = context.instance
         run = context.run
@@ -50,7 +46,9 @@ class LakeResource(dg.ConfigurableResource[Lake]):
             return
         if HOME not in run.tags:
             instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-        is_marked = self.steps_apart or FOLDER in run.tags
+        command_marks_it = FOLDER in run.tags  # the command that started the run
+        goes_on_after_this = self.steps_apart  # the end of this process may be that of a single step
+        is_marked = command_marks_it or goes_on_after_this
         with nullcontext() if is_marked else alive(run_folder(instance, run)):
             yield lake
 
@@ -81,6 +79,7 @@ def compute_resource(plan: Plan) -> dg.ResourceDefinition:
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:
         worker = Worker(plan)
         tables = {output.name: output for output in computed_tables(plan)}
+        # Worker processes call the function themselves: tables are not sent to them.
         workers = Workers(worker, tables, partial(executor_of, computed_tables))
         try:
             yield Compute(worker, workers, tables)

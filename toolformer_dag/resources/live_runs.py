@@ -124,9 +124,10 @@ def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
 
 
 def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
-    """Free the slots of pools that ended runs hold: a step interrupted in its own process leaves its slot taken.
+    """Free the slots of pools that ended runs hold, or wait for.
 
-    A run that was killed while it freed one leaves a step that waits, to which Dagster would keep the slot.
+    A step that was interrupted in its own process leaves its slot taken. A run that was killed earlier may leave a step
+    that waits for a slot; Dagster would give it the next one that becomes free.
     """
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
@@ -140,9 +141,12 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
 
 
 def take_spent(folder: Path) -> Spent:
-    """Return what the steps of a run spent, and remove its folder: of several who ask, one gets it."""
+    """Return what the steps of a run spent, and remove its folder.
+
+    Of several processes that call this at once, one gets what was spent, and the others nothing (zeros).
+    """
     taken = folder.with_name(f".{folder.name}.{uuid4().hex}")
-    with suppress(FileNotFoundError):  # another one has taken it
+    with suppress(FileNotFoundError):  # another process has taken it
         folder.rename(taken)
     total = Spent()
     for file in taken.glob("[!.]*.json"):
@@ -153,14 +157,15 @@ def take_spent(folder: Path) -> Spent:
 
 
 def take_unfinished(instance: dg.DagsterInstance) -> Spent:
-    """Return what runs that did not finish had spent, since somebody asked last; runs that go on are left out.
+    """Return what the runs that failed or were killed have spent, each once: their folders are removed.
 
-    What a run spent that succeeded stands in the metadata of its assets, and is forgotten here.
+    Runs that go on are left out. The folders of runs that succeeded are removed too, and do not count here: what they
+    spent stands in the metadata of their assets.
     """
     total = Spent()
     for folder in run_folders(instance).glob("[!.]*"):
         run = _run_of(instance, folder)
-        goes_on = (run is not None and not run.is_finished) or (folder / LOCK).exists()
+        goes_on = (run is not None and not run.is_finished) or (folder / LOCK).exists()  # its process holds the lock
         if goes_on:
             continue
         spent = take_spent(folder)
@@ -178,7 +183,9 @@ def _run_of(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
 
 
 def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
-    """Return whether a run without a lock file has lost the process that it began in, or never got one.
+    """Return whether a run without a lock file has lost the process that it began in, or got none within NEVER_BEGUN.
+
+    Dagster's engine events hold the ids of the processes that a run began in.
 
     Not covered: another process that has got the number of the lost one.
     """

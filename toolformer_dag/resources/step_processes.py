@@ -20,8 +20,8 @@ def step_tags(pool: str) -> dict[str, str]:
 def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
     """Return the executor: this process for one step at a time, else processes that are forked from a prepared one.
 
-    A step whose pool is taken within the run waits without asking Dagster's storage, which would be asked ever more
-    rarely. One place is kept for a step that asks the model.
+    A step waits within the run while another one uses its pool: a step that waits in Dagster's storage would look there
+    ever more rarely.
     """
     if steps_at_once == 1:
         return dg.in_process_executor
@@ -30,7 +30,9 @@ def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
             "max_concurrent": steps_at_once,
             "start_method": {"forkserver": {"preload_modules": list(PRELOADED)}},
             "tag_concurrency_limits": [
+                # One step of each pool at a time.
                 {"key": POOL, "value": {"applyLimitPerUniqueValue": True}, "limit": 1},
+                # One place is kept for a step that asks the model.
                 {"key": BESIDE, "limit": steps_at_once - 1},
             ],
         }

@@ -3,7 +3,6 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, Self
 from uuid import uuid4
 
@@ -16,7 +15,14 @@ from toolformer_dag.serving.api_answer import NewText
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import TextRequest, Writing
 from toolformer_dag.texts.formats import read_json
+from toolformer_dag.tools.tool import context_fault
 
+MOST_FIELDS = 100
+"""Fields of a request; each that is not known costs a message of its own."""
+MOST_STOP_WORDS = 32
+"""Stop words of a request; the text is searched for each of them after each token."""
+LONGEST_STOP_WORD = 256
+"""Characters of a stop word."""
 SURROGATE = b"\\ud"
 """How JSON writes half of a surrogate pair begins so."""
 
@@ -195,7 +201,12 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def _with_known_values(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that change an answer and have a value. Raises Refused for neutral ones at other values."""
+        """Return the fields that change an answer and have a value.
+
+        Raises Refused for neutral ones at other values, and for more than MOST_FIELDS.
+        """
+        if len(fields) > MOST_FIELDS:
+            raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
         for param in cls.neutral.keys() & fields:
             _require_neutral(param, fields[param], cls.neutral[param])
         left_out = cls.neutral.keys() | cls.passed_over
@@ -231,9 +242,10 @@ def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> li
     require_model(request.model, model)
     if request.likeliest is not None and request.has_calls_in_text:
         raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
-    if request.stop is not None and "" in request.stop:
-        raise Refused("stop: a stop word has at least one character", "stop")
-    _require_context(request.context, decoder)
+    _require_stop_words(request.stop or ())
+    fault = context_fault(request.context, decoder.tools.values())
+    if fault is not None:
+        raise Refused(fault, "context")
     decoding = decoder.settings.decoding
     serving = decoder.settings.serving
     usual_tokens = decoding.max_new_tokens if request.one_sentence else serving.max_tokens
@@ -262,16 +274,14 @@ def require_model(requested: str, model: str) -> None:
         raise Refused(message, "model", status=404, code="model_not_found")
 
 
-def _require_context(context: str, decoder: SharedDecoder) -> None:
-    """Raise Refused where the server has a calendar and `context` is no date; a tool of one's own may read others."""
-    has_calendar = any(tool.dated for tool in decoder.tools.values())
-    if not context or not has_calendar:
-        return
-    try:
-        date.fromisoformat(context)
-    except ValueError as error:
-        message = f"context: {context!r} is no date; write year, month and day, as in 2023-01-30"
-        raise Refused(message, "context") from error
+def _require_stop_words(words: Sequence[str]) -> None:
+    """Raise Refused for stop words that are empty, or would take long to look for after each token."""
+    if "" in words:
+        raise Refused("stop: a stop word has at least one character", "stop")
+    longest = max(map(len, words), default=0)
+    if len(words) > MOST_STOP_WORDS or longest > LONGEST_STOP_WORD:
+        message = f"stop: at most {MOST_STOP_WORDS} words of at most {LONGEST_STOP_WORD} characters; give fewer"
+        raise Refused(message, "stop")
 
 
 def _limited(param: str, value: int | None, *, usual: int, most: int) -> int:

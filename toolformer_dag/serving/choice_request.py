@@ -12,6 +12,7 @@ from toolformer_dag.serving.api_answer import NewText, PlacedToken, call_object,
 from toolformer_dag.serving.api_request import ApiRequest, Refused, Texts
 from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import Writing
+from toolformer_dag.traces.template_trial import template_fault
 
 ROLES = ("system", "developer", "user", "assistant")
 """Of the messages of a chat."""
@@ -212,13 +213,37 @@ def _chat_logprob(text: str, log_probability: float) -> dict[str, Any]:
     return {"token": text, "logprob": log_probability, "bytes": list(text.encode())}
 
 
+TRIAL_CHAT = (
+    {"role": "user", "content": "What is 6 times 7?"},
+    {"role": "assistant", "content": "42"},
+    {"role": "user", "content": "Thanks."},
+)
+"""Over this chat the model's template has to end before it writes those of clients."""
+
+
 def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
-    """Return the tokens of a chat by the model's own template. Raises Refused, which names the field `param`."""
+    """Return the tokens of a chat by the model's own template. Raises Refused, which names the field `param`.
+
+    Before the first chat the template is tried in a process with limits, since it could loop for ever.
+    """
     decoder.require_length(sum(len(message.content) for message in messages))
-    if not decoder.tokenizer.chat_template:
-        raise Refused("this model's tokenizer has no chat template; ask /v1/completions", param, status=404)
+    fault = _template_fault(decoder.tokenizer)
+    if fault is not None:
+        raise Refused(f"{fault}; ask /v1/completions", param, status=404)
     chat = [message.model_dump() for message in messages]
     try:
         return list(decoder.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
     except Exception as error:  # of the model's own template
         raise Refused(f"{param}: the model's chat template does not take them: {error}", param) from error
+
+
+def _template_fault(tokenizer: Any) -> str | None:
+    """Return why a model's chat template cannot be used for any chat; None where it can."""
+    if not tokenizer.chat_template:
+        return "this model's tokenizer has no chat template"
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # of several templates none is the default
+        return f"this model's chat template is not clear: {error}"
+    fault = template_fault(template, TRIAL_CHAT, tokenizer.special_tokens_map)
+    return None if fault is None else f"this model's chat template is not used: {fault}"

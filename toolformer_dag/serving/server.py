@@ -5,7 +5,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -65,6 +65,7 @@ class _Server:
         self._key = key
         # One thread: tokenizers are not asked by two threads at once, and a long prompt takes seconds.
         self._tokenizing = ThreadPoolExecutor(1)
+        self._tokenizing_turn = asyncio.Lock()  # requests wait here for the thread, in the order in which they came
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -127,25 +128,32 @@ class _Server:
     async def complete(self, kind: type[ApiRequest], request: Request) -> Response:
         """Write the texts that a request asks for; return them, or a stream that writes them."""
         body = await _body(request)
-        api_request = await self._in_tokenizing_thread(partial(kind.parse, body))
+        api_request = await self._in_tokenizing_thread(request, partial(kind.parse, body))
         if api_request.stream:
-            return await self._streamed(api_request)
-        writings = await self._in_tokenizing_thread(partial(self._begin, api_request))
+            return await self._streamed(request, api_request)
+        writings = await self._in_tokenizing_thread(request, partial(self._begin, api_request))
         try:
             await _wait_until_written(request, writings)
             return _json_response(api_request.answer(writings))
         finally:
             self._drop(writings)
 
-    async def _streamed(self, api_request: ApiRequest) -> Response:
+    async def _streamed(self, request: Request, api_request: ApiRequest) -> Response:
         events = _Events()
-        writings = await self._in_tokenizing_thread(partial(self._begin, api_request, events.put_piece))
+        writings = await self._in_tokenizing_thread(request, partial(self._begin, api_request, events.put_piece))
         for writing in writings:
             writing.done.add_done_callback(partial(events.put_end, writing))
         return _Stream(_chunks(api_request, writings, events), on_end=partial(self._drop, writings))
 
-    async def _in_tokenizing_thread(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
+    async def _in_tokenizing_thread(self, request: Request, function: Callable[[], Result]) -> Result:
+        """Run a function in the tokenizing thread, once it is this request's turn.
+
+        Raises ClientDisconnect where the client has left by then: nothing is computed for clients that are gone.
+        """
+        async with self._tokenizing_turn:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, function)
 
     def _begin(self, api_request: ApiRequest, watch: Watch | None = None) -> list[Writing]:
         """Begin the texts of a request; runs in the tokenizing thread."""
@@ -247,6 +255,8 @@ async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> 
     client_has_left.cancel()
     if not texts.done():
         texts.cancel()
+        with suppress(asyncio.CancelledError):
+            await texts
         raise ClientDisconnect
     texts.result()
 

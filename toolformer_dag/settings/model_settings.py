@@ -135,12 +135,14 @@ class ModelSettings(SettingsTable):
 def folder_or_id(root: Path, name: str) -> str:
     """Return the absolute path of a model that is a folder or a GGUF file, and the name of any other, such as a hub id.
 
-    A relative path counts from `root`. "embedded" is never a folder.
+    A relative path counts from `root`. "embedded" is the model in the package, also beside a folder of that name.
     """
+    if name == "embedded":
+        return name
     path = under(root, name)
     is_path = name.endswith(GGUF)
-    with suppress(OSError):  # such as a name that is too long for a path: an id, or an error of whoever loads it
-        is_path = is_path or (name != "embedded" and path.is_dir())
+    with suppress(OSError):  # such as a name that is too long for a path; who loads it refuses it
+        is_path = is_path or path.is_dir()
     return str(path) if is_path else name
 
 

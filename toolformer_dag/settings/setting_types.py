@@ -79,8 +79,9 @@ def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict
 
     keys: the keys that count; without any, all of the table but those in `but`.
 
-    Left out, in tables within the table too, are keys outside fingerprints (Unfingerprinted) and keys that hold the
-    value which they stood for before they came (AsBefore).
+    Two kinds of keys are left out, in tables within the table too: those outside fingerprints (Unfingerprinted), and
+    those of later releases at the value that means what earlier releases did (AsBefore), so that what these computed
+    stays up to date.
     """
     counting_keys = set(keys or type(table).model_fields) - {*but}
     return table.model_dump(mode="json", include=counting_keys, exclude=_left_out(table))

@@ -289,11 +289,12 @@ def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overrid
     path = []
     table: Any = in_file
     for part in name.removeprefix(PREFIX).lower().split("__"):
+        # Walk down the settings file beside the variable's name, to find how each key is written there.
         keys = table if isinstance(table, Mapping) else {}
         key = part
         if part not in keys:
-            keys_in_small_letters = {key.lower(): key for key in keys}
-            key = keys_in_small_letters.get(part, part)
+            key_of_small_letters = {written_key.lower(): written_key for written_key in keys}
+            key = key_of_small_letters.get(part, part)
         path.append(key)
         table = keys.get(key)
     origin = f"${printable(name)}"
@@ -321,7 +322,7 @@ def _value(origin: str, text: str) -> Any:
         raise SettingsError(f"{origin}: the value is nested too deeply; no setting needs that") from None
     except ValueError:
         parsed = {"value": text}
-    holds_other_keys = len(parsed) > 1
+    holds_other_keys = len(parsed) > 1  # what stands behind a line break was read as settings of their own
     is_text_of_lines = parsed["value"] == text and "\n" in text
     if holds_other_keys or is_text_of_lines:
         raise SettingsError(f"{origin}: the value has more than one line; give each setting on its own")

@@ -14,6 +14,7 @@ from unicodedata import category
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 from toolformer_dag.texts.arguments import Schema, argument_rules
+from toolformer_dag.texts.input_ends import NAME, input_end, input_ends
 
 API_START = PAPER_MARKERS.begin
 """What opens a call in the paper's form: a space and "["."""
@@ -22,16 +23,8 @@ RESULT_ARROW = PAPER_MARKERS.arrow.strip()
 API_END = PAPER_MARKERS.end
 """What closes a call in the paper's form: "]"."""
 
-NAME = r"[^\s\[\]()]+"
-"""The name of a tool, as a pattern: no white space, no brackets."""
 OPENING = re.compile(rf"\[\s*{NAME}\(")
 """The beginning of a call inside of an input."""
-NAMED = re.compile(rf"\s*{NAME}\((?=\s*[^\W\d]\w*\s*=)")
-"""The beginning of a call with named arguments: `Weather(city=`, without the first argument."""
-NAMED_IN_TEXT = re.compile(rf"(?<![^\s\[\]()]){NAME}+\((?=\s*[^\W\d]\w*\s*=)")
-"""The same anywhere in a text: a name is tried from its first character alone."""
-_SIGNS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|(?P<open>\\?\Z))|[()\[\]]', re.DOTALL)
-"""Strings of JSON, also one without its end, and brackets: what tells where named arguments end."""
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
 """A call without its markers: the groups are name and input."""
 QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
@@ -40,6 +33,8 @@ STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 """A string of JSON, or what begins as one and does not end."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
 """The signs at which `str.splitlines` ends a line, as a class of Rust's patterns."""
+LONGEST_NAME = 256
+"""Characters of a tool's name, where a call to any tool is looked for."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 """Unicode's categories of control characters, invisible marks and halves of surrogate pairs."""
 JOINERS = "\u200c\u200d"
@@ -122,45 +117,6 @@ def _line_fault(text: str) -> str | None:
     """Return a reason for a text of more than one line."""
     is_one_line = text.splitlines() in ([], [text])
     return None if is_one_line else "newline_in_input"
-
-
-def input_end(text: str, start: int = 0) -> int | None:
-    """Return the character from which the end of a call may be searched, where quotes and brackets tell.
-
-    start: where the name of the call begins.
-
-    - Named arguments: after their `)`, or at a `]` that nothing opened; None where `text` ends before that. Strings
-      among them may hold any sign. For `W(city="a]") -> b` it is the character after `)`.
-    - Any other input: `start`, because quotes mean nothing there, and the first `]` closes the call.
-    """
-    opening = NAMED.match(text, start)
-    if opening is None:
-        return start
-    open_brackets = 0
-    for sign in _SIGNS.finditer(text, opening.end()):
-        if sign["open"] is not None:  # a string without its end
-            return None
-        match sign[0]:
-            case "[":
-                open_brackets += 1
-            case "]" if open_brackets:
-                open_brackets -= 1
-            case "]":
-                return sign.start()
-            case ")" if not open_brackets:
-                return sign.end()
-            case "(" | ")":  # in no string: these are no arguments in JSON
-                return start
-    return None
-
-
-def find_behind_input(sign: str, text: str, start: int = 0) -> int:
-    """Return the character at which `sign`, such as "]" or "->", first stands after a call's input; -1 without one.
-
-    start: where the name of the call begins. Signs in the strings of named arguments are passed over.
-    """
-    end = input_end(text, start)
-    return -1 if end is None else text.find(sign, end)
 
 
 def call_grammar(
@@ -251,10 +207,11 @@ def one_line(text: str) -> str:
 def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
     """Return a pattern for the marker that opens a call; the tool's name, which begins where a match ends, follows it.
 
-    tools: the names that may follow; None for any name. With an empty collection the pattern matches nothing.
+    tools: the names that may follow; None for any name of at most LONGEST_NAME characters. With an empty collection the
+    pattern matches nothing.
     """
     if tools is None:
-        names = NAME
+        names = rf"[^\s\[\]()]{{1,{LONGEST_NAME}}}"  # not NAME: of `<call><call>...` each marker would read the rest
     elif tools:
         names = "|".join(re.escape(tool) for tool in sorted(tools))
     else:
@@ -417,29 +374,34 @@ def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> 
     """Yield where the calls of a text stand, in order: `[Calculator(1 + 2) -> 3]`.
 
     opening: finds the beginning of a call, `[Calculator(` (see `call_opening`). A call that is not closed by
-    `markers.end` is none, and neither is one inside the input or result of another.
+    `markers.end` is none, and neither is one inside the input or result of another. It takes linear time.
     """
+    openings = list(opening.finditer(text))
+    ends = input_ends(text, [match.end() for match in openings])
+    last_closing = text.rfind(markers.end)
     position = 0  # the end of the last closed call
-    for match in opening.finditer(text):
+    for match in openings:
         name = match.end()
+        if name > last_closing:  # neither this call nor a later one is closed
+            return
         if match.start() < position:  # inside the input or result of the previous call
             continue
-        close = find_behind_input(markers.end, text, name)
-        if close < 0:
-            if text.find(markers.end, name) < 0:  # no later call is closed either
-                return
+        after_input = ends[name]
+        if after_input is None or after_input > last_closing:
             continue
+        close = text.find(markers.end, after_input)
         position = close + len(markers.end)
-        arrow = _arrow(text, name, position, markers)
+        arrow = _arrow(text, name, after_input, position, markers)
         yield _CallSpan(start=match.start(), name=name, arrow=arrow, close=close, end=position)
 
 
-def _arrow(text: str, name: int, end: int, markers: CallMarkers) -> int | None:
+def _arrow(text: str, name: int, after_input: int, end: int, markers: CallMarkers) -> int | None:
     """Return where the arrow of a call begins, right after the `)` of its input; None for a call without a result.
 
-    name: where the name of the call begins. end: the character after the call.
+    - name: where the name of the call begins.
+    - after_input: where its end may be searched (see `input_ends`).
+    - end: the character after the call.
     """
-    after_arguments = input_end(text, name) or 0
     # The `)` of named arguments is the character before that; that of any other input is searched from the name on.
-    parenthesis = text.find(f"){markers.arrow}", max(after_arguments - 1, name), end)
+    parenthesis = text.find(f"){markers.arrow}", max(after_input - 1, name), end)
     return None if parenthesis < 0 else parenthesis + 1

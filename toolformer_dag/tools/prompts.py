@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.arguments import BadArguments, Schema, argument_names, read_arguments
-from toolformer_dag.texts.calls import MalformedCall, find_behind_input, one_line, parse_call, take_out
+from toolformer_dag.texts.calls import MalformedCall, one_line, parse_call, take_out
+from toolformer_dag.texts.input_ends import find_behind_input
 from toolformer_dag.tools.tool import Tool
 
 LONGEST_MEANING = 100

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ValidationError
@@ -359,6 +360,20 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
         if schema is not None:
             schemas[name] = schema
     return schemas
+
+
+def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
+    """Return why calls of these tools cannot have this context; None where they can.
+
+    A dated tool, such as the calendar, needs a date or nothing; other tools read contexts of any form.
+    """
+    if not context or not any(tool.dated for tool in tools):
+        return None
+    try:
+        date.fromisoformat(context)
+    except ValueError:
+        return f"context: {context[:40]!r} is no date; write year, month and day, as in 2023-01-30"
+    return None
 
 
 @contextmanager

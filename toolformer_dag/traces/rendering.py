@@ -19,8 +19,8 @@ REMEMBERED_TEXTS = 4096
 """Texts, such as results, that are not tokenized twice."""
 CHARACTERS_PER_TOKEN = 16
 """Characters of a long token: so much text per wanted token is tokenized first."""
-FIXED_DATE = "26 Jul 2024"
-"""The date for templates that write today's, so that a text is the same tomorrow."""
+VARIABLES = {"date_string": "26 Jul 2024"}
+"""What templates get beside the messages: a date for those that write today's, so that a text is the same tomorrow."""
 
 
 class RenderingError(UserError):
@@ -53,11 +53,11 @@ class Rendering:
         generation_prompt: end with what begins a message of the assistant, as "<|im_start|>assistant\\n".
         Raises RenderingError where the template refuses the messages.
         """
-        variables: dict[str, Any] = {"chat_template": self.template, "date_string": FIXED_DATE}
+        options: dict[str, Any] = {"chat_template": self.template, "tokenize": False, **VARIABLES}
         if generation_prompt:
-            variables["add_generation_prompt"] = True
+            options["add_generation_prompt"] = True
         try:
-            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, **variables))
+            return str(self._tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:  # templates raise what they like
             raise RenderingError(f"the template {self.name} refuses a conversation: {error}") from error
 

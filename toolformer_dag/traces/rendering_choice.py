@@ -5,8 +5,9 @@ The two are ChatML with Hermes' marks for calls, for models that know ChatML, an
 
 from typing import TYPE_CHECKING, Any
 
-from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
-from toolformer_dag.traces.rendering import Rendering, RenderingError
+from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
+from toolformer_dag.traces.rendering import VARIABLES, Rendering, RenderingError
+from toolformer_dag.traces.template_trial import template_fault
 from toolformer_dag.traces.written_conversation import WrittenConversation
 
 if TYPE_CHECKING:
@@ -44,11 +45,14 @@ TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
 def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
     """Return the rendering that `traces.rendering` names; for "auto" the first that fits: template, hermes, plain.
 
-    Raises RenderingError where the model has no template, or one that does not write calls and results.
+    Raises RenderingError where the model has no template, or one that does not write calls and results, or that takes
+    too long or too much memory in a trial.
     """
     reason = "the model has no chat template"
     for name, template in _templates(setting, encoding.tokenizer).items():
         try:
+            if name == "template":
+                _require_end(template, encoding.tokenizer)
             rendering = Rendering(name, template, encoding.tokenizer)
             _try(rendering, encoding.tokenizer)
         except RenderingError as error:
@@ -72,6 +76,14 @@ def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
     if setting in ("auto", "plain"):
         templates["plain"] = PLAIN
     return templates
+
+
+def _require_end(template: str, tokenizer: Any) -> None:
+    """Render the model's template over TRIAL in another process. Raises RenderingError where it meets a limit there."""
+    messages = [message for _, message in to_openai(TRIAL)]
+    fault = template_fault(template, messages, {**tokenizer.special_tokens_map, **VARIABLES})
+    if fault is not None:
+        raise RenderingError(f"the chat template of the model {tokenizer.name_or_path} is not used: {fault}")
 
 
 def _try(rendering: Rendering, tokenizer: Any) -> None:

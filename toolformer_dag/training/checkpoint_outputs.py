@@ -84,9 +84,13 @@ class Checkpoint:
 
 
 def _on_corpus(condition: str, *, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
-    """Return a checkpoint that is trained on a column of C* and compared by held-out texts of C.
+    """Return a checkpoint that is trained on texts of C*, the corpus with calls in it.
 
-    See `Checkpoint` for the rest.
+    - `condition`: the row of the paper's tables that it stands for, such as "Toolformer"
+    - `calls`: whether it calls tools when it is evaluated
+    - `column`: the column of the corpus that is trained on: the texts with their calls, or the same without (C)
+
+    Held-out texts of C choose the best of the checkpoints along the way. `description` and `card` as in `Checkpoint`.
     """
 
     def rows(plan: Plan) -> TrainingData:
@@ -159,10 +163,13 @@ class NamedModel(NamedTuple):
 
 
 def checkpoint_of(name: str) -> NamedModel:
-    """Return what a condition of evaluation, a checkpoint's name or the name of another model stands for.
+    """Return the model that a name in the settings of evaluation stands for, and whether it calls tools.
 
-    A condition is a row of the paper's tables, such as `Toolformer (disabled)`. Only `base`, the baseline's condition
-    and disabled conditions call no tools.
+    - the name of a checkpoint, such as "finetuned_checkpoint": that one; it calls tools, whichever it is
+    - its condition, a row of the paper's tables such as "Toolformer": that one; it calls tools if the paper's does
+    - the same disabled, "Toolformer (disabled)": that one, without tools
+    - "base": the model of the settings, without tools
+    - anything else: another model, which calls tools
     """
     for checkpoint, declared in CHECKPOINTS.items():
         if name in (checkpoint, declared.condition):

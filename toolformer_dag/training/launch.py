@@ -102,7 +102,7 @@ def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes
     """Estimate the bytes of weights, gradients and Adam's moments on each device.
 
     Those of trained parameters are divided among the `processes`, frozen ones are whole on each. An objective that
-    compares with the base model holds its frozen weights too.
+    compares with the base model (`keep_base`) holds its frozen weights too.
     """
     weight_bytes = DTYPES[settings.weights_dtype].itemsize
     trained_bytes = SHORT_ADAM_BYTES if has_short_moments(settings) else ADAM_BYTES
@@ -111,7 +111,8 @@ def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes
         trained_bytes += AUTOCAST_BYTES
     state_bytes = trained_bytes * counts.trained // processes
     state_bytes += (counts.all - counts.trained) * weight_bytes
-    if objective_of(settings).without_base:  # the frozen base model
+    needs_base_model = bool(objective_of(settings).without_base)
+    if needs_base_model:
         state_bytes += counts.all * weight_bytes
     return state_bytes
 
@@ -130,11 +131,13 @@ def _activation_bytes(config: Any, settings: TrainingSettings, length: int, proc
     checkpointing = settings.gradient_checkpointing
     if checkpointing is None:
         checkpointing = on_gpu
+    # With checkpointing only what enters a layer is kept, and the rest is computed again in the backward pass.
     kept_values = 1 if checkpointing else LAYER_VALUES
     kept_by_layers: int = text_config.num_hidden_layers * value_bytes * kept_values
 
     logit_bytes = LOGIT_BYTES
-    if objective.without_base:
+    needs_base_model = bool(objective.without_base)
+    if needs_base_model:
         logit_bytes += BASE_LOGIT_BYTES
     within_layer = LAYER_VALUES * value_bytes
     at_loss: int = logit_bytes * tokens * text_config.vocab_size
@@ -155,24 +158,31 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     length = min(settings.sequence_length, context_length(config))
     need = memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code)
     total = need.states + need.activations
+    # Without a GPU the processes share the memory of the machine.
     available = torch.cuda.get_device_properties(0).total_memory if on_gpu else _ram() // processes
     if total <= available:
         return
-
-    remedies = []
-    if settings.precision != "bfloat16":
-        remedies.append('training.precision = "bfloat16" (extra `gpu`)')
-    if settings.lora_rank is None:
-        remedies.append("training.lora_rank = 16 (extra `lora`)")
-    if need.activations > need.states // 10:
-        remedies.append("a smaller training.device_batch_size")
-    if on_gpu:
-        remedies.append("more GPUs, among which float32 weights are divided")
+    remedies = _memory_remedies(settings, need, on_gpu=on_gpu)
     raise TrainingError(
         f"finetuning {model.name} needs {total / GB:.0f} GB on each of {processes} devices (weights, "
         f"gradients and moments {need.states / GB:.0f}, activations {need.activations / GB:.0f}), and there are "
         f"{available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller model"
     )
+
+
+def _memory_remedies(settings: TrainingSettings, need: MemoryNeed, *, on_gpu: bool) -> list[str]:
+    """Return settings with which training takes less memory, as an error recommends them."""
+    remedies = []
+    if settings.precision != "bfloat16":
+        remedies.append('training.precision = "bfloat16" (extra `gpu`)')
+    if settings.lora_rank is None:
+        remedies.append("training.lora_rank = 16 (extra `lora`)")
+    batch_matters = need.activations > need.states // 10
+    if batch_matters:
+        remedies.append("a smaller training.device_batch_size")
+    if on_gpu:
+        remedies.append("more GPUs, among which float32 weights are divided")
+    return remedies
 
 
 def _ram() -> int:
@@ -250,13 +260,16 @@ def train(
 def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
     """Return `training.processes`, or without it the most GPUs that divide the batch; 1 without a GPU.
 
-    What cannot be divided trains on one GPU unless the setting says otherwise: moments of 8 bits, LoRA's frozen
-    weights, and models that are more than a language model. Raises ModelError.
+    Some trainings cannot be divided among GPUs; they get one unless the setting says otherwise. Raises ModelError.
     """
     if settings.processes is not None:
         return settings.processes
     gpus = _gpus(base)
-    if gpus <= 1 or settings.precision == "bfloat16" or settings.lora_rank is not None or is_composite(base):
+    if gpus <= 1:
+        return 1
+    has_moments_of_8_bits = settings.precision == "bfloat16"
+    has_frozen_weights = settings.lora_rank is not None
+    if has_moments_of_8_bits or has_frozen_weights or is_composite(base):  # composite: more than a language model
         return 1
     return max(count for count in range(1, gpus + 1) if settings.batch_size % count == 0)
 
@@ -381,8 +394,8 @@ def run_job(file: Path) -> None:
                 TrainingData(**job["data"]),
                 TrainingSettings(**job["settings"]),
                 Path(job["out"]),
-                lambda done, total: _append_event(events, step=done, of=total),
-                lambda step, values: _append_event(events, step=step, values=dict(values)),
+                progress=lambda done, total: _append_event(events, step=done, of=total),
+                measured=lambda step, values: _append_event(events, step=step, values=dict(values)),
             )
         except UserError as error:
             _append_event(events, error=str(error))

@@ -92,6 +92,9 @@ class LanguageModeling(Objective):
     def collate(sequences: Sequence[Sequence[list[int]]]) -> dict[str, Tensor]:
         """Return `input_ids`, `labels` and a tensor that keeps texts apart, each [sequences, longest], padded right.
 
+        sequences: each a list of texts, which are lists of token ids. As an example, a sequence of the texts [5, 6, 7]
+        and [8, 9] gives the input_ids 5 6 7 8 9, the labels IGNORED 6 7 IGNORED 9 and the position_ids 0 1 2 0 1.
+
         Padding and the first token of each text are not predicted: their label is IGNORED. Where every sequence has
         one text, `attention_mask` is 0 for padding. Where some are packed, `position_ids` begin at 0 with each text;
         transformers' masks follow them, so that no token attends to another text.
@@ -99,12 +102,12 @@ class LanguageModeling(Objective):
         labels: list[list[list[int]]] = []
         positions: list[list[range]] = []
         mask: list[list[list[int]]] = []
-        for parts in sequences:
-            labels.append([[IGNORED, *part[1:]] for part in parts])
-            positions.append([range(len(part)) for part in parts])
-            mask.append([[1] * len(part) for part in parts])
+        for texts in sequences:
+            labels.append([[IGNORED, *text[1:]] for text in texts])
+            positions.append([range(len(text)) for text in texts])
+            mask.append([[1] * len(text) for text in texts])
         batch = {"input_ids": padded(sequences, 0), "labels": padded(labels, IGNORED)}
-        is_packed = any(len(parts) > 1 for parts in sequences)
+        is_packed = any(len(texts) > 1 for texts in sequences)
         if is_packed:
             batch["position_ids"] = padded(positions, 0)
         else:
@@ -175,7 +178,8 @@ def in_or_after_calls(
 ) -> list[bool]:
     """Return for each token of `row` whether it is in a call or among the LEARNED_AFTER tokens after one.
 
-    A call is what stands between ` [` and the `]` that closes it; any text in brackets counts.
+    A call is what stands between ` [` and the `]` that closes it; any text in brackets counts. As an example, of the
+    tokens `It is` ` [` `Add(1, 2)` `-> 3` `]` ` 3` ` .` those from ` [` to `]` are in a call, and LEARNED_AFTER more.
 
     row: token ids of a sequence.
     start: the tokens of ` [`.
@@ -215,9 +219,10 @@ class KeepingBase(LanguageModeling):
     without_base = "training.keep_base = 0"
 
     def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the cross entropy with the mixed targets in nats, summed over the predicted tokens.
+        """Return the cross entropy with mixed targets in nats, summed over the predicted tokens.
 
-        Needs `base`, the frozen base model.
+        The target of a token is (1 - s) * the token itself + s * the base model's distribution, with s = `keep_base`;
+        within and just after calls, which the model is to learn, s = 0. Needs `base`, the frozen base model.
         """
         inputs = without_labels(batch)
         targets = batch["labels"][:, 1:]

@@ -50,7 +50,7 @@ def has_short_moments(settings: TrainingSettings) -> bool:
 
 
 def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError where a library is missing, or where so many processes cannot share the recipe.
+    """Raise TrainingError where a library is missing, or where training cannot be divided among so many processes.
 
     Raises ModelError where the model's config cannot be read.
     """
@@ -60,7 +60,7 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
         _require("peft", extra="lora", without="no training.lora_rank")
 
     is_divided_or_adapted = processes > 1 or settings.lora_rank is not None
-    without_base = objective_of(settings).without_base
+    without_base = objective_of(settings).without_base  # such as "training.keep_base = 0"; None: none needed
     if without_base and is_divided_or_adapted:
         setting_name = without_base.partition(" ")[0]
         raise TrainingError(

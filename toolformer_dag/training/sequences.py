@@ -149,10 +149,11 @@ def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]
     """
     shuffled = list(range(len(lengths)))
     random.shuffle(shuffled)
-    full_batches = _batches_per_epoch(len(shuffled), batch_size) * batch_size
-    filled = list(islice(cycle(shuffled), full_batches))
+    sequence_count = _batches_per_epoch(len(shuffled), batch_size) * batch_size
+    filled = list(islice(cycle(shuffled), sequence_count))
 
     batches: list[list[int]] = []
+    # Sorted within large groups: batches hold similar lengths, and still other ones in each epoch.
     for group in _cut(filled, batch_size * GROUP_BATCHES):
         by_length = sorted(group, key=lengths.__getitem__)
         batches.extend(_cut(by_length, batch_size))

@@ -30,7 +30,7 @@ from toolformer_dag.settings.model_settings import ModelSettings
 from toolformer_dag.settings.sections import Settings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.training_settings import TrainingSettings
-from toolformer_dag.texts.calls import NAMED_IN_TEXT
+from toolformer_dag.texts.input_ends import NAMED_IN_TEXT
 
 
 class TrainingError(UserError):
@@ -261,14 +261,16 @@ def read_card(folder: Path) -> str | None:
 def card_is_lost(folder: Path) -> bool:
     """Return whether the card is missing, or was written here and changed since.
 
-    False for a README that somebody put in its place.
+    False for a README that somebody put in its place: a card that was written here has our tags, or a seal (a hash of
+    its content).
     """
     try:
         content = (folder / CARD).read_bytes()
     except OSError:
         return True
     written_here = CARD_TAGS in content or CARD_SEAL.search(content) is not None
-    return written_here and read_card(folder) is None
+    was_changed = read_card(folder) is None
+    return written_here and was_changed
 
 
 def _sealed_card(text: str) -> bytes:
@@ -296,7 +298,7 @@ def checkpoint_files(settings: Settings, name: str = "finetuned_checkpoint") -> 
 
 
 def finetuned_or_base(settings: Settings) -> str:
-    """Return the folder of the finetuned checkpoint if there is one of the settings' model, else that model's name.
+    """Return the folder of the finetuned checkpoint where it comes from the settings' model, else that model's name.
 
     Fetches the checkpoint from the lake first. Raises ModelError where the model is a path without a model, and
     DamagedCheckpoint.
@@ -309,6 +311,5 @@ def finetuned_or_base(settings: Settings) -> str:
         if damaged:
             raise DamagedCheckpoint(damaged[0])
     record = _whole_record(finetuned) or {}
-    if record.get("base") != model_identity(base, settings.model.revision):
-        return base
-    return str(finetuned)
+    is_of_this_base = record.get("base") == model_identity(base, settings.model.revision)
+    return str(finetuned) if is_of_this_base else base

@@ -5,7 +5,7 @@ from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form, messages_in
 from toolformer_dag.conversations.plain_values import first_of, text_of
-from toolformer_dag.conversations.raw_messages import CALLS, ROLES, Said
+from toolformer_dag.conversations.raw_messages import CALLS, ROLES, StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult, id_in
 
@@ -57,7 +57,7 @@ FENCES = ("```mswea_bash_command\n", "```bash\n")
 """How a command begins in the text of mini-swe-agent; the next three backquotes end it."""
 
 
-def session_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
+def session_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of a session's lines: the path that was taken, then each agent that was started beside.
 
     The path ends with the last line; what was tried and left stands on no way from there to the beginning.
@@ -78,8 +78,8 @@ def session_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
         yield [_line(*line) for line in side]
 
 
-def _line(number: int, record: Any) -> Said:
-    return Said((number,), record)
+def _line(number: int, record: Any) -> StoredMessage:
+    return StoredMessage((number,), record)
 
 
 def _parents(records: Sequence[Any]) -> dict[str, str | None]:
@@ -162,7 +162,7 @@ def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
     return left
 
 
-def codex_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
+def codex_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the items of a session of Codex, which events repeat for the screen."""
     said = []
     for number, record in enumerate(records):
@@ -170,13 +170,13 @@ def codex_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
             continue
         payload = record.get("payload")
         if record.get("type") == "response_item" and isinstance(payload, Mapping):
-            said.append(Said((number, "payload"), payload))
+            said.append(StoredMessage((number, "payload"), payload))
         elif payload is None and record.get("type") in ("message", "function_call", "function_call_output"):
-            said.append(Said((number,), record))
+            said.append(StoredMessage((number,), record))
     yield said
 
 
-def swe_agent_steps(record: Any) -> Iterator[Said]:
+def swe_agent_steps(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a run of SWE-agent; where they hold no calls, its commands and what these printed."""
     history = record.get("history")
     if isinstance(history, list) and any(
@@ -186,7 +186,7 @@ def swe_agent_steps(record: Any) -> Iterator[Said]:
         return
     for number, message in enumerate(history if isinstance(history, list) else ()):
         if isinstance(message, Mapping) and message.get("role") in ("system", "user"):
-            yield Said(("history", number), message)
+            yield StoredMessage(("history", number), message)
         else:
             break
     for number, step in enumerate(record["trajectory"]):
@@ -194,16 +194,16 @@ def swe_agent_steps(record: Any) -> Iterator[Said]:
         if not isinstance(step, Mapping):
             continue
         if isinstance(step.get("thought"), str) and step["thought"].strip():
-            yield Said((*path, "thought"), step["thought"], "assistant")
+            yield StoredMessage((*path, "thought"), step["thought"], "assistant")
         if isinstance(step.get("action"), str) and step["action"].strip():
             call = FoundCall("bash", {"command": step["action"]}, None)
-            yield Said((*path, "action"), step["action"], call=call)
+            yield StoredMessage((*path, "action"), step["action"], call=call)
             if step.get("observation") is not None:
-                result = FoundResult(step["observation"], None, None, None)
-                yield Said((*path, "observation"), step["observation"], result=result)
+                result = FoundResult(step["observation"])
+                yield StoredMessage((*path, "observation"), step["observation"], result=result)
 
 
-def mini_swe_messages(record: Any) -> Iterator[Said]:
+def mini_swe_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of mini-swe-agent, whose calls are commands between backquotes, answered by the user."""
     base: Path = () if isinstance(record, list) else ("messages",)
     messages = record if isinstance(record, list) else record["messages"]
@@ -215,20 +215,20 @@ def mini_swe_messages(record: Any) -> Iterator[Said]:
         path: Path = (*base, number)
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, str):
-            yield Said(path, message)
+            yield StoredMessage(path, message)
             continue
         if waits and message.get("role") == "user":
-            yield Said(path, message, result=FoundResult(content, None, None, None))
+            yield StoredMessage(path, message, result=FoundResult(content))
             waits = False
             continue
         start, command, end = _command(content) if message.get("role") == "assistant" else (0, "", 0)
         if not command:
-            yield Said(path, message)
+            yield StoredMessage(path, message)
             continue
         if content[:start].strip():
-            yield Said((*path, "content", (0, start)), content[:start].strip(), "assistant")
+            yield StoredMessage((*path, "content", (0, start)), content[:start].strip(), "assistant")
         call = FoundCall("bash", {"command": command}, None)
-        yield Said((*path, "content", (start, end)), command, call=call)
+        yield StoredMessage((*path, "content", (start, end)), command, call=call)
         waits = True
 
 
@@ -242,7 +242,7 @@ def _command(content: str) -> tuple[int, str, int]:
     return 0, "", 0
 
 
-def openhands_events(record: Any) -> Iterator[Said]:
+def openhands_events(record: Any) -> Iterator[StoredMessage]:
     """Yield the events of a run of OpenHands: an observation names the action that it answers."""
     base: Path = ()
     events = record
@@ -259,19 +259,19 @@ def openhands_events(record: Any) -> Iterator[Said]:
         call_id = first_of(metadata, ("tool_call_id",))
         if event.get("observation") not in (None, "null") and event.get("cause") is not None:
             answered = str(call_id if call_id is not None else event["cause"])
-            yield Said(path, event, result=FoundResult(event.get("content"), answered, None, event))
+            yield StoredMessage(path, event, result=FoundResult(event.get("content"), id=answered, beside=event))
         elif event.get("action") in NO_CALLS:
             text = first_of(event, ("args.content", "args.thought", "args.final_thought", "message"))
             role = {"user": "user", "environment": "system"}.get(str(event.get("source")), "assistant")
             if event["action"] in ("message", "finish", "system") and isinstance(text, str) and text:
-                yield Said(path, text, "system" if event["action"] == "system" else role)
+                yield StoredMessage(path, text, "system" if event["action"] == "system" else role)
         elif isinstance(event.get("action"), str):
             thought = first_of(event, ("args.thought",))
             if isinstance(thought, str) and thought.strip():
-                yield Said((*path, "args", "thought"), thought, "assistant")
+                yield StoredMessage((*path, "args", "thought"), thought, "assistant")
             tool = first_of(metadata, ("function_name",)) or event["action"]
             own_id = str(call_id if call_id is not None else event.get("id"))
-            yield Said(path, event, call=FoundCall(str(tool), _openhands_arguments(event, own_id), own_id))
+            yield StoredMessage(path, event, call=FoundCall(str(tool), _openhands_arguments(event, own_id), own_id))
 
 
 def _openhands_arguments(event: Mapping[str, Any], call_id: str) -> Any:
@@ -288,7 +288,7 @@ def _openhands_arguments(event: Mapping[str, Any], call_id: str) -> Any:
     return {key: value for key, value in arguments.items() if key not in NO_ARGUMENTS}
 
 
-def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[Said]]:
+def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of the events of OpenHands' SDK, each of which names its kind."""
     said = []
     for number, event in enumerate(records):
@@ -296,23 +296,23 @@ def openhands_sdk_events(records: Sequence[Any]) -> Iterator[list[Said]]:
         path: Path = (number,)
         call_id = id_in(event, ("tool_call_id",))
         if kind == "SystemPromptEvent":
-            said.append(Said((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system"))
+            said.append(StoredMessage((*path, "system_prompt"), text_of([event.get("system_prompt")]), "system"))
         elif kind == "MessageEvent":
-            said.append(Said((*path, "llm_message"), event.get("llm_message")))
+            said.append(StoredMessage((*path, "llm_message"), event.get("llm_message")))
         elif kind == "ActionEvent":
             thought = text_of(event.get("thought"))
             if thought.strip():
-                said.append(Said((*path, "thought"), thought, "assistant"))
+                said.append(StoredMessage((*path, "thought"), thought, "assistant"))
             arguments = first_of(event, ("tool_call.arguments", "tool_call.function.arguments", "action.data"))
-            said.append(Said(path, event, call=FoundCall(str(event.get("tool_name")), arguments, call_id)))
+            said.append(StoredMessage(path, event, call=FoundCall(str(event.get("tool_name")), arguments, call_id)))
         elif kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
             content = first_of(event, ("observation.content", "observation", "error", "rejection_reason"))
             beside = event.get("observation") if kind == "ObservationEvent" else {"error": True}
-            said.append(Said(path, event, result=FoundResult(content, call_id, None, beside)))
+            said.append(StoredMessage(path, event, result=FoundResult(content, id=call_id, beside=beside)))
     yield said
 
 
-def smolagents_steps(record: Any) -> Iterator[Said]:
+def smolagents_steps(record: Any) -> Iterator[StoredMessage]:
     """Yield the steps of an agent of smolagents: a task, or what was written, called and observed."""
     steps = record["steps"] if isinstance(record, Mapping) else record
     base: Path = ("steps",) if isinstance(record, Mapping) else ()
@@ -322,30 +322,30 @@ def smolagents_steps(record: Any) -> Iterator[Said]:
         path: Path = (*base, number)
         for key, role in (("system_prompt", "system"), ("task", "user")):
             if isinstance(step.get(key), str):
-                yield Said((*path, key), step[key], role)
+                yield StoredMessage((*path, key), step[key], role)
         calls = step.get("tool_calls")
         first_call = calls[0] if isinstance(calls, list) and calls else None
         final = first_of(first_call, ("function.arguments.answer",))
         if isinstance(final, str) and first_of(first_call, ("function.name",)) == "final_answer":
-            yield Said((*path, "tool_calls", 0, "function", "arguments", "answer"), final, "assistant")
+            yield StoredMessage((*path, "tool_calls", 0, "function", "arguments", "answer"), final, "assistant")
             continue
         if not calls:
             if isinstance(step.get("model_output"), str):
-                yield Said((*path, "model_output"), step["model_output"], "assistant")
+                yield StoredMessage((*path, "model_output"), step["model_output"], "assistant")
             continue
         if isinstance(step.get("model_output"), str) and step["model_output"].strip():
-            yield Said((*path, "model_output"), step["model_output"], "assistant")
-        yield Said(path, {"role": "assistant", "tool_calls": calls})
+            yield StoredMessage((*path, "model_output"), step["model_output"], "assistant")
+        yield StoredMessage(path, {"role": "assistant", "tool_calls": calls})
         observed = step.get("observations")
         error = first_of(step, ("error.message", "error"))
         if observed is not None or error is not None:
             key = "observations" if observed is not None else "error"
             content = observed if observed is not None else error
             beside = {"error": error} if error is not None else None
-            yield Said((*path, key), content, result=FoundResult(content, None, None, beside))
+            yield StoredMessage((*path, key), content, result=FoundResult(content, beside=beside))
 
 
-def adp_items(record: Any) -> Iterator[Said]:
+def adp_items(record: Any) -> Iterator[StoredMessage]:
     """Yield the items of the agent data protocol: actions of the agent, and observations of users and environments."""
     for number, item in enumerate(record["content"]):
         if not isinstance(item, Mapping):
@@ -355,20 +355,20 @@ def adp_items(record: Any) -> Iterator[Said]:
         content = item.get("content")
         if kind == "api_action":
             call = FoundCall(str(item.get("function")), item.get("kwargs"), None)
-            yield Said(path, item, call=call)
+            yield StoredMessage(path, item, call=call)
         elif kind == "code_action":
             call = FoundCall(str(item.get("language") or "code"), {"code": content}, None)
-            yield Said(path, item, call=call)
+            yield StoredMessage(path, item, call=call)
         elif kind == "message_action":
-            yield Said(path, str(content), "assistant")
+            yield StoredMessage(path, str(content), "assistant")
         elif item.get("source") == "user" and isinstance(content, str):
-            yield Said(path, content, "user")
+            yield StoredMessage(path, content, "user")
         else:
             observed = content if content is not None else item.get("html") or item.get("axtree")
-            yield Said(path, item, result=FoundResult(observed, None, None, None))
+            yield StoredMessage(path, item, result=FoundResult(observed))
 
 
-def autogen_messages(record: Any) -> Iterator[Said]:
+def autogen_messages(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages and events of AutoGen: their type says what they hold, their source is any agent's name.
 
     A thought before a call is the text that the model wrote beside it; one before an answer is its thinking. A summary
@@ -383,7 +383,7 @@ def autogen_messages(record: Any) -> Iterator[Said]:
     for number, message in enumerate(messages):
         path: Path = (*base, number)
         if not isinstance(message, Mapping) or "type" not in message:
-            yield Said(path, message)
+            yield StoredMessage(path, message)
             continue
         kind = str(message.get("type")).partition("[")[0]
         content = message.get("content")
@@ -391,25 +391,25 @@ def autogen_messages(record: Any) -> Iterator[Said]:
         following = messages[number + 1] if number + 1 < len(messages) else None
         if kind in AUTOGEN_CALLS and isinstance(content, list):
             if isinstance(message.get("thought"), str):
-                yield Said((*path, "thought"), message["thought"], role)
-            yield Said(path, message, CALLS)
+                yield StoredMessage((*path, "thought"), message["thought"], role)
+            yield StoredMessage(path, message, CALLS)
         elif kind in AUTOGEN_RESULTS and isinstance(content, list):
-            yield Said(path, {"content": [_autogen_result(part) for part in content]}, "tool")
+            yield StoredMessage(path, {"content": [_autogen_result(part) for part in content]}, "tool")
         elif isinstance(message.get("tool_calls"), list) and any(
             id_in(call, ("id",)) not in made for call in message["tool_calls"]
         ):
-            yield Said(path, {"content": _autogen_words(content)}, f"{kind} with calls of no event")
+            yield StoredMessage(path, {"content": _autogen_words(content)}, f"{kind} with calls of no event")
         elif kind in AUTOGEN_WORDS or (kind == "ThoughtEvent" and first_of(following, ("type",)) in AUTOGEN_CALLS):
-            yield Said(path, {"content": _autogen_words(content)}, role)
+            yield StoredMessage(path, {"content": _autogen_words(content)}, role)
         elif kind == "CodeGenerationEvent":
             blocks = message.get("code_blocks")
             code = [text_of(first_of(block, ("code",))) for block in (blocks if isinstance(blocks, list) else ())]
-            yield Said(path, message, call=FoundCall("code", {"code": "\n\n".join(code)}, None))
+            yield StoredMessage(path, message, call=FoundCall("code", {"code": "\n\n".join(code)}, None))
         elif kind == "CodeExecutionEvent":
             failed = {"error": first_of(message, ("result.exit_code",)) not in (0, None)}
-            yield Said(path, message, result=FoundResult(first_of(message, ("result.output",)), None, None, failed))
+            yield StoredMessage(path, message, result=FoundResult(first_of(message, ("result.output",)), beside=failed))
         elif kind not in AUTOGEN_SILENT:
-            yield Said(path, message, kind)  # which is no role, so that it is named
+            yield StoredMessage(path, message, kind)  # which is no role, so that it is named
 
 
 def _autogen_list(record: Any) -> Path:

@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolformer_dag.conversations.forms.form import Form, ways
+from toolformer_dag.conversations.forms.form import Form, paths_matching
 from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
 from toolformer_dag.conversations.marks import marked_calls
 from toolformer_dag.conversations.plain_values import parsed
-from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
 
-def bfcl_result(record: Any) -> Iterator[Said]:
+def bfcl_result(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of BFCL's log of a run: the question of each turn, then its steps with calls and results.
 
     A record of a single turn has its calls alone.
@@ -21,11 +21,11 @@ def bfcl_result(record: Any) -> Iterator[Said]:
         calls = list(_bfcl_calls(record.get("result")))
         for index, call in calls:
             place: Path = ("result", index) if isinstance(record["result"], list) else ("result",)
-            yield Said(place, record["result"], call=call)
+            yield StoredMessage(place, record["result"], call=call)
         if not calls and isinstance(record.get("result"), str):
-            yield Said(("result",), record["result"], "assistant")
+            yield StoredMessage(("result",), record["result"], "assistant")
         return
-    for path in ways(record, "inference_log.*"):
+    for path in paths_matching(record, "inference_log.*"):
         turn = value_at(record, path)
         if not isinstance(turn, Mapping):
             continue
@@ -35,7 +35,7 @@ def bfcl_result(record: Any) -> Iterator[Said]:
                     yield from _bfcl_message((*path, key, index), message)
 
 
-def _bfcl_message(path: Path, message: Any) -> Iterator[Said]:
+def _bfcl_message(path: Path, message: Any) -> Iterator[StoredMessage]:
     """Yield a message of BFCL's log; the calls of an assistant are a list, of texts or of objects by tool."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ("user", "assistant", "tool", "system"):
@@ -43,10 +43,10 @@ def _bfcl_message(path: Path, message: Any) -> Iterator[Said]:
     content = message.get("content")
     calls = list(_bfcl_calls(content)) if role == "assistant" else []
     if not calls:
-        yield Said(path, message)
+        yield StoredMessage(path, message)
     for index, call in calls:
         place: Path = (*path, "content", index) if isinstance(content, list) else path
-        yield Said(place, message, call=call)
+        yield StoredMessage(place, message, call=call)
 
 
 def _bfcl_calls(content: Any) -> Iterator[tuple[int, FoundCall]]:
@@ -63,7 +63,7 @@ def _bfcl_calls(content: Any) -> Iterator[tuple[int, FoundCall]]:
             yield index, FoundCall(str(tool), arguments, None)
 
 
-def verifiers_nodes(trace: Any) -> Iterator[Said]:
+def verifiers_nodes(trace: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a trace of verifiers: from the last one back along the numbers of those before it."""
     nodes = trace["nodes"]
     taken = list[int]()
@@ -72,21 +72,21 @@ def verifiers_nodes(trace: Any) -> Iterator[Said]:
         taken.append(number)
         number = nodes[number].get("parent")
     for index in reversed(taken):
-        yield Said(("nodes", index, "message"), nodes[index].get("message"))
+        yield StoredMessage(("nodes", index, "message"), nodes[index].get("message"))
 
 
-def api_bank_messages(lines: Any) -> Iterator[Said]:
+def api_bank_messages(lines: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a dialogue of API-Bank; one of the role API is a call with its result."""
     for number, line in enumerate(lines):
         if not isinstance(line, Mapping) or "api_name" not in line:
-            yield Said((number,), line)
+            yield StoredMessage((number,), line)
             continue
-        yield Said((number,), line, call=FoundCall(str(line["api_name"]), line.get("param_dict"), str(number)))
+        yield StoredMessage((number,), line, call=FoundCall(str(line["api_name"]), line.get("param_dict"), str(number)))
         result = line.get("result")
         output = result.get("output", result) if isinstance(result, Mapping) else result
         exception = result.get("exception") if isinstance(result, Mapping) else None
         content = output if exception is None else exception
-        yield Said((number,), line, result=FoundResult(content, str(number), None, {"error": exception}))
+        yield StoredMessage((number,), line, result=FoundResult(content, id=str(number), beside={"error": exception}))
 
 
 FORMS = (

@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from toolformer_dag.conversations.forms.form import Form, messages_in, system_prompt, ways
+from toolformer_dag.conversations.forms.form import Form, messages_in, paths_matching, system_prompt
 from toolformer_dag.conversations.forms.payloads import ANSWER, QUESTION
 from toolformer_dag.conversations.plain_values import first_of, parsed
-from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path, value_at
 from toolformer_dag.conversations.shapes import FoundCall, FoundResult
 
@@ -93,17 +93,17 @@ def plain_value(value: Any) -> Any:
     return content
 
 
-def span_messages(span: Mapping[str, Any]) -> list[Said]:
+def span_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages that a model was given and wrote in a span, with the ways to them; none in other spans."""
     attributes = attributes_of(span)
-    said = list[Said]()
+    said = list[StoredMessage]()
     if SYSTEM_PROMPT in attributes:
         said += system_prompt(*attributes[SYSTEM_PROMPT])
     prompts = len(said)
     for prefix in FLAT_PREFIXES:  # Phoenix opens them into objects
         nested = first_of(span.get("attributes"), (prefix,))
         for index, message in enumerate(nested if isinstance(nested, list) else ()):
-            said.append(Said(("attributes", *prefix.split("."), index), message))
+            said.append(StoredMessage(("attributes", *prefix.split("."), index), message))
     if len(said) > prompts:
         return said
     for names in (INPUTS, OUTPUTS):
@@ -121,28 +121,28 @@ def span_messages(span: Mapping[str, Any]) -> list[Said]:
     return event_messages(span) or _given_and_written(span, "input", "output")
 
 
-def listed_messages(value: Any) -> list[Said]:
+def listed_messages(value: Any) -> list[StoredMessage]:
     """Return the messages of an input or an output: a list, or an object that holds one, each of them maybe as JSON."""
     opened = parsed(value) if isinstance(value, str) else value
     inside: Path = (None,) if isinstance(value, str) and opened is not None else ()
     for way in LISTS_INSIDE:
-        said = list[Said]()
-        for path in ways(opened, way):
+        said = list[StoredMessage]()
+        for path in paths_matching(opened, way):
             found = value_at(opened, path)
             if isinstance(found, list) and found and isinstance(found[0], list):  # LangSmith: a list per prompt
-                said += [Said((*inside, *path, 0, index), message) for index, message in enumerate(found[0])]
+                said += [StoredMessage((*inside, *path, 0, index), message) for index, message in enumerate(found[0])]
             elif isinstance(found, list):
-                said += [Said((*inside, *path, index), message) for index, message in enumerate(found)]
+                said += [StoredMessage((*inside, *path, index), message) for index, message in enumerate(found)]
             elif isinstance(found, Mapping) and way.endswith("message"):
-                said.append(Said((*inside, *path), found))
+                said.append(StoredMessage((*inside, *path), found))
         if said and all(isinstance(message.value, Mapping) for message in said):
             return said
     if isinstance(opened, Mapping) and ("role" in opened or "tool_calls" in opened or "lc" in opened):
-        return [Said(inside, opened if "role" in opened else {"role": "assistant", **opened})]
+        return [StoredMessage(inside, opened if "role" in opened else {"role": "assistant", **opened})]
     return []
 
 
-def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[Said]:
+def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[StoredMessage]:
     """Return messages whose every field is an attribute of its own, as OpenInference writes them.
 
     They have no place in the record from which a call could be taken out.
@@ -171,7 +171,7 @@ def flat_messages(attributes: Mapping[str, Any], prefix: str) -> list[Said]:
             "name": fields.get("name"),
             "tool_calls": [calls[key].get("tool_call", calls[key]) for key in sorted(calls, key=int)],
         }
-        said.append(Said(("attributes", f"{prefix}.{number}"), message))
+        said.append(StoredMessage(("attributes", f"{prefix}.{number}"), message))
     return said
 
 
@@ -180,7 +180,7 @@ def _flat_contents(contents: Mapping[str, Any]) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def event_messages(span: Mapping[str, Any]) -> list[Said]:
+def event_messages(span: Mapping[str, Any]) -> list[StoredMessage]:
     """Return the messages that stand in the events of a span, as the conventions had it before version 1.37."""
     said = []
     events = span.get("events")
@@ -195,11 +195,11 @@ def event_messages(span: Mapping[str, Any]) -> list[Said]:
         message = parsed(message) if isinstance(message, str) else message
         if isinstance(message, Mapping):
             role = "assistant" if role == "choice" else role
-            said.append(Said(("events", index), {"role": role, **message, "tool_call_id": message.get("id")}))
+            said.append(StoredMessage(("events", index), {"role": role, **message, "tool_call_id": message.get("id")}))
     return said
 
 
-def tool_span(span: Mapping[str, Any], path: Path) -> list[Said]:
+def tool_span(span: Mapping[str, Any], path: Path) -> list[StoredMessage]:
     """Return the call and the result of a span that runs a tool; none of another one."""
     values = {name: value for name, (_, value) in attributes_of(span).items()}
     tool = values.get("gen_ai.tool.name") or values.get("tool.name")
@@ -208,19 +208,19 @@ def tool_span(span: Mapping[str, Any], path: Path) -> list[Said]:
     arguments = values.get("gen_ai.tool.call.arguments", values.get("input.value"))
     result = values.get("gen_ai.tool.call.result", values.get("output.value"))
     call_id = str(values.get("gen_ai.tool.call.id", first_of(span, ("spanId", "span_id"))))
-    said = [Said(path, span, call=FoundCall(tool, arguments, call_id))]
+    said = [StoredMessage(path, span, call=FoundCall(tool, arguments, call_id))]
     if result is not None:
-        said.append(Said(path, span, result=FoundResult(result, call_id, tool, None)))
+        said.append(StoredMessage(path, span, result=FoundResult(result, id=call_id, tool=tool)))
     return said
 
 
-def conversation_of(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Said]:
+def conversation_of(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[StoredMessage]:
     """Return the conversation of the spans of a trace: that of the model's span with most messages.
 
     Each request of an agent repeats what was said before it, so the last one holds all. Where no span has messages, the
     spans that run tools are the calls.
     """
-    longest = list[Said]()
+    longest = list[StoredMessage]()
     for path, span in spans:
         said = [message._replace(path=(*path, *message.path)) for message in span_messages(span)]
         if len(said) >= len(longest):
@@ -230,7 +230,7 @@ def conversation_of(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> list[Sai
     return [said for path, span in spans for said in tool_span(span, path)]
 
 
-def by_trace(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[list[Said]]:
+def by_trace(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[list[StoredMessage]]:
     """Yield the conversation of each trace, its spans in the order in which they began."""
     traces = defaultdict[str, list[tuple[Path, Mapping[str, Any]]]](list)
     for path, span in spans:
@@ -239,30 +239,32 @@ def by_trace(spans: Sequence[tuple[Path, Mapping[str, Any]]]) -> Iterator[list[S
         yield conversation_of(sorted(trace, key=lambda item: str(first_of(item[1], STARTS)).zfill(25)))
 
 
-def otlp_spans(record: Any) -> Iterator[list[Said]]:
+def otlp_spans(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of an export of OTLP in JSON."""
     found = list[tuple[Path, Mapping[str, Any]]]()
     for resources, scopes in (("resourceSpans", "scopeSpans"), ("resource_spans", "scope_spans")):
-        for path in ways(record, f"{resources}.*.{scopes}.*.spans.*"):
+        for path in paths_matching(record, f"{resources}.*.{scopes}.*.spans.*"):
             found.append((path, value_at(record, path)))
     yield from by_trace(found)
 
 
-def span_lines(records: Sequence[Any]) -> Iterator[list[Said]]:
+def span_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of spans that stand in a file one by one."""
     yield from by_trace([((number,), record) for number, record in enumerate(records) if isinstance(record, Mapping)])
 
 
-def spans_in(record: Any) -> Iterator[list[Said]]:
+def spans_in(record: Any) -> Iterator[list[StoredMessage]]:
     """Yield the conversations of a trace that holds its spans as a list."""
-    found = [(path, value_at(record, path)) for way in ("spans.*", "data.spans.*") for path in ways(record, way)]
+    found = [
+        (path, value_at(record, path)) for way in ("spans.*", "data.spans.*") for path in paths_matching(record, way)
+    ]
     yield conversation_of([(path, span) for path, span in found if isinstance(span, Mapping)])
 
 
-def langfuse_trace(record: Any) -> Iterator[Said]:
+def langfuse_trace(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a trace of Langfuse: of the generation with most of them, else of the trace itself."""
-    longest = list[Said]()
-    for path in ways(record, "observations.*"):
+    longest = list[StoredMessage]()
+    for path in paths_matching(record, "observations.*"):
         observation = value_at(record, path)
         if isinstance(observation, Mapping) and str(observation.get("type")).upper() in ("GENERATION", "AGENT"):
             said = _given_and_written(observation, "input", "output")
@@ -271,7 +273,7 @@ def langfuse_trace(record: Any) -> Iterator[Said]:
     yield from longest or _given_and_written(record, "input", "output")
 
 
-def langsmith_run(record: Any) -> Iterator[Said]:
+def langsmith_run(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a run of LangSmith: what went in, then what came out; the latter alone if it holds both."""
     given = listed_messages(record.get("inputs"))
     written = listed_messages(record.get("outputs"))
@@ -284,7 +286,7 @@ def langsmith_run(record: Any) -> Iterator[Said]:
         yield message._replace(path=(key, *message.path))
 
 
-def _given_and_written(record: Mapping[str, Any], given: str, written: str) -> list[Said]:
+def _given_and_written(record: Mapping[str, Any], given: str, written: str) -> list[StoredMessage]:
     """Return the messages of two fields, one after the other, with the ways to them."""
     said = []
     for key in (given, written):
@@ -292,7 +294,7 @@ def _given_and_written(record: Mapping[str, Any], given: str, written: str) -> l
     return said
 
 
-def request_and_response(record: Any) -> Iterator[Said]:
+def request_and_response(record: Any) -> Iterator[StoredMessage]:
     """Yield the messages of a request and of its response, which stand beside each other."""
     yield from messages_in(record, ("system", "request.system", "request.body.system"))
     yield from messages_in(record, REQUESTS)
@@ -300,7 +302,7 @@ def request_and_response(record: Any) -> Iterator[Said]:
     response = first_of(record, ("response.body", "response"))
     path: Path = ("response", "body") if first_of(record, ("response.body",)) is not None else ("response",)
     if isinstance(response, Mapping) and response.get("role") is not None:
-        yield Said(path, response)
+        yield StoredMessage(path, response)
     yield from (
         said._replace(path=(*path, *said.path)) for said in messages_in(response, ("output", "candidates.*.content"))
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolformer_dag.conversations.forms.form import Form
-from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.record_paths import Path
 from toolformer_dag.conversations.shapes import FoundResult, id_in
 
@@ -16,7 +16,7 @@ QUESTION = {"role": "user", "content": "How warm is it in Oslo?"}
 ANSWER = {"role": "assistant", "content": "It is 7 degrees in Oslo."}
 
 
-def pydantic_parts(conversation: Any) -> Iterator[Said]:
+def pydantic_parts(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the parts of pydantic-ai's messages: each has a kind, which says by whom it is."""
     roles = {
         "system-prompt": "system",
@@ -37,10 +37,10 @@ def pydantic_parts(conversation: Any) -> Iterator[Said]:
                 role = "user"
             path: Path = (*base, number, "parts", index)
             if kind == "retry-prompt" and role == "tool":
-                result = FoundResult(part.get("content"), id_in(part, ("tool_call_id",)), None, {"error": True})
-                yield Said(path, part, result=result)
+                result = FoundResult(part.get("content"), id=id_in(part, ("tool_call_id",)), beside={"error": True})
+                yield StoredMessage(path, part, result=result)
             else:
-                yield Said(path, part, role, is_part=role == "assistant" or str(kind).startswith("builtin"))
+                yield StoredMessage(path, part, role, is_part=role == "assistant" or str(kind).startswith("builtin"))
 
 
 FORMS = (

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from toolformer_dag.conversations.forms.form import Form, messages_in
-from toolformer_dag.conversations.marks import END_OF_TEXT
+from toolformer_dag.conversations.mark_scanner import END_OF_TEXT
 from toolformer_dag.conversations.plain_values import parsed
-from toolformer_dag.conversations.raw_messages import Said
+from toolformer_dag.conversations.raw_messages import StoredMessage
 from toolformer_dag.conversations.shapes import listed_call
 
 GLAIVE_ROLES = {"USER:": "user", "ASSISTANT:": "assistant", "FUNCTION RESPONSE:": "tool"}
@@ -24,11 +24,11 @@ TEMPLATE_TEXTS = ("prompt", "input", "prompts", "output", "response", "responses
 """The fields that hold text of a chat template, in the order of the conversation."""
 
 
-def glaive_turns(conversation: Any) -> Iterator[Said]:
+def glaive_turns(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of a text in which each begins with the name of its speaker, and the way to its characters."""
     system = conversation.get("system")
     if isinstance(system, str) and system:
-        yield Said(("system",), system, "system")
+        yield StoredMessage(("system",), system, "system")
     text = conversation["chat"]
     begins = sorted(
         (position, mark)
@@ -40,7 +40,7 @@ def glaive_turns(conversation: Any) -> Iterator[Said]:
         written = text[position + len(mark) : following[0]]
         turn = written.strip().removesuffix(END_OF_TEXT).strip()
         offset = len(mark) + written.find(turn)
-        yield Said(("chat", (position, following[0])), turn, GLAIVE_ROLES[mark], offset=offset)
+        yield StoredMessage(("chat", (position, following[0])), turn, GLAIVE_ROLES[mark], offset=offset)
 
 
 def _positions(text: str, mark: str) -> Iterator[int]:
@@ -50,14 +50,14 @@ def _positions(text: str, mark: str) -> Iterator[int]:
         position = text.find(mark, position + len(mark))
 
 
-def xlam_messages(conversation: Any) -> Iterator[Said]:
+def xlam_messages(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the question of a record and its calls, which have no results."""
-    yield Said(("query",), conversation["query"], "user")
+    yield StoredMessage(("query",), conversation["query"], "user")
     answers = conversation["answers"]
     calls = parsed(answers) if isinstance(answers, str) else answers
     inside: tuple[None, ...] = (None,) if isinstance(answers, str) else ()
     for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        yield Said(("answers", *inside, index), call, call=listed_call(call))
+        yield StoredMessage(("answers", *inside, index), call, call=listed_call(call))
 
 
 class TurnHead(NamedTuple):
@@ -68,7 +68,7 @@ class TurnHead(NamedTuple):
     role: str
 
 
-def template_turns(conversation: Any) -> Iterator[Said]:
+def template_turns(conversation: Any) -> Iterator[StoredMessage]:
     """Yield the turns of texts that a chat template has written, in their order, and the ways to their characters."""
     if isinstance(conversation.get("prompt"), list):
         yield from messages_in(conversation, ("prompt",))
@@ -85,7 +85,7 @@ def template_turns(conversation: Any) -> Iterator[Said]:
             turn = written.strip()
             if turn:
                 offset = len(head.written) + written.find(turn)
-                yield Said((key, (head.begin, end)), turn, head.role, offset=offset)
+                yield StoredMessage((key, (head.begin, end)), turn, head.role, offset=offset)
 
 
 def has_bare_role_lines(text: str) -> bool:

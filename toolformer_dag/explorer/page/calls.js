@@ -62,7 +62,7 @@ export function calls(overview) {
     return el("label", {}, title, made);
   };
   const search = (name, title) => {
-    const made = el("input", { type: "search", value: state(name), autocomplete: "off", spellcheck: "false", oninput: () => change(name, made.value, true) });
+    const made = el("input", { type: "search", maxlength: 500, value: state(name), autocomplete: "off", spellcheck: "false", oninput: () => change(name, made.value, true) });
     return el("label", {}, title, made);
   };
   const tau = el("input", { type: "number", step: 0.01, min: -100, max: 100, value: chosenTau(tool),

@@ -6,8 +6,10 @@ const exported = document.getElementById("exported");
 const stored = exported ? JSON.parse(exported.textContent) : null;
 export const offline = stored !== null;
 
+// The parameters stand in the address; what the model is asked stands in the body, which has room for a long text.
 async function ask(name, parameters = {}, method = "GET") {
-  const answer = await fetch(`api/${name}?` + new URLSearchParams(parameters), { method });
+  const fields = new URLSearchParams(parameters);
+  const answer = await (method === "GET" ? fetch(`api/${name}?${fields}`) : fetch(`api/${name}`, { method, body: fields }));
   const found = await answer.json();
   if (!answer.ok) throw new Error(found.error ?? answer.statusText);
   return found;

@@ -37,7 +37,13 @@ addEventListener("hashchange", () => {
 
 export const KEY = ["tool", "shard", "digest", "segment", "position", "sample"];
 export const encodeKey = (call, names = KEY) => names.map(name => encodeURIComponent(call[name])).join("/");
+// Null where the text is no key, as in a link that was cut.
 export function decodeKey(text, names = KEY) {
-  const parts = text.split("/").map(decodeURIComponent);
+  let parts;
+  try {
+    parts = text.split("/").map(decodeURIComponent);
+  } catch {
+    return null; // half of an escape such as %2
+  }
   return parts.length >= names.length ? Object.fromEntries(names.map((name, at) => [name, parts[at]])) : null;
 }

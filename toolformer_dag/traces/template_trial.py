@@ -1,0 +1,104 @@
+"""Try a chat template once in a process with limits, because nothing else ends a template that loops for ever.
+
+A chat template is a program in Jinja that comes with a model. Jinja's sandbox keeps it away from files and from Python,
+and refuses `range(10**12)`; it does not end loops within loops, or `10 ** (10**9)`. Not covered: a template that ends
+in the trial and loops for ever over another conversation.
+"""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+CPU_SECONDS = 3
+"""Processor time for all renderings of the trial; templates in use take a hundredth of a second."""
+MEMORY_MIB = 1024
+"""Memory for them, beside that of Python and its modules; on Linux alone."""
+OUT_OF_MEMORY = 3
+"""Exit status of the process where a rendering met the limit of memory."""
+BEGIN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from toolformer_dag.traces.template_trial import main
+main()
+"""
+"""The Python code of the process that renders; its argument is this process's `sys.path`, as JSON."""
+
+
+def template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
+    """Return why a template must not be rendered in this process; None where it ends within the limits.
+
+    The template is rendered over each beginning of a conversation, in another process. An error that the template
+    raises is no fault: it ends the rendering.
+
+    - turns: the conversation, as chat templates get it.
+    - variables: what the template may read beside the conversation, such as the special tokens.
+    """
+    return _fault(json.dumps({"template": template, "turns": list(turns), "variables": dict(variables)}))
+
+
+@cache
+def _fault(trial: str) -> str | None:
+    """Return the same as `template_fault`; a trial, here as JSON, is run once per process."""
+    command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
+    child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
+    if child.returncode == 0:
+        return None
+    if child.returncode == -signal.SIGXCPU:
+        return f"it does not end a short conversation within {CPU_SECONDS} seconds of processor time"
+    if child.returncode == OUT_OF_MEMORY:
+        return f"it takes more than {MEMORY_MIB} MiB of memory for a short conversation"
+    last_line = child.stderr.strip().rpartition("\n")[2]
+    return f"the process that tries it ended with status {child.returncode}: {last_line}"
+
+
+def main() -> None:
+    """Render the template of a trial, JSON on the standard input, over each beginning of its conversation."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    trial = json.load(sys.stdin)
+    turns: list[dict[str, Any]] = trial["turns"]
+    beginnings = [turns[: count + 1] for count in range(len(turns))]
+    _limit()
+    for conversation in beginnings:
+        for generation in (False, True):
+            try:
+                render_jinja_template(
+                    [conversation],
+                    chat_template=trial["template"],
+                    add_generation_prompt=generation,
+                    **trial["variables"],
+                )
+            except MemoryError:
+                sys.exit(OUT_OF_MEMORY)
+            except Exception:  # noqa: BLE001 - templates raise what they like, and have ended then
+                continue
+
+
+def _limit() -> None:
+    """Limit what this process may use from now on; the kernel ends it where it takes more processor time.
+
+    Memory is limited on Linux alone.
+    """
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds_so_far = usage.ru_utime + usage.ru_stime
+    _lower(resource.RLIMIT_CPU, ceil(seconds_so_far) + CPU_SECONDS)
+    _lower(resource.RLIMIT_CORE, 0)  # the kernel writes no file when it ends this process
+    sizes = Path("/proc/self/statm")
+    if sizes.exists():
+        pages_so_far = int(sizes.read_text().split()[0])
+        _lower(resource.RLIMIT_AS, pages_so_far * resource.getpagesize() + (MEMORY_MIB << 20))
+
+
+def _lower(limit: int, most: int) -> None:
+    """Set one of the process's limits to `most`, or leave it where it is lower already."""
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(limit, (most, hard))
