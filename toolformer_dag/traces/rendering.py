@@ -100,7 +100,7 @@ class Rendering:
         return start if start > 0 else None
 
     def _without_special_tokens(self, text: str) -> str:
-        """Return a text with a space after the first character of each special token: "< |im_end|>" for "<|im_end|>"."""
+        """Return a text with a space in each special token, as "< |im_end|>" for "<|im_end|>"."""
         for token in self._special_tokens:
             if token in text:
                 text = text.replace(token, f"{token[:1]} {token[1:]}")
