@@ -53,7 +53,7 @@ def test_judge_says_how_verdicts_agree_with_labels(tmp_path: Path) -> None:
     ).database
     labels = [Label(f"made-{n}", 1, 0, True) for n in range(24)] + [Label(f"wrong {n}", 1, 0, False) for n in range(24)]
     agreement = label_agreement(database, [*labels, Label("unknown", 1, 0, True)])
-    assert (agreement.labels, agreement.unmatched, agreement.not_told) == (49, 1, 0)
+    assert (agreement.labels, agreement.unmatched, agreement.undecided) == (49, 1, 0)
     assert agreement.base_rate == 0.5
     assert agreement.kappa == pytest.approx(2 * agreement.agree - 1)  # at a base rate of one half
     assert agreement.low <= agreement.auc <= agreement.high

@@ -82,17 +82,17 @@ def test_values_stand_where_they_are_said_to_stand(result: str) -> None:
 @example("{N", "")
 @given(RESULTS, st.text(max_size=20))
 def test_an_exchanged_result_has_other_values_in_the_same_structure(result: str, identity: str) -> None:
-    exchanged = exchanged_result(result, tool="weather", identity=identity, before="", pools=POOLS)
+    exchanged = exchanged_result(result, tool="weather", seed=identity, before="", pools=POOLS)
     if exchanged is None:
         return
     assert not same_values(result, exchanged)
-    assert exchanged == exchanged_result(result, tool="weather", identity=identity, before="", pools=POOLS)
+    assert exchanged == exchanged_result(result, tool="weather", seed=identity, before="", pools=POOLS)
     assert [value.key for value in result_values(exchanged)] == [value.key for value in result_values(result)]
 
 
 @given(JSON_RESULTS, st.text(max_size=20))
 def test_exchanged_json_is_json_with_values_of_the_same_types(value: dict[str, object], identity: str) -> None:
-    exchanged = exchanged_result(json.dumps(value), tool="weather", identity=identity, before="", pools=POOLS)
+    exchanged = exchanged_result(json.dumps(value), tool="weather", seed=identity, before="", pools=POOLS)
     if exchanged is not None:
         assert _types(json.loads(exchanged)) == _types(value)
 

@@ -1,10 +1,14 @@
-"""Recorded tool calls of other people's conversations, judged by what their results tell of what follows."""
+"""Judge tool calls of recorded conversations: whether the messages that follow a call rest on its result."""
 
 from typing import Literal
 
 Dropped = Literal["nothing", "failed", "calls", "conversations"]
-"""What is left out of conversations that are written again.
+"""What is left out of conversations that are written again:
 
-`failed`: calls whose result is an error; `calls`: calls that do not help; both with their results and with the answers
-that rest on no other call. `conversations`: every conversation with a call that does not help.
+- "nothing"
+- "failed": calls whose result is an error
+- "calls": calls that do not help
+- "conversations": every conversation with a call that does not help
+
+With a call its result is left out, and the answer if it rests on no other call.
 """

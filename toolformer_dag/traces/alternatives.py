@@ -1,12 +1,13 @@
-"""Choose what a recorded call is held against: results under which an answer that rests on its own is less likely.
+"""Choose the alternatives of a recorded call: other results to put in place of its result.
 
-In this order, the first of which there are enough:
+An answer that rests on the recorded result is less likely under an alternative; `judge` compares the two. There are
+three means to get alternatives. They are tried in this order until one gives enough:
 
-1. `other_results`: what the same tool gave in other conversations
-2. `exchanged_values`: the call's own result with other values in its fields (not of a failed call, which has none)
-3. `other_tools`: what other tools gave in other conversations
+1. `other_results`: results that the same tool gave in other conversations
+2. `exchanged_values`: the recorded result with other values in its fields (not of a failed call, which has no values)
+3. `other_tools`: results that other tools gave in other conversations
 
-A result that holds the same values as the call's own, in whatever spelling, is none of them.
+A result with the same values as the recorded one, in whatever spelling, is never an alternative.
 """
 
 import json
@@ -18,22 +19,27 @@ from toolformer_dag.traces.exchanged_values import StringPools, exchanged_result
 from toolformer_dag.traces.result_values import same_values
 
 METHOD = 1
-"""Raised when the same call would be held against other results."""
+"""A version number, raised when the same call would get other alternatives."""
 OTHER_RESULTS = "other_results"
 EXCHANGED_VALUES = "exchanged_values"
 OTHER_TOOLS = "other_tools"
 MEANS = (OTHER_RESULTS, EXCHANGED_VALUES, OTHER_TOOLS)
-"""What a call may be held against, in the order in which they are tried."""
+"""How alternatives are got, in the order in which the means are tried."""
 READ = 1 << 13
-"""Characters of its own result that are written with other values; a judge reads fewer."""
+"""Characters of the recorded result that are written with other values; a judge reads fewer."""
 SAID = 1 << 14
 """Characters that count as said before a call."""
 FEWEST = 2
-"""Results of other conversations that are enough: each is held against the others, which tells what chance does."""
+"""Results of other conversations that are enough. They are also compared with each other: what chance alone does."""
 
 
 class Alternatives(NamedTuple):
-    """Results that a call is held against. `means`: which of MEANS they are, None where there are none."""
+    """The alternatives of a call: other results to put in place of its result.
+
+    Attributes:
+        means: how they were got, one of MEANS; None if there are no alternatives.
+        results: their texts.
+    """
 
     means: str | None
     results: tuple[str, ...] = ()
@@ -43,23 +49,25 @@ NO_ALTERNATIVES = Alternatives(None)
 
 
 def said_before(messages: Sequence[RecordedMessage], turn: int, index: int) -> str:
-    """Return what was said before the result of a call: messages, earlier calls with their results, its arguments.
+    """Return what was said before the result of the call `messages[turn].calls[index]`, as one text.
 
-    At most the last SAID characters, which is more than a judge reads.
+    It is the end of: earlier messages with their calls and results, the content of the call's message, the arguments of
+    the call. Other calls of the same message are left out, since they run beside it. At most the last SAID characters,
+    which is more than a judge reads.
     """
     said = json.dumps(messages[turn].calls[index].arguments, ensure_ascii=False)
-    for number in range(turn, -1, -1):
+    for number in range(turn, -1, -1):  # backwards, until there is enough
         if len(said) >= SAID:
             break
         message = messages[number]
         earlier_calls = message.calls if number < turn else ()
-        told = [f"{json.dumps(call.arguments, ensure_ascii=False)} {call.result or ''}" for call in earlier_calls]
-        said = " ".join([message.content, *told, said])
+        call_texts = [f"{json.dumps(call.arguments, ensure_ascii=False)} {call.result or ''}" for call in earlier_calls]
+        said = " ".join([message.content, *call_texts, said])
     return said[-SAID:]
 
 
 def other_values_of(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
-    """Return the first `most` distinct results that hold other values than `result`."""
+    """Return the first `most` distinct texts of `others` that hold other values than `result`."""
     chosen: list[str] = []
     for other in others:
         if len(chosen) == most:
@@ -70,16 +78,26 @@ def other_values_of(result: str, others: Iterable[str], most: int) -> tuple[str,
 
 
 def of_other_results(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Return `most` results that the tool gave in other conversations, or none where there are too few."""
+    """Return up to `most` of `others`, results of the same tool in other conversations; none if fewer than FEWEST fit.
+
+    A result fits if it holds other values than the recorded one.
+    """
     chosen = other_values_of(call.result or "", others, most)
     return Alternatives(OTHER_RESULTS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES
 
 
 def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: StringPools, most: int) -> Alternatives:
-    """Return up to `most` versions of a call's own result with other values, or none where it adds no value.
+    """Return up to `most` versions of the recorded result with other values, as {"temp": 31} of {"temp": 18}.
 
-    `identity`: a hash of the call and its document, from which the values are drawn. `before`: what was said before
-    the result, whose values stay. A result whose only value is true or false has one other version.
+    No alternatives are returned for a failed call or one without a result, or if no value can be replaced. A result
+    whose only value is true or false has one other version.
+
+    Args:
+        call: the recorded call.
+        identity: a hash of the call and its document, the seed of the random values.
+        before: what was said before the result (`said_before`); values that stand there stay.
+        pools: strings of other results, to put in place of names and prose.
+        most: how many versions are wanted.
     """
     if call.result is None or call.failed:
         return NO_ALTERNATIVES
@@ -92,6 +110,9 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
 
 
 def of_other_tools(call: RecordedCall, others: Iterable[str], most: int) -> Alternatives:
-    """Return `most` results that other tools gave in other conversations, or none where there are too few."""
+    """Return up to `most` of `others`, results of other tools in other conversations; none if fewer than FEWEST fit.
+
+    A result fits if it holds other values than the recorded one.
+    """
     chosen = other_values_of(call.result or "", others, most)
     return Alternatives(OTHER_TOOLS, chosen) if len(chosen) >= FEWEST else NO_ALTERNATIVES

@@ -1,7 +1,9 @@
-"""traces/call_losses: the losses of what follows each recorded call, by variant of the call.
+"""traces/call_losses: the losses of the messages that follow each recorded call, by variant of the call.
 
-What was measured of a call is stored under its `key` (traces/judged_calls), and each loss under its tokens
-(traces/losses), so that neither a file that was moved nor another setting computes it again.
+A variant is the conversation with one result in place of another: the recorded result, none, an empty one, or a result
+of another call. What was measured of a call is stored under its `key` (row store traces/judged_calls), and each loss
+under a digest of its tokens (row store traces/losses). So nothing is computed again when a file was moved or a setting
+changed that does not matter here.
 """
 
 from bisect import bisect_left
@@ -52,7 +54,7 @@ MEASURED = {
     "swapped_losses": Column(pl.List(pl.Float64()), "the loss with each of the exchanged results"),
     "swapped_overlaps": Column(pl.List(pl.Float64()), "the overlap with each of the exchanged results"),
 }
-"""What is measured of a call."""
+"""The columns with what is measured of a call."""
 JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
 """The columns of the stored measurements."""
 LONGEST_CHUNK = 1_000
@@ -62,27 +64,37 @@ LOOKED_UP = 20_000
 
 
 class JudgedStores(NamedTuple):
-    """The row stores of the plan's judge: what was measured of calls by `key`, and losses by their tokens."""
+    """The row stores of the plan's judge.
+
+    Attributes:
+        calls: what was measured of calls, a row for each `key` of traces/exchanged_results.
+        losses: single losses, a row for each digest of tokens.
+    """
 
     calls: RowStore
     losses: RowStore
 
 
 class RecordedCallChunk(NamedTuple):
-    """Calls of a shard to be judged: (row, key), by the numbers of their rows in the tables of the shard."""
+    """Calls of a shard that a worker judges at once.
+
+    Attributes:
+        shard: the name of the shard.
+        calls: a frame with a row per call: `row`, its row number in the tables of the shard, and `key`.
+    """
 
     shard: str
     calls: pl.DataFrame
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the losses of a call beside the conversation and the results."""
+    """Return the settings that determine the losses of a call: judge, reading version, settings of traces but swaps."""
     judge = losses_identity(plan.identity_of("judge"))
     return {**judge, "reading": READING, **determining(plan.settings.traces, but=("swaps",))}
 
 
 def loss_stores(worker: Worker) -> JudgedStores:
-    """Open the losses of the plan's judge. Those of releases before this table are among them."""
+    """Open the two row stores of the plan's judge. They also hold the losses that earlier releases stored there."""
     identity = losses_identity(worker.plan.identity_of("judge"))
     return JudgedStores(
         calls=worker.rows("traces/judged_calls", settings(worker.plan, None), ["key"], JUDGED),
@@ -91,13 +103,15 @@ def loss_stores(worker: Worker) -> JudgedStores:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the calls of a shard that are not judged yet, in chunks. Calls that share a key are judged once.
+    """Return the calls of a shard that are not judged yet, cut into chunks. Calls with the same key are judged once.
 
-    claimed: the keys that earlier shards of this run are judging already.
+    `claimed` holds, for each row store, the keys that earlier shards of this run are judging. They are not planned
+    again, and the keys that this shard judges are added to it.
     """
     exchanged = output.plan.lake.table(exchanged_results.NAME).scan([shard])
     calls = exchanged.select("conversation", "key").collect()
     store = loss_stores(worker).calls
+    # Keys that are neither stored nor claimed by an earlier shard; `claim` adds them to `claimed`.
     missing = claim(claimed, store.name, store.missing(calls))
     distinct_calls = calls.with_row_index("row").unique("key", keep="first", maintain_order=True)
     to_judge = distinct_calls.join(missing, on="key", how="semi").sort("row")
@@ -120,16 +134,16 @@ def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[Recorde
     ends = _conversation_ends(calls["conversation"].to_list())
     first = 0
     while first < calls.height:
-        fewest = min(first + size, calls.height)
-        next_end = bisect_left(ends, fewest)  # the number of the first conversation that ends there or later
-        longest = first + max(size, LONGEST_CHUNK)
-        end = min(ends[next_end], longest)
+        earliest_end = min(first + size, calls.height)
+        latest_end = first + max(size, LONGEST_CHUNK)
+        conversation_end = ends[bisect_left(ends, earliest_end)]  # the first of `ends` from earliest_end on
+        end = min(conversation_end, latest_end)
         yield RecordedCallChunk(shard, calls[first:end].select("row", "key"))
         first = end
 
 
 def _conversation_ends(conversations: Sequence[str]) -> list[int]:
-    """Return where runs of the same conversation end, as 2, 5 and 6 for a a b b b c."""
+    """Return the offset behind the last call of each conversation, as [2, 5, 6] for a a b b b c."""
     ends = []
     for number, conversation in enumerate(conversations, 1):
         is_last = number == len(conversations)
@@ -139,7 +153,11 @@ def _conversation_ends(conversations: Sequence[str]) -> list[int]:
 
 
 def compute(worker: Worker, output: TableOutput, chunk: RecordedCallChunk) -> Work:
-    """Judge calls, and commit what was measured of them: losses first, by their tokens."""
+    """Judge the calls of a chunk, store what was measured, and return the tokens and losses that it took.
+
+    The judge stores single losses while it works, so that a kill loses few of them. At the end a row per call is
+    appended to the row store `calls`.
+    """
     stores = loss_stores(worker)
     judge = Judge(
         worker.plan.settings, stores.losses, load=partial(worker.engine, "judge"), writer=_variant_writer(worker)
@@ -162,14 +180,14 @@ def compute(worker: Worker, output: TableOutput, chunk: RecordedCallChunk) -> Wo
 
 @lru_cache(1)
 def _variant_writer(worker: Worker) -> VariantWriter:
-    """Return what writes the variants in a process, for all its chunks."""
+    """Load what writes conversations as tokens; it is kept for the chunks that follow in this process."""
     return load_variant_writer(worker.plan.settings)
 
 
 def _calls(plan: Plan, chunk: RecordedCallChunk) -> list[CallToJudge]:
-    """Read the calls of a chunk with their conversations and the results of others that replace theirs in turn.
+    """Read the calls of a chunk, each with its conversation and the other results to put in place of its own.
 
-    Raises StorageError where another run has replaced them since they were planned.
+    Raises StorageError if another run has replaced the conversations since the chunk was planned.
     """
     calls = rows_by_number(plan, recorded_calls.NAME, chunk.shard, chunk.calls["row"])
     exchanged = rows_by_number(plan, exchanged_results.NAME, chunk.shard, chunk.calls["row"])
@@ -191,7 +209,11 @@ def _calls(plan: Plan, chunk: RecordedCallChunk) -> list[CallToJudge]:
 
 
 def _measured(call: JudgedCall) -> dict[str, Any]:
-    """Return what was measured of a call, by the columns of MEASURED; losses are null where it could not be judged."""
+    """Return a row with the columns of MEASURED. Losses are null, and lists empty, if the call could not be judged.
+
+    `JudgedCall.losses` is keyed by the name of a variant: NONE, EMPTY, OWN, and "0", "1" for the other results.
+    `overlap` has the overlap with the recorded result first.
+    """
     own_overlap = call.overlap[0] if call.overlap else None
     swapped_overlaps = list(call.overlap[1:])
     return {
@@ -207,24 +229,25 @@ def _measured(call: JudgedCall) -> dict[str, Any]:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return what was measured of every call of a shard. Reasons: why calls were not judged."""
+    """Return the rows of every call of a shard. The rejections count calls by the reason why they were not judged."""
     stores = loss_stores(worker)
     rejected: Rejected = Counter()
     return PartRows(_frames(output, stores.calls, shard, rejected), rejected, [store.name for store in stores])
 
 
 def _frames(output: TableOutput, store: RowStore, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield the calls of a shard with what was measured of them; add those that were not judged to `rejected`.
+    """Yield the calls of a shard with what was measured of them; count calls that were not judged in `rejected`.
 
-    `rejected` is complete when all frames were yielded. Raises StorageError where a measurement is gone.
+    `rejected` maps a reason to a number of calls. It is complete when all frames were yielded. Raises StorageError if
+    the row store lacks a call.
     """
     for exchanged in output.plan.lake.table(exchanged_results.NAME).batches(shard):
         for calls in exchanged.select(*PLACE, "key").iter_slices(LOOKED_UP):
             stored = store.stored(calls)
             measured = calls.join(stored, on="key", how="left", maintain_order="left")
-            damaged = measured["tokens"].null_count()
-            if damaged:
-                raise StorageError(f"{damaged} judged calls were damaged while they were read; run again")
+            lacking = measured["tokens"].null_count()  # every stored row has tokens
+            if lacking:
+                raise StorageError(f"{lacking} judged calls were damaged while they were read; run again")
             rejected.update(counted(measured, "not_judged"))
             yield measured.select(output.stage.schema.names())
 

@@ -1,7 +1,7 @@
 """Write judged conversations again in the form they came in, and pairs of a helpful and a needless call for DPO.
 
-A call that is left out takes the answer with it that rested on nothing else (`_without_support`): an answer without the
-call that it was read from teaches a model to invent.
+Calls that do not help may be left out. An answer that rested on such calls alone is left out with them
+(`_unsupported_messages`): an answer without the call that it was read from teaches a model to invent.
 """
 
 import json
@@ -32,9 +32,9 @@ SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
 SUCCESS_CLAIMED = "success_claimed"
-"""The reason of a failed call whose answer says what no tool did: it goes as that of a call that does not help."""
+"""The reason of a failed call after which the answer claims success; it is left out like a call that does not help."""
 AS_LIKELY_WITHOUT = "as_likely_without"
-"""The reason of a call whose answer was known without it: the answer rests on what was said before."""
+"""The reason of a call without which the answer was as likely: the answer rests on what was said before the call."""
 VERDICTS = (
     "SELECT conversation, source, turn, call, tool, gain, delta, overlap, verdict, reason FROM trace_calls ORDER BY ALL"
 )
@@ -54,7 +54,14 @@ Verdict = Mapping[str, Any]
 
 @dataclass
 class Cleaned:
-    """What was written: `lines` by file; and what was left out: `conversations`, `calls`, and messages of `answers`."""
+    """What was written and what was left out, counted while the files are written.
+
+    Attributes:
+        lines: the number of lines of each file, by its name.
+        conversations: the conversations that were left out as a whole.
+        calls: the calls that were left out of the other conversations.
+        answers: the assistant's messages with text that were left out of them.
+    """
 
     lines: dict[str, int]
     conversations: int = 0
@@ -63,13 +70,14 @@ class Cleaned:
 
 
 def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, force: bool = False) -> Cleaned:
-    """Write a file of JSON lines per source, and pairs.jsonl where there are any; return what was written and left out.
+    """Write the judged conversations into `folder`, a file of JSON lines per file that was judged; return the counts.
 
-    The files of the conversations are read once more, and written one conversation at a time. Where a name is taken a
-    number follows it.
+    Where two calls after the same messages differ, one helpful and one needless, pairs.jsonl gets a preference pair.
+    `dropped` says what to leave out. The judged files are read once more, a conversation at a time. If two would get
+    the same name, a number is added, as in a-2.jsonl.
 
-    Raises UserError where a file is there already, without `force`, and where a file of conversations has changed since
-    it was judged; WriteError.
+    Raises UserError if a file exists already and `force` is not set, or if a judged file has changed meanwhile; raises
+    WriteError if a file cannot be written.
     """
     cleaned = Cleaned({})
     verdicts = query(judgement.database, VERDICTS)
@@ -80,23 +88,23 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
             if source.name not in judged_sources:  # it is among the rejections
                 continue
             records = _cleaned_records(FileReading(source), verdicts, dropped, cleaned)
-            name = _free(file_name(SUFFIX.sub("", source.name)), cleaned.lines)
+            name = _unused_name(file_name(SUFFIX.sub("", source.name)), cleaned.lines)
             cleaned.lines[name] = _write_lines(folder / name, records, force)
     pairs = _pairs(judgement)
     if pairs:
-        name = _free("pairs", cleaned.lines)
+        name = _unused_name("pairs", cleaned.lines)
         cleaned.lines[name] = _write_lines(folder / name, pairs, force)
     return cleaned
 
 
 def _judged_sources(judgement: Judgement) -> set[str]:
-    """Return the names of the files with conversations; damaged files have none."""
+    """Return the names of the files from which conversations were judged. Damaged files are not among them."""
     table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
     return set(table.select(pl.col("source").unique()).collect()["source"])
 
 
 def _require_unchanged(judgement: Judgement, shard: str) -> None:
-    """Raise UserError where the files of a shard are not those that were judged."""
+    """Raise UserError if the files of a shard have changed since they were judged."""
     table = judgement.plan.lake.table(recorded_conversations.NAME)
     conversations = judgement.plan.conversations[shard]
     if table.record(shard)["inputs"] != conversations.stamp():
@@ -104,7 +112,10 @@ def _require_unchanged(judgement: Judgement, shard: str) -> None:
 
 
 def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool) -> int:
-    """Write rows as JSON lines, one after the other; return how many there were. Raises UserError, WriteError."""
+    """Write rows as JSON lines and return their number. The file is replaced as a whole at the end.
+
+    Raises UserError if the file exists and `force` is not set, and WriteError if it cannot be written.
+    """
     if file.exists() and not force:
         raise UserError(f"--out {file}: there is such a file, and it stays; name another, or replace it with --force")
     fresh = beside(file)
@@ -126,13 +137,16 @@ def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool)
 def _cleaned_records(
     reading: FileReading, verdicts: pl.DataFrame, dropped: Dropped, cleaned: Cleaned
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a file with the verdicts of their calls, without what is dropped; count what is left out."""
+    """Yield the records of a file with the verdicts on their calls, and without what is dropped.
+
+    Adds what is left out to the counts of `cleaned`. dropped: what the user wants left out.
+    """
     verdicts_of_conversation = _verdicts_by_conversation(verdicts, reading.source.name)
-    # Conversations of one record follow each other, and have the number of the record.
-    for _, conversations in groupby(reading.conversations(keeps_records=True), lambda read: read.number):
+    # Conversations that were read from the same record follow each other, and have the number of the record.
+    for _, group_of_record in groupby(reading.conversations(keeps_records=True), lambda read: read.number):
         group: _RecordGroup | None = None
-        for conversation in conversations:
-            if group is None:
+        for conversation in group_of_record:
+            if group is None:  # `reading` holds the records of the conversation that it gave last
                 group = _RecordGroup.of(conversation, reading.records)
             conversation_verdicts = verdicts_of_conversation.get(reading.name_of(conversation), [])
             group.add(conversation, conversation_verdicts, dropped, cleaned)
@@ -150,11 +164,8 @@ def _verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, 
     return by_conversation
 
 
-def _free(stem: str, taken: Collection[str]) -> str:
-    """Return the name of a file that none has: two sources may have one name.
-
-    As an example: a.jsonl, or where that is taken a-2.jsonl, then a-3.jsonl.
-    """
+def _unused_name(stem: str, taken: Collection[str]) -> str:
+    """Return a file name that is not among `taken`: a.jsonl, or if that is taken a-2.jsonl, then a-3.jsonl."""
     name = f"{stem}.jsonl"
     number = 2
     while name in taken:
@@ -164,6 +175,7 @@ def _free(stem: str, taken: Collection[str]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a line of JSON, with its line break."""
     try:
         return orjson.dumps(row) + b"\n"
     except TypeError:  # a number of more than 64 bits
@@ -171,11 +183,12 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 class _LeftOut(NamedTuple):
-    """What is left out of one conversation.
+    """What is left out of a conversation.
 
-    - `calls`: with their results
-    - `messages`: of the assistant
-    - `is_whole`: whether nothing of the conversation stays
+    Attributes:
+        calls: calls, with their results.
+        messages: messages of the assistant.
+        is_whole: whether the whole conversation is left out.
     """
 
     calls: Sequence[RecordedCall]
@@ -190,18 +203,17 @@ NOTHING_LEFT_OUT = _LeftOut(calls=(), messages=())
 class _RecordGroup:
     """The records that one or several conversations were read from, and what is left out of them.
 
-    Mostly one record holds one conversation. A record may hold several, and in some forms all records of a file
-    together are one conversation.
+    Mostly a record holds one conversation. It may hold several, and in some forms all records of a file together are
+    one conversation. State: `add` is called for each of the conversations, then `cleaned_records` once.
 
-    - `form`: the name of the records' form
-    - `records`: as they were read
-    - `is_file`: whether the conversations were read from all of the records together
-
-    State: `add` is called for each of the conversations, and fills the following; then `cleaned_records` is called.
-
-    - `calls_left_out`, `places_left_out`: calls, and the places of messages in the records
-    - `verdicts`: of the calls of the conversations that stay
-    - `conversations_left`: how many stay
+    Attributes:
+        form: the name of the records' form.
+        records: the records as they were read.
+        is_file: whether the conversations were read from all of the records together.
+        calls_left_out: the calls that are left out; `add` fills it and the next three.
+        places_left_out: the paths in the records of the messages that are left out.
+        verdicts: on the calls of the conversations that stay.
+        conversations_left: how many conversations stay.
     """
 
     form: str
@@ -214,9 +226,9 @@ class _RecordGroup:
 
     @staticmethod
     def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
-        """Return the group of a conversation's records, of which nothing is left out yet.
+        """Return a group with the records of `first`, its first conversation; nothing is left out yet.
 
-        first: the first conversation of the group. records: by number.
+        records: by their numbers, at least from that of `first` on.
         """
         numbers = sorted(number for number in records if number >= first.number)
         numbers_of_group = numbers[: first.record_count]
@@ -229,9 +241,10 @@ class _RecordGroup:
     def add(
         self, conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
     ) -> None:
-        """Note what is left out of a conversation, and count it in `cleaned`. Raises UserError, see `_left_out`.
+        """Add what is left out of a conversation to this group, and to the counts of `cleaned`.
 
-        verdicts: on the calls of the conversation.
+        verdicts: on the calls of the conversation. dropped: what the user wants left out. Raises UserError if calls are
+        to be left out and the conversation's form allows to leave out whole conversations only.
         """
         self.form = conversation.form
         left_out = _left_out(conversation, verdicts, dropped)
@@ -248,9 +261,9 @@ class _RecordGroup:
         cleaned.answers += sum(1 for message in left_out.messages if message.content.strip())
 
     def cleaned_records(self) -> Iterator[Any]:
-        """Yield the records without what is left out, the first with the verdicts; none where no conversation stays.
+        """Yield the records without what is left out; the first one gets the verdicts. Yield none if nothing stays.
 
-        Raises UserError where one of several conversations is to be left out of a record that cannot be divided.
+        Raises UserError if one of several conversations in a record is to be left out, and the form does not allow it.
         """
         if self.conversations_left == 0:
             return
@@ -259,6 +272,7 @@ class _RecordGroup:
                 f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
                 "cannot be left out; write a record or a file for each"
             )
+        # `drop` returns what it was given, without the calls and messages: a list of records, or a record.
         if self.is_file:
             first, *others = drop(self.records, self.calls_left_out, self.places_left_out)
         else:
@@ -269,33 +283,39 @@ class _RecordGroup:
 
 
 def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
-    """Return what is left out of a conversation. verdicts: on its calls. dropped: what the user wants left out.
+    """Return what is left out of a conversation, by the value of `dropped`:
 
-    Raises UserError where calls are to be left out of a form that has no place for each.
+    - "conversations": the whole conversation, if any of its calls is unhelpful
+    - "calls": its unhelpful calls
+    - "failed": its failed calls
+
+    With calls go the answers that rested on them (`_unsupported_messages`). An unhelpful call does not help, or has
+    failed though the answer claims success. verdicts: on the calls of the conversation. Raises UserError if calls are
+    to be left out and the conversation's form allows to leave out whole conversations only.
     """
     messages = conversation.messages
     unhelpful = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP or row["reason"] == SUCCESS_CLAIMED]
     if dropped == "conversations" and unhelpful:
         every_call = [call for message in messages for call in message.calls]
         return _LeftOut(every_call, messages, is_whole=True)
-    chosen: list[Verdict] = []
+    rows_left_out: list[Verdict] = []
     if dropped == "calls":
-        chosen = unhelpful
+        rows_left_out = unhelpful
     elif dropped == "failed":
-        chosen = [row for row in verdicts if row["verdict"] == FAILED]
-    if not chosen:
+        rows_left_out = [row for row in verdicts if row["verdict"] == FAILED]
+    if not rows_left_out:
         return NOTHING_LEFT_OUT
     if not can_drop(conversation.form):
         raise UserError(
             f"--drop {dropped}: conversations in the form {conversation.form} can be left out as a whole alone; "
             "write --drop conversations"
         )
-    calls = [messages[row["turn"]].calls[row["call"]] for row in chosen]
-    return _LeftOut(calls, _without_support(messages, chosen))
+    calls = [messages[row["turn"]].calls[row["call"]] for row in rows_left_out]
+    return _LeftOut(calls, _unsupported_messages(messages, rows_left_out))
 
 
 def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
-    """Return a record with the verdicts of its calls; a record that is a list has no field for them."""
+    """Return a record with its verdicts in the field METADATA, in ATIF under `extra`; a list is returned as it is."""
     if not isinstance(record, Mapping):
         return record
     if "steps" in record:
@@ -303,29 +323,33 @@ def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
     return {**record, METADATA: list(verdicts)}
 
 
-def _without_support(messages: Sequence[RecordedMessage], gone: Sequence[Verdict]) -> list[RecordedMessage]:
-    """Return what the assistant wrote that rests on no call any more, once the calls of `gone` are left out.
+def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]) -> list[RecordedMessage]:
+    """Return the assistant's messages that rest on nothing any more when the calls of `left_out` are left out.
 
-    An exchange reaches from what a user says to what a user says next. Where none of its calls stays, the assistant's
-    messages from the first call that goes are returned; not where the answer was as likely without each of the calls,
-    since it then rests on what was said before.
+    An exchange goes from a message of the user to the next one. Its answer has lost its support if all of its calls are
+    left out. Then the assistant's messages from the first of these calls on are returned. If the answer was as likely
+    without each of them, it rests on what was said before, and none are returned.
     """
-    unsupported = list[RecordedMessage]()
+    unsupported: list[RecordedMessage] = []
     for first, end in _exchanges(messages):
-        gone_here = [row for row in gone if first <= row["turn"] < end]
-        if not gone_here:
+        left_out_here = [row for row in left_out if first <= row["turn"] < end]
+        if not left_out_here:
             continue
-        calls = sum(len(message.calls) for message in messages[first:end])
-        rests_on_words = all(row["reason"] == AS_LIKELY_WITHOUT for row in gone_here)
-        if rests_on_words or len(gone_here) < calls:
+        call_count = sum(len(message.calls) for message in messages[first:end])
+        a_call_stays = len(left_out_here) < call_count
+        rests_on_words = all(row["reason"] == AS_LIKELY_WITHOUT for row in left_out_here)
+        if a_call_stays or rests_on_words:
             continue
-        first_gone = min(row["turn"] for row in gone_here)
-        unsupported += [message for message in messages[first_gone:end] if message.role == "assistant"]
+        first_left_out = min(row["turn"] for row in left_out_here)  # `turn` is the number of a message
+        unsupported += [message for message in messages[first_left_out:end] if message.role == "assistant"]
     return unsupported
 
 
 def _exchanges(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
-    """Yield the first message of each exchange and the one after its last; each but the first begins with a user's."""
+    """Yield the numbers (first, end) of the messages of each exchange; a message of the user begins a new one.
+
+    As (0, 2) and (2, 4) for messages of user, assistant, user, assistant.
+    """
     first = 0
     for number, message in enumerate(messages):
         if message.role == "user" and number > first:
@@ -335,7 +359,7 @@ def _exchanges(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]
 
 
 def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
-    """Return the same turn with a call that helps and with one that does not, as TRL's preference pairs.
+    """Return TRL's preference pairs: after the same messages, a call that helps (chosen) and one that does not.
 
     A pair has the fields prompt, chosen and rejected, each a list of OpenAI messages, and the gains of both calls.
     """
@@ -360,7 +384,10 @@ def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
 
 
 class _CallPair(NamedTuple):
-    """A row of PAIRS: two conversations, by name, that are alike up to message `turn`; there their calls differ."""
+    """A row of PAIRS: two conversations that are alike up to message number `turn`, where their calls differ.
+
+    `chosen` is the name of the conversation whose call helps, `rejected` of the one whose call does not.
+    """
 
     chosen: str
     rejected: str
@@ -370,7 +397,7 @@ class _CallPair(NamedTuple):
 
 
 def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:
-    """Return the messages of the conversations of these names."""
+    """Return the messages of the named conversations, by name."""
     if not names:
         return {}
     table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)

@@ -1,10 +1,10 @@
-"""traces/exchanged_results: the results that each recorded call is held against.
+"""traces/exchanged_results: the alternatives of each recorded call, other results to put in place of its own.
 
-Results of the same tool in other conversations, else the call's own result with other values, else results of other
-tools: `alternatives.py` says why. They come from the calls of the same shard (a file, or a group of small files), so
-that another file changes nothing for them. Only a tool of which a shard has too few results borrows some: from the
-samples of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A borrowed
-result changes only where another shard has one with a smaller hash.
+They are results of the same tool in other conversations, else the call's own result with other values, else results of
+other tools: `alternatives.py` says why. They come from the calls of the same shard (a file, or a group of small files),
+so that another file changes nothing for them. Only for a tool of which it has too few results does a shard borrow some:
+from the samples of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A
+borrowed result changes only if another shard gets one with a smaller hash.
 
 Memory: up to `other_results.DONORS` results of each tool of a shard, and the borrowed ones.
 """
@@ -50,7 +50,7 @@ from toolformer_dag.traces.recorded_conversations import conversations_by_number
 from toolformer_dag.traces.stored_messages import text_digest
 
 NAME = "traces/exchanged_results"
-"""The table of the results that calls are held against."""
+"""The table of the alternatives of calls."""
 SAMPLES = "traces/donor_samples"
 """The table of the results that a shard lends to others, and of how many it lacks."""
 LENT = 32
@@ -58,7 +58,7 @@ LENT = 32
 BATCH = 10_000
 """The most calls of a frame."""
 CALL_COLUMNS = ("tool", "document", "arguments", "result", "failed")
-"""Columns of a recorded call from which its results, and those that others get of it, follow."""
+"""Columns of the table of recorded calls that are read to choose alternatives."""
 
 
 def sample_settings(plan: Plan, lane: None) -> Mapping[str, Any]:
@@ -76,16 +76,16 @@ def _limits(plan: Plan) -> dict[str, Any]:
 
 
 def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the first LENT results of each tool of a shard, in the order of tools and hashes.
+    """Return a row for each result that a shard lends to other shards: up to LENT per tool, by tool and hash.
 
-    Calls of other shards may be held against them (a shard *lends* them). The column `lacks` says whether the shard
-    itself has too few results of the tool, and therefore borrows from others.
+    A donor is a result that other calls may get in place of their own. The column `lacks` is true if the shard has too
+    few donors of the tool for its own calls. It then borrows donors from the samples of the other shards.
     """
     donors = _donors(output, shard)
-    swaps = output.plan.settings.traces.swaps
+    results_per_call = output.plan.settings.traces.swaps
     samples = []
     for tool, donors_of_tool in sorted(donors.of_tools()):
-        lacks = lacks_donors(donors_of_tool, swaps)
+        lacks = lacks_donors(donors_of_tool, results_per_call)
         for donor in donors_of_tool[:LENT]:
             sample = {
                 "shard": shard,
@@ -100,35 +100,36 @@ def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to the versions of its calls and of the results that it borrows."""
+    """Return a function that gives, for a shard, the versions of what its rows are made from.
+
+    They are the version of its recorded calls, and a fingerprint of the results that it borrows from other shards (None
+    if it borrows none). The table's rows of the shard are computed anew when one of them changes.
+    """
     calls = output.plan.lake.table(recorded_calls.NAME)
     samples = output.plan.lake.table(SAMPLES)
-    parts = [part for part in output.parts if samples.has(part)]
-    question = f"borrowed by {fingerprint(parts)}"
-    borrowed = samples.remembered(question, partial(_borrowed_hashes, output, parts))
+    shards = [shard for shard in output.parts if samples.has(shard)]
+    # Computed once for each version of the table of samples; later calls read the stored answer.
+    fingerprints = samples.remembered(f"borrowed by {fingerprint(shards)}", partial(_borrowed_hashes, output, shards))
 
     def inputs_of_shard(shard: str) -> Mapping[str, Any]:
-        return {"recorded_calls": calls.part_version(shard), "borrowed": borrowed.get(shard)}
+        return {"recorded_calls": calls.part_version(shard), "borrowed": fingerprints.get(shard)}
 
     return inputs_of_shard
 
 
-def _borrowed_hashes(output: TableOutput, parts: Sequence[str]) -> dict[str, str]:
-    """Return, by shard, a fingerprint of the results that it borrows from others; not for shards that borrow nothing.
+def _borrowed_hashes(output: TableOutput, shards: Sequence[str]) -> dict[str, str]:
+    """Return, by shard, a fingerprint of the results that it borrows; shards that borrow nothing are left out.
 
-    parts: the shards whose samples are there. A shard borrows for each tool of which it *lacks* results.
+    A shard borrows for each tool of which it has too few results (`lacks`): the results of the tool with the smallest
+    hashes in the other shards. `shards` are the shards whose samples are published.
     """
-    if not parts:
+    if not shards:
         return {}
-    samples = output.plan.lake.table(SAMPLES).scan(parts)
-    lacking_tools = samples.filter("lacks").select("shard", "tool").unique()
-    lacking = lacking_tools.sort("shard", "tool").collect()
-    is_needed = pl.col("tool").is_in(lacking["tool"].unique().implode())
-    needed = samples.filter(is_needed).select("shard", "tool", "hash", "document")
-    sorted_samples = needed.sort("tool", "hash", "document").collect()
-    samples_of_tool = sorted_samples.partition_by("tool", as_dict=True)
+    samples = output.plan.lake.table(SAMPLES).scan(shards)
+    borrowers = samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+    samples_of_tool = _samples_of_tools(samples, borrowers["tool"])
     borrowed: dict[str, list[object]] = {}
-    for shard, tool in lacking.iter_rows():
+    for shard, tool in borrowers.iter_rows():
         of_other_shards = samples_of_tool[(tool,)].filter(pl.col("shard") != shard)
         lent = _first_distinct(of_other_shards)
         tool_results = [tool, lent["hash"].to_list(), lent["document"].to_list()]
@@ -136,27 +137,35 @@ def _borrowed_hashes(output: TableOutput, parts: Sequence[str]) -> dict[str, str
     return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
 
 
+def _samples_of_tools(samples: pl.LazyFrame, tools: pl.Series) -> dict[tuple[Any, ...], pl.DataFrame]:
+    """Return a frame of samples for each of the tools, by (tool,), sorted by hash and document."""
+    is_needed = pl.col("tool").is_in(tools.unique().implode())
+    needed = samples.filter(is_needed).select("shard", "tool", "hash", "document")
+    return needed.sort("tool", "hash", "document").collect().partition_by("tool", as_dict=True)
+
+
 def _first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return the first LENT samples of different hashes; of samples with one hash the first counts."""
+    """Return the first LENT samples of different hashes; of samples with the same hash only the first is kept."""
     distinct = samples.unique("hash", keep="first", maintain_order=True)
     return distinct.head(LENT)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the results that each call of a shard is held against, in the order of the calls."""
+    """Return a row with the alternatives of each call of a shard, in the order of the calls."""
     return PartRows(_frames(output, shard))
 
 
 @dataclass(frozen=True)
 class ShardResults:
-    """The results that the calls of a shard may be held against.
+    """The results that the calls of a shard may get in place of their own.
 
-    A circle is a list of results from which each call takes some, beginning at its own place.
+    A circle is a sorted list of results; each call takes some, beginning at a place that its hash tells.
 
-    - `circles`: by tool, results of the tool: a circle of the shard's own, then one of those that it borrows
-    - `any_tool`: results of all tools of the shard
-    - `tools`: by result, the tools that gave it
-    - `strings`: what strings of a result are exchanged for
+    Attributes:
+        circles: by tool, a circle of the shard's own results of the tool, then a circle of borrowed results.
+        any_tool: a circle of results of all tools of the shard.
+        tools: by result, the names of the tools that gave it.
+        strings: strings of the shard's results, to put in place of a string in a call's own result.
     """
 
     circles: Mapping[str, Sequence[Circle]]
@@ -196,8 +205,8 @@ def _shard_results(output: TableOutput, shard: str) -> ShardResults:
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the table's rows for a shard, a row per call, in frames of at most BATCH calls.
 
-    A call gets results of its tool from other conversations. Where there are too few, `_without_other_results` chooses,
-    which reads the conversation.
+    A call gets results of its tool from other conversations. If there are too few, its conversation is read, and
+    `_without_other_results` chooses.
     """
     swaps = output.plan.settings.traces.swaps
     results = _shard_results(output, shard)
@@ -217,7 +226,7 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
 
 
 def _of_other_results(rows: Sequence[Mapping[str, Any]], results: ShardResults, swaps: int) -> list[Alternatives]:
-    """Return, for each row of the table of calls, the results of its tool that the call is held against."""
+    """Return, for each row of the table of calls, results of its tool in other conversations, if enough."""
     chosen: list[Alternatives] = []
     for row in rows:
         call = _call(row)
@@ -232,7 +241,7 @@ def _with_alternatives(
 ) -> pl.DataFrame:
     """Return the frame of calls with the columns `key`, `means` and `results` added.
 
-    rows: the calls as mappings. chosen: for each call the results that it is held against, and by which means.
+    rows: the calls as mappings. chosen: the alternatives of each call.
     """
     keys = []
     means = []
@@ -268,7 +277,7 @@ def _without_other_results(
 
 
 def _donors(output: TableOutput, shard: str) -> Donors:
-    """Return the results of the calls of a shard, by tool, that other calls may be held against (donors)."""
+    """Return the results of the calls of a shard, by tool, that other calls may get (donors)."""
     donors = Donors()
     for calls in output.plan.lake.table(recorded_calls.NAME).batches(shard):
         for row in calls.select(CALL_COLUMNS).iter_rows(named=True):
@@ -299,14 +308,15 @@ def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
 
 
 def _call(row: Mapping[str, Any]) -> RecordedCall:
-    """Return a call from its row, without its places in the record."""
+    """Return the call of a row of the table of calls; where it stands in the record is not known."""
     return RecordedCall(row["tool"], json.loads(row["arguments"]), result=row["result"], failed=row["failed"])
 
 
 def key_of(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
-    """Return what the measurements of a call are stored under.
+    """Return the key under which the measurements of a call are stored, a hash of what determines them.
 
-    digest: of its conversation. turn, call: its place there. results: those that it is held against.
+    digest: of its conversation. turn: the number of its message there. call: its number in the message. results: its
+    alternatives.
     """
     return text_digest(repr((digest, turn, call, tuple(results))))
 

@@ -27,33 +27,43 @@ from toolformer_dag.traces.result_values import (
 
 POOL_SIZE = 32  # strings that are kept per pool
 NAME_WORDS = 4  # a string of more words is prose
-CODED_WORDS = 12  # the same of one with digits in it
+CODED_WORDS = 12  # a string with digits in it and more words than these is prose
 ATTEMPTS = 8  # draws until one has other values
+OUTCOME_KEYS = frozenset({"success", "ok", "status", "error"})  # fields that say whether a call went well
 CODED = re.compile(
     r"(?P<date>(?P<year>\b\d{4})-\d\d-\d\d(?=\b|T))"
     r"|(?P<time>(?<!\d)(?P<hour>[01]?\d|2[0-3]):[0-5]\d(?!\d))"
     r"|(?P<scientific>\d+(?:\.\d+)?)(?=[eE][-+]?\d)|(?P<code>(?<!\w)(?<!\d[eE][-+])[^\W\d]*\d\w*)",
     re.ASCII,
 )
-"""A date as ISO 8601 has it, a time of day, the digits before an exponent, or a word with a digit."""
+"""Matches what is redrawn. Its named groups, of which one matches:
+
+- `date`: 2024-05-31, with the group `year` in it
+- `time`: 09:30, with the group `hour` in it
+- `scientific`: the digits before an exponent, 1.5 of 1.5e10
+- `code`: any other word with a digit: 42, 12kg, 3rd, AB12
+"""
 DIGIT_RUN = re.compile(r"\d+", re.ASCII)
 NUMBER_ENDINGS = frozenset({"am", "pm", "st", "nd", "rd", "th", "x", "k"})
+"""Letters beside a number that stay when its digits are redrawn, as in 3rd and 9am."""
 OPPOSITES = {"true": "false", "false": "true", "True": "False", "False": "True"}
 EMPTY_VALUES = frozenset({"null", "None", ""})
 
 
 @dataclass
 class StringPools:
-    """Strings of results by tool and field, by field, and by kind: what a string may be exchanged for.
+    """The strings with which a string of a result may be replaced, collected from many results.
 
-    Each pool keeps the POOL_SIZE strings of the lowest hash. So it is the same in whatever order results are added, and
-    a result that is added later changes few of the exchanges.
+    `pools`: by the name of a pool, its strings as pairs (hash, string), lowest hash first. A string is in three pools:
+    of its tool and field, of its field, and of its kind (`kind_of`); `_pool_names` writes their names. A pool keeps the
+    POOL_SIZE strings of the lowest hash. So it is the same in whatever order results are added, and a result that is
+    added later changes few replacements.
     """
 
     pools: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, tool: str, result: str) -> None:
-        """Add the strings of a result."""
+        """Add the names and prose of a result to their pools."""
         for value in result_values(result):
             kind = kind_of(value)
             if kind not in ("name", "prose"):
@@ -62,28 +72,33 @@ class StringPools:
                 self._keep(pool_name, value.text)
 
     def _keep(self, pool_name: tuple[str, ...], text: str) -> None:
+        """Insert a string into a pool by its hash, and drop the one of the highest hash where the pool is full."""
         pool = self.pools[pool_name]
         entry = (_hash(text), text)
         if entry not in pool:
             insort(pool, entry)
             del pool[POOL_SIZE:]
 
-    def other(self, tool: str, value: ResultValue, seed: str, unlike: Collection[str]) -> str | None:
-        """Return a string of the same field, else of the same kind, whose words are not `unlike`; None without one.
+    def replacement(self, tool: str, value: ResultValue, seed: str, said_before: Collection[str]) -> str | None:
+        """Return a string to put in place of a value: of the same tool and field, else field, else kind.
 
-        Of the first pool that has one, the string is chosen by the hash of it and the seed: a further string in the
-        pool changes the choice only where it is chosen itself.
+        Return None if no pool has one. Never chosen is a string with the words of the value, or one all of whose words
+        are in `said_before`. The choice follows from the seed: a further string in the pool changes it only where that
+        string is chosen itself.
         """
         for pool_name in _pool_names(tool, value.key, kind_of(value)):
-            candidates = [text for _, text in self.pools.get(pool_name, ()) if not _words(text) <= set(unlike)]
-            others = [text for text in candidates if value_words(text) != value_words(value.text)]
-            if others:
-                return min(others, key=lambda text: _hash(f"{seed} {text}"))
+            candidates = []
+            for _, text in self.pools.get(pool_name, ()):
+                says_the_same = value_words(text) == value_words(value.text)
+                if not says_the_same and not _all_said(text, said_before):
+                    candidates.append(text)
+            if candidates:
+                return min(candidates, key=lambda text: _hash(f"{seed} {text}"))
         return None
 
 
 def string_pools(results: Iterable[tuple[str, str]]) -> StringPools:
-    """Return the strings of results, each given with its tool."""
+    """Collect the strings of results, which are pairs (tool, result)."""
     pools = StringPools()
     for tool, result in results:
         pools.add(tool, result)
@@ -91,15 +106,20 @@ def string_pools(results: Iterable[tuple[str, str]]) -> StringPools:
 
 
 def _pool_names(tool: str, key: str, kind: str) -> tuple[tuple[str, ...], ...]:
-    """Return the pools that a string is kept in, the closest first."""
+    """Return the names of the three pools of a string: of its tool and field, of its field, of its kind."""
     return ("tool", tool, key, kind), ("key", key, kind), ("kind", kind)
 
 
 def kind_of(value: ResultValue) -> str:
-    """Return the kind of a value: empty, state, boolean, confirmation, coded, name, or prose.
+    """Return the kind of a value, which says how it is replaced:
 
-    A confirmation is a message that something went well, of which only numbers and codes are values. Coded is what has
-    digits and few words.
+    - "empty": null, "" or a unit of measurement, as "celsius" in the field `unit`
+    - "boolean": true or false without quotes
+    - "state": a word that says that the call went well, as "ok"
+    - "confirmation": a message with such a word, as "Order 17 placed successfully"
+    - "coded": at most CODED_WORDS words with a digit among them, as "AB12" or "3 May 2024"
+    - "name": at most NAME_WORDS words without digits, as "New York"
+    - "prose": a longer text
     """
     text = value.text.strip()
     if text in EMPTY_VALUES or value.key.casefold() in UNIT_KEYS:
@@ -116,64 +136,81 @@ def kind_of(value: ResultValue) -> str:
     return "name" if len(words) <= NAME_WORDS else "prose"
 
 
-def exchanged_result(result: str, tool: str, identity: str, before: str, pools: StringPools) -> str | None:
-    """Return a result with other values than its own; None where no value could be exchanged.
+def exchanged_result(result: str, tool: str, seed: str, before: str, pools: StringPools) -> str | None:
+    """Return a result with other values in the same form, as {"temp": 31} for {"temp": 18}; None if that fails.
 
-    `identity`: what the choice follows from, so that it is the same whatever else the source holds. `before`: the
-    arguments and what was said before the call; values that stand there stay. A value that occurs twice is exchanged
-    for the same one. Not exchanged are null, units, "success" and fields that say whether the call went well.
+    It fails where no value can be replaced, and where ATTEMPTS draws give no result with other values. Two equal values
+    get the same replacement.
+
+    Args:
+        result: the result of a call, as text.
+        tool: the tool that gave it; its strings are replaced with strings of the same tool by preference.
+        seed: a text from which all choices follow.
+        before: the arguments and what was said before the call. Values that stand there stay, and so do null, units,
+            "success" and fields that say whether the call went well.
+        pools: the strings to choose from.
     """
     said_before = _words(before)
     for attempt in range(ATTEMPTS):
-        changed = _with_other_values(result, tool, f"{identity} {attempt}", said_before, pools)
-        if changed == result:  # no value that could be exchanged
+        changed = _with_other_values(result, tool, f"{seed} {attempt}", said_before, pools)
+        if changed == result:  # no value that could be replaced
             return None
-        if _keys(changed) == _keys(result) and not same_values(changed, result):
+        has_same_fields = _keys(changed) == _keys(result)
+        if has_same_fields and not same_values(changed, result):
             return changed
     return None
 
 
 def _keys(result: str) -> list[str]:
-    """Return the fields of the values of a result: other ones where a text of two words stands without quotes."""
+    """Return the field of each value of a result.
+
+    They may differ after a replacement: without quotes, a text of two words is read as two values.
+    """
     return [value.key for value in result_values(result)]
 
 
 def _with_other_values(result: str, tool: str, seed: str, said_before: Collection[str], pools: StringPools) -> str:
+    """Return a result with every value replaced that `_replacement` replaces; see `exchanged_result`."""
     pieces: list[str] = []
     written = 0
     for value in result_values(result):
-        other = _other_value(value, tool, seed, said_before, pools)
-        if other is not None:
-            pieces += [result[written : value.start], _escaped(other, value.quote)]
+        replacement = _replacement(value, tool, seed, said_before, pools)
+        if replacement is not None:
+            pieces += [result[written : value.start], _escaped(replacement, value.quote)]
             written = value.end
     return "".join([*pieces, result[written:]])
 
 
-def _other_value(
+def _replacement(
     value: ResultValue, tool: str, seed: str, said_before: Collection[str], pools: StringPools
 ) -> str | None:
-    """Return what a value is exchanged for; None where it stays."""
+    """Return the text to put in place of a value; None if the value stays.
+
+    By the kind of the value (`kind_of`): a boolean becomes its opposite, digits of codes and confirmations are redrawn,
+    names and prose come from the pools. Values whose words were all said before the call stay.
+    """
     kind = kind_of(value)
     if kind in ("empty", "state"):
         return None
     if kind == "boolean":
-        goes_well = value.key.casefold() in ("success", "ok", "status", "error")
-        return None if goes_well else OPPOSITES[value.text]
-    if _words(value.text) <= set(said_before):
+        tells_outcome = value.key.casefold() in OUTCOME_KEYS  # such as "success": true
+        return None if tells_outcome else OPPOSITES[value.text]
+    if _all_said(value.text, said_before):
         return None
+    value_seed = f"{seed} {value.text}"  # the same for equal values
     if kind in ("coded", "confirmation"):
-        return redrawn(value.text, f"{seed} {value.text}", said_before)
-    return pools.other(tool, value, f"{seed} {value.text}", said_before)
+        return redrawn(value.text, value_seed, said_before)
+    return pools.replacement(tool, value, value_seed, said_before)
 
 
 def redrawn(text: str, seed: str, said_before: Collection[str] = ()) -> str:
-    """Return a text with other digits in its numbers, dates and times; one without digits stays.
+    """Return a text with other digits in its numbers, dates, times and codes.
 
-    A number keeps its length, its sign and its point, and begins with no other 0; a date and a time stay possible; in
-    an id or a code, which is a word of digits and letters, the letters change too. `said_before`: words, as
-    `value_words` writes them, that stay.
+    As "17 km" becomes "52 km", "007" "038", "2024-05-31" "2024-11-04" and "AB12" "QK75". Numbers keep their length,
+    sign and decimal point; dates and times stay possible ones. `said_before`: words, as `value_words` writes them, that
+    stay. Return the text itself if it has no digits that may change, or if no draw of ATTEMPTS gives other values.
     """
-    for attempt in range(ATTEMPTS):  # a draw may give what stood there
+    for attempt in range(ATTEMPTS):  # a draw may give the digits that stood there
         digits = _Digits(f"{seed} {attempt}")
         changed = WORD.sub(partial(_redrawn_word, digits=digits, said_before=said_before), text)
         if value_words(changed) != value_words(text):
@@ -182,12 +219,13 @@ def redrawn(text: str, seed: str, said_before: Collection[str] = ()) -> str:
 
 
 def _redrawn_word(match: re.Match[str], digits: "_Digits", said_before: Collection[str]) -> str:
+    """Return a matched word with other digits, or as it is if it was said before."""
     word = match[0]
-    return word if _words(word) <= set(said_before) else CODED.sub(digits.redraw, word)
+    return word if _all_said(word, said_before) else CODED.sub(digits.redraw, word)
 
 
 class _Digits:
-    """Draws that follow from a seed. State: how many were drawn."""
+    """Random digits and letters that follow from a seed. State: how many were drawn."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
@@ -199,29 +237,37 @@ class _Digits:
         return low + int(_hash(f"{self._seed} {self._drawn}"), 16) % (high - low + 1)
 
     def redraw(self, match: re.Match[str]) -> str:
-        """Return another date, time, number or code in place of one that CODED has matched."""
-        if match["date"]:
+        """Return another date, time, number or code in place of a match of CODED."""
+        if match["date"]:  # 2024-05-31: the year stays
             year, month, day = match["year"], self.draw(1, 12), self.draw(1, 28)
             return f"{year}-{month:02}-{day:02}"
-        if match["time"]:
+        if match["time"]:  # 09:30
             hour = str(self.draw(1, 12)).zfill(len(match["hour"]))
             return f"{hour}:{self.draw(0, 59):02}"
-        if match["scientific"]:
-            return DIGIT_RUN.sub(self._number, match["scientific"])
+        if match["scientific"]:  # 1.5 of 1.5e10
+            return self._with_other_numbers(match["scientific"])
         word = match["code"]
         letters = re.sub(r"\d", "", word).casefold()
-        if letters and letters not in UNITS and letters not in NUMBER_ENDINGS:
-            return "".join(self._character(character) for character in word)
-        return DIGIT_RUN.sub(self._number, word)
+        is_number = not letters or letters in UNITS or letters in NUMBER_ENDINGS
+        if is_number:  # 42, 12kg, 3rd
+            return self._with_other_numbers(word)
+        return "".join(self._character(character) for character in word)  # AB12
+
+    def _with_other_numbers(self, text: str) -> str:
+        """Return a text with other digits in each run of digits: 12kg becomes 47kg."""
+        return DIGIT_RUN.sub(self._number, text)
 
     def _number(self, match: re.Match[str]) -> str:
+        """Return other digits for a run of digits. A year keeps its century; a first 0 stays, no further 0 is drawn."""
         digits = match[0]
-        if re.fullmatch(r"(19|20)\d\d", digits):  # a year
+        is_year = re.fullmatch(r"(19|20)\d\d", digits)
+        if is_year:
             return f"{digits[:2]}{self.draw(10, 99)}"
-        kept = "0" if len(digits) > 1 and digits[0] == "0" else ""
-        return kept + "".join(str(self.draw(1, 9)) for _ in digits[len(kept) :])
+        first = "0" if len(digits) > 1 and digits[0] == "0" else ""
+        return first + "".join(str(self.draw(1, 9)) for _ in digits[len(first) :])
 
     def _character(self, character: str) -> str:
+        """Return another digit for a digit, another letter for an ASCII letter; other characters stay."""
         if character.isdigit():
             return str(self.draw(1, 9))
         if character.isascii() and character.isalpha():
@@ -231,15 +277,24 @@ class _Digits:
 
 
 def _escaped(text: str, quote: str) -> str:
-    """Return a text as it stands between such quotes."""
+    """Return a text escaped to stand between the quotation marks `quote`; "" means without quotes, as it is."""
     if quote == '"':
         return json.dumps(text, ensure_ascii=False)[1:-1]
-    return text.replace("\\", "\\\\").replace("'", "\\'") if quote else text
+    if quote == "'":
+        return text.replace("\\", "\\\\").replace("'", "\\'")
+    return text
+
+
+def _all_said(text: str, said_before: Collection[str]) -> bool:
+    """Return whether all words of a text are among the words that were said before a call."""
+    return _words(text) <= set(said_before)
 
 
 def _words(text: str) -> set[str]:
+    """Return the words of a text in one spelling, see `value_words`."""
     return set(value_words(text))
 
 
 def _hash(text: str) -> str:
+    """Return 16 hexadecimal digits, which stand for a random number that the text determines."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

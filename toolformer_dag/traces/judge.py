@@ -1,8 +1,8 @@
-"""Judge recorded calls: by how much a result tells what the assistant writes next, and what other results tell of it.
+"""Judge recorded calls: how much likelier a result makes what the assistant writes next, compared with other results.
 
 A *variant* is a text under which a call is read: the call never made, made without its result, as it was recorded, or
 with the result of another call. The loss of the same words is computed under each of them, once: it is stored under a
-digest of the tokens. Which words are weighted is said by `windows.Window`.
+digest of the tokens. `windows.Window` says which words are weighted.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toolformer_dag.model.engine import Engine
 
 METHOD = 1
-"""Raised when the same tokens would have another loss."""
+"""A version number, raised when the same tokens would have another loss."""
 LOSSES = pl.Schema({"digest": pl.String(), "loss": pl.Float64()})
 
 
@@ -33,11 +33,12 @@ LOSSES = pl.Schema({"digest": pl.String(), "loss": pl.Float64()})
 class JudgedCall:
     """A recorded call with the losses of its variants.
 
-    - `losses`: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other results
-    - `other_results`: results of other calls that were read in place of its own
-    - `overlap`: the share of the weighted words that stand in its result, then in each other one; needs no model
-    - `tokens`: how many tokens are weighted
-    - `reason`: why there are no losses, as "no_result"; None where there are
+    Attributes:
+        losses: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other results.
+        other_results: results of other calls that were read in place of its own.
+        overlap: the share of the weighted words that stand in its result, then in each other one; needs no model.
+        tokens: the number of weighted tokens.
+        reason: why there are no losses, as "no_result"; None if there are losses.
     """
 
     losses: Mapping[str, float]
@@ -53,7 +54,7 @@ class JudgedCall:
 
     @property
     def gain(self) -> float:
-        """Return by how much it lowers the loss more than other results do: mean L(other results) - L(own)."""
+        """Return by how much more the result lowers the loss than other results do: mean L(other results) - L(own)."""
         losses = [self.losses[str(number)] for number in range(len(self.other_results))]
         return sum(losses) / len(losses) - self.losses[OWN]
 
@@ -61,13 +62,14 @@ class JudgedCall:
 class Judge:
     """A language model that computes the losses of recorded calls.
 
-    - `store`: where losses are kept for other runs; None keeps none
-    - `counts`: how many losses were "computed" and how many "reused" so far
-    - `tokens`: how many tokens went through the model for them, by the fields of TokenCounts
+    The model is loaded for the first loss that is not stored. It is `engine` if given, else what `load` returns, else
+    the model of the settings. `writer` writes the variants; by default it is made from the settings.
 
-    The weights are loaded for the first loss that is not stored: `engine` is the loaded model; else `load` is called;
-    without both the model of the settings is loaded. writer: what writes the variants; without it, it is made from the
-    settings.
+    Attributes:
+        settings: all settings.
+        store: the row store that keeps losses for other runs; None keeps none.
+        counts: how many losses were "computed" and "reused" so far.
+        tokens: how many tokens went through the model, by the fields of TokenCounts.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Judge:
 
     @cached_property
     def writer(self) -> VariantWriter:
-        """Return what writes the variants: the tokenizer, without weights. Raises ModelError, RenderingError."""
+        """Return the writer of variants: it needs a tokenizer, no weights. Raises ModelError, RenderingError."""
         if self._writer is not None:
             return self._writer
         if self._engine is not None:
@@ -127,8 +129,7 @@ class Judge:
         """Return a call with its losses, or the reason not_finite where one of them is NaN or infinite.
 
         variants: the texts under which the call is read, by name, such as {"none": ..., "own": ..., "0": ...}.
-        losses: of this call and of others, by the digest of a variant's tokens. Overlaps are those of the recorded
-        result, then of each other result.
+        losses: the losses of this call and of others, by the digest of a variant's tokens.
         """
         loss_of_variant = {name: losses[variant.digest] for name, variant in variants.items()}
         for loss in loss_of_variant.values():
@@ -194,9 +195,11 @@ class Judge:
 
 
 class _WantedLoss(NamedTuple):
-    """A variant whose loss is wanted. `shared_length`: how many first tokens all variants of its call have in common.
+    """A variant whose loss is wanted.
 
-    The model reads this beginning once for all of them.
+    Attributes:
+        variant: the variant.
+        shared_length: with how many equal tokens all variants of its call begin; the model reads them once.
     """
 
     variant: Variant
@@ -223,9 +226,9 @@ def _shared_tokens(variants: Sequence[Variant]) -> int:
 
 
 def _query(variant: Variant, shared_length: int) -> TokenQuery:
-    """Return the question to the model for the log probability of each weighted token of a variant.
+    """Return the query for the log probability of each weighted token of a variant.
 
-    shared_length: of the prefix that the model reads once for all variants of the call.
+    shared_length: the number of first tokens that the model reads once for all variants of the call.
     """
     return TokenQuery(
         kind=variant.kind,
@@ -237,7 +240,7 @@ def _query(variant: Variant, shared_length: int) -> TokenQuery:
 
 
 def load_variant_writer(settings: Settings) -> VariantWriter:
-    """Load what writes the variants of calls: a tokenizer, no weights. Raises ModelError, RenderingError."""
+    """Return the writer of variants for the settings' model, without weights. Raises ModelError, RenderingError."""
     from toolformer_dag.model.loading import context_length, load_config, load_encoding
 
     length = context_length(load_config(settings.model))
@@ -245,5 +248,5 @@ def load_variant_writer(settings: Settings) -> VariantWriter:
 
 
 def losses_identity(model: Mapping[str, object]) -> dict[str, Any]:
-    """Return what determines a loss beside the tokens. model: what determines the model's values."""
+    """Return what determines the loss of given tokens. model: what determines the values of the model."""
     return {"method": METHOD, "model": dict(model)}

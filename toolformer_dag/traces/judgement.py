@@ -1,7 +1,7 @@
-"""Judge recorded conversations: bring their tables up to date, and show them in a DuckDB file of their own.
+"""Judge recorded conversations: bring their tables in the lake up to date, and show them in a DuckDB file.
 
-The tables are those of `trace_stages`; `judge FILE...` is a plan over them that is run without Dagster. The file is
-built from them anew where a row, a view or the share has changed.
+The tables are the ones of `trace_stages`. `toolformer-dag judge` updates them without Dagster. The DuckDB file is built
+anew if a row, a view or the setting `traces.share` has changed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ from toolformer_dag.traces.recorded_conversations import REJECTED_RECORDS
 from toolformer_dag.traces.trace_stages import trace_tables
 
 TABLES = sql_text(__package__, "trace_tables.sql")
-"""The tables of the file."""
+"""SQL that creates the tables of the file from views over the tables of the lake."""
 VIEWS = sql_text(__package__, "trace_views.sql")
-"""What is said of the calls, over these tables."""
+"""SQL that creates the views of the file, such as trace_calls with the verdicts, over its tables."""
 SHOWN = (
     recorded_conversations.NAME,
     REJECTED_RECORDS,
@@ -43,23 +43,27 @@ SHOWN = (
     exchanged_results.NAME,
     call_losses.NAME,
 )
-"""The tables of the lake that the file shows."""
+"""The tables of the lake from which the file is built."""
 MEMORY = "1GB"
-"""What DuckDB may hold in memory while it builds the file; the rest is spilled beside it."""
+"""The memory that DuckDB may use while it builds the file; the rest is written to a temporary folder."""
 Advance = Callable[[TableOutput, int, int], None]
-"""Called as `advance(table, done, total)` while a table is brought up to date; the stage's `unit` is counted."""
+"""A function that shows progress, called as `advance(table, done, total)` while a table is brought up to date.
+
+`done` and `total` count the `unit` of the table's stage, such as calls.
+"""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was judged.
+    """The outcome of judging conversations.
 
-    - `plan`: with the conversations and their tables
-    - `database`: the file that shows it
-    - `conversations`: how many there are
-    - `rejected`: how much of the records could not be used as it was recorded
-    - `summary`: how many calls help, do not, cannot be told and failed, in all and by tool, in a line
-    - `work`: what was computed now and what was stored
+    Attributes:
+        plan: the plan with the conversations and their tables.
+        database: the DuckDB file that shows the outcome.
+        conversations: the number of conversations.
+        rejected: the number of rejections: records, or parts of them, that could not be used.
+        summary: a line with how many calls help, do not help, cannot be told and failed, in all and by tool.
+        work: what was computed now, and what was reused.
     """
 
     plan: Plan
@@ -83,7 +87,7 @@ class Judgement:
 def judge_traces(
     settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Judgement:
-    """Judge the calls of all sources, and replace `database` by what was measured; see `judged`."""
+    """Judge the calls of all sources, replace the file `database`, and return the outcome; see `judged`."""
     with judged(settings, sources, database, advance) as judgement:
         pass
     return replace(judgement, database=database)
@@ -93,12 +97,14 @@ def judge_traces(
 def judged(
     settings: Settings, sources: Sequence[str], database: Path, advance: Advance = lambda table, done, total: None
 ) -> Iterator[Judgement]:
-    """Judge the calls of all sources with the workers that the settings name, and yield what came of it.
+    """Judge the calls of all sources, and yield the outcome; `database` is replaced when the block ends.
 
-    The file of the judgement is of this process alone inside the block, so that no other command replaces it; then it
-    takes the place of `database`. Where nothing changed it is `database` itself.
+    Inside the block the outcome is in a new file beside `database`, which no other command replaces. At the end of the
+    block, even after an error, that file is moved over `database`. If nothing has changed since `database` was built,
+    no new file is made, and the outcome is in `database`.
 
-    Raises UserError where a source is missing or holds no conversation, ModelError, StorageError.
+    Raises UserError if a source is missing, or no source has a conversation with a call; raises ModelError and
+    StorageError.
     """
     plan = conversation_plan(settings, sources)
     work = update_tables(plan, advance)
@@ -107,6 +113,7 @@ def judged(
         yield _judgement(plan, database, work)
         return
     fresh = beside(database, ".duckdb")
+    write_ahead_log = fresh.with_name(f"{fresh.name}.wal")  # DuckDB leaves one after an error
     try:
         build_file(plan, fresh, version)
         try:
@@ -114,30 +121,33 @@ def judged(
         finally:
             replace_whole(fresh, database)
     finally:
-        for path in (fresh, fresh.with_name(f"{fresh.name}.wal")):
-            path.unlink(missing_ok=True)
+        fresh.unlink(missing_ok=True)
+        write_ahead_log.unlink(missing_ok=True)
 
 
 def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
-    """Return a plan of conversations alone, without the tools of the settings. Raises ModelError, StorageError."""
+    """Return a plan that only judges the conversations of `sources`; tools and rounds of the settings are left out.
+
+    Raises ModelError, StorageError.
+    """
     traces = settings.traces.model_copy(update={"source": tuple(sources)})
     rounds = settings.rounds.model_copy(update={"count": 1})  # conversations are judged by the model of the settings
     return Plan.of(settings.model_copy(update={"traces": traces, "tools": {}, "rounds": rounds, "proposer": None}))
 
 
 def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> Work:
-    """Bring the tables of a plan's conversations up to date, without Dagster; return what that cost.
+    """Bring the tables of a plan's conversations up to date, without Dagster; return the work that was done.
 
-    with_losses: whether the last table is among them, the only one that a model is loaded for.
-
-    Other commands may do the same over the same lake meanwhile. Raises UserError where no conversation could be read.
+    advance: shows the progress of each table. with_losses: whether the last table is among them, the only one that a
+    model is loaded for. Other commands may update the same tables at the same time. Raises UserError if no conversation
+    could be read, or if no conversation has a call.
     """
     tables = [table for table in trace_tables(plan) if with_losses or table.name != call_losses.NAME]
+    tables_by_name = {table.name: table for table in tables}
+    start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
     work = Work()
-    with closing(
-        Workers(worker, {table.name: table for table in tables}, partial(executor_of, trace_tables))
-    ) as workers:
+    with closing(Workers(worker, tables_by_name, start_executor)) as workers:
         for table in tables:
             work += update(worker, workers, table, partial(advance, table)).work
             refuse_unread(plan)
@@ -147,7 +157,7 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
 
 
 def refuse_unread(plan: Plan) -> None:
-    """Raise UserError where no conversation could be read; the message has the first of the reasons."""
+    """Raise UserError if no conversation could be read; the message has the reason of the first rejection."""
     if any(pointer.rows for pointer in _conversations_read(plan)):
         return
     rejections = plan.lake.table(REJECTED_RECORDS)
@@ -159,7 +169,7 @@ def refuse_unread(plan: Plan) -> None:
 
 
 def refuse_without_calls(plan: Plan) -> None:
-    """Raise UserError where no conversation holds a call of the assistant; the message shows what was read instead."""
+    """Raise UserError if no conversation has a call of a tool; the message shows how the first one was read."""
     with session():
         calls = [plan.lake.table(recorded_calls.NAME).pointer(shard) for shard in plan.conversations]
     if any(pointer.rows for pointer in calls):
@@ -177,14 +187,14 @@ def refuse_without_calls(plan: Plan) -> None:
 
 
 def _conversations_read(plan: Plan) -> list[Pointer]:
-    """Return what is published of each shard's conversations."""
+    """Return, for each shard, the pointer to its published conversations: it has their number and their record."""
     table = plan.lake.table(recorded_conversations.NAME)
     with session():
         return [table.pointer(shard) for shard in plan.conversations]
 
 
 def _judgement(plan: Plan, database: Path, work: Work) -> Judgement:
-    """Return the judgement that a file shows. work: what its tables cost."""
+    """Return the outcome that the file `database` shows. work: what was done to update its tables."""
     pointers = _conversations_read(plan)
     rejected = 0
     for pointer in pointers:
@@ -200,7 +210,7 @@ def _judgement(plan: Plan, database: Path, work: Work) -> Judgement:
 
 
 def traces_version(plan: Plan) -> str:
-    """Return what the file would be made from now: the rows of a plan's tables, the views, the share."""
+    """Return a hash of all that the file is built from: the versions of its tables, SQL, `share`, the judge's name."""
     with session():
         versions = {}
         for name in SHOWN:
@@ -216,31 +226,37 @@ def _judge_names(plan: Plan) -> dict[str, str]:
 
 
 def made_from(database: Path) -> str | None:
-    """Return what the file was made from, as `traces_version` tells it; None where there is no file."""
+    """Return the version (`traces_version`) from which the file `database` was built; None if there is no file."""
     with suppress(WarehouseError):
         return str(query(database, "SELECT made_from FROM trace_settings").item())
     return None
 
 
 def build_file(plan: Plan, file: Path, version: str) -> None:
-    """Write a new file from the tables of a plan. Raises StorageError, RenderingError; WriteError on a full disk.
+    """Write a new DuckDB file that shows the tables of a plan.
 
-    version: what it is made from.
+    version: the hash of what it is built from (`traces_version`), which is stored in it. Raises WriteError if the disk
+    is full; raises StorageError and RenderingError.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         _fill(plan, file, version)
-    except NO_SPACE as error:
+    except NO_SPACE as error:  # the exceptions of DuckDB that may mean a full disk
         raise WriteError(file, OSError(reason_of(error))) from error
 
 
 def _fill(plan: Plan, file: Path, version: str) -> None:
+    """Create the tables and views of a new DuckDB file.
+
+    Temporary views over the Parquet files of the lake, such as `call_losses` for traces/call_losses, and the settings
+    as `judge_settings`, are what TABLES reads. VIEWS reads the tables.
+    """
     config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
     with session(), duckdb.connect(file, config=config) as connection:
         connection.execute("SET preserve_insertion_order = false")
         connection.register("judge_settings", _judge_settings(plan, version).to_arrow())
         for name in SHOWN:
-            _, _, view = name.partition("/")
+            view = name.partition("/")[2]
             files = ", ".join(map(quoted, plan.lake.table(name).all_files(plan.conversations)))
             connection.execute(f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)")
         connection.execute(TABLES)
@@ -249,7 +265,7 @@ def _fill(plan: Plan, file: Path, version: str) -> None:
 
 
 def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
-    """Return the row of trace_settings."""
+    """Return a frame with the only row of the table trace_settings: settings, judge, version and rendering."""
     rendering = load_variant_writer(plan.settings).rendering
     return pl.DataFrame(
         [
@@ -265,10 +281,10 @@ def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
 
 
 def refuse_other_judge(settings: Settings, database: Path) -> None:
-    """Refuse to replace a file that another judge has written than the model of the settings, or in another dtype.
+    """Raise UserError if the file `database` was judged by another model, or in another dtype, than the settings name.
 
-    For commands that name no judge. Files written before the dtype was stored are compared by the model's name. Raises
-    UserError, with how to name either judge.
+    For commands that name no judge, so that they do not replace the file by accident; the message says how to name
+    either judge. If the file does not have the dtype, as files of earlier releases, only the model's name is compared.
     """
     try:
         recorded = query(database, "FROM trace_settings").row(0, named=True)
@@ -276,7 +292,8 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
         return
     model = settings.model
     dtype = recorded.get("dtype", model.dtype)
-    if (recorded["model"], dtype) == (model.name, model.dtype):
+    is_same_judge = recorded["model"] == model.name and dtype == model.dtype
+    if is_same_judge:
         return
     named_dtype = "" if dtype == model.dtype else f" --set model.dtype={dtype}"
     raise UserError(
@@ -287,12 +304,13 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
 
 
 def traces_database(settings: Settings) -> Path:
-    """Return where `judge` writes: traces.duckdb beside the warehouse."""
+    """Return the path of the file that `judge` writes: traces.duckdb in the folder of the warehouse."""
     return settings.warehouse.with_name("traces.duckdb")
 
 
 def judged_file(settings: Settings) -> Path:
-    """Return the file that `judge` has written. Raises UserError where there is none yet."""
-    if not (database := traces_database(settings)).is_file():
+    """Return the path of the file that `judge` has written. Raises UserError if there is none yet."""
+    database = traces_database(settings)
+    if not database.is_file():
         raise UserError(f"there is no {database} yet; run `toolformer-dag judge` with recorded conversations")
     return database

@@ -1,8 +1,8 @@
-"""Compare verdicts on recorded calls with labels that people gave, and let the labels choose the share.
+"""Compare verdicts on recorded calls with labels that people gave, and choose the setting `traces.share` by the labels.
 
-A label says whether the answer after a call rests on its result. People label some calls; the conversations they are
-from are halved by a hash. One half chooses the relative gain above which verdict and label agree best, the other tells
-how well that does on calls that did not choose it.
+A label says whether the answer after a call rests on its result. The conversations of labelled calls are halved by a
+hash. On one half the threshold is chosen: the relative gain above which verdict and label agree best. On the other half
+it is tested, on calls that did not choose it.
 """
 
 import random
@@ -32,42 +32,58 @@ FORM = '{"conversation": "traces.jsonl:12", "turn": 1, "call": 0, "label": true}
 class Label:
     """What a person says of a call.
 
-    - `conversation`: its name, as traces.jsonl:12, or the id of its record
-    - `turn`, `call`: the number of the message, and of the call in that message
-    - `rests`: whether the answer after the call rests on its result
+    Attributes:
+        conversation: the name of its conversation, as traces.jsonl:12, or the id of the record.
+        turn: the number of its message in the conversation.
+        call: the number of the call in that message.
+        rests_on_result: whether the answer after the call rests on its result, as the person says.
     """
 
     conversation: str
     turn: int
     call: int
-    rests: bool
+    rests_on_result: bool
 
 
 @dataclass(frozen=True)
 class LabelledCall:
-    """A labelled call with its verdict; `relative_gain` is None where the call cannot be told."""
+    """A labelled call with its verdict.
+
+    Attributes:
+        conversation: the name of its conversation.
+        rests_on_result: the label.
+        helps: the verdict, true if it is "helps".
+        relative_gain: the gain from which the verdict follows; None if the verdict is "cannot be told".
+    """
 
     conversation: str
-    rests: bool
+    rests_on_result: bool
     helps: bool
     relative_gain: float | None
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How verdicts agree with labels.
+    """How verdicts agree with labels. Compared are the calls that have a label, and a verdict but "cannot be told".
 
-    - `labels`, `unmatched`, `not_told`: labels in all, those of no recorded call, those of calls that cannot be told
-    - `base_rate`: share of the told calls whose label says that the answer rests on the result
-    - `agree`, `kappa`: share on which verdict and label agree, and Cohen's kappa
-    - `auc`, `low`, `high`: of the relative gain against the labels, with a 95 % bootstrap over conversations
-    - `share`: the share of swapped results that exceed the threshold that one half of the conversations chooses
-    - `tested`, `tested_kappa`: told calls of the other half, and kappa there at that threshold
+    Attributes:
+        labels: the number of labels.
+        unmatched: the number of labels for which there is no recorded call.
+        undecided: the number of labels of calls with the verdict "cannot be told".
+        base_rate: the share of compared calls whose label says that the answer rests on the result.
+        agree: the share of compared calls on which verdict and label agree.
+        kappa: Cohen's kappa of verdicts and labels.
+        auc: the AUC of the relative gain against the labels.
+        low: the lower end of its 95 % interval, by a bootstrap over conversations.
+        high: the upper end of that interval.
+        share: the share of swapped results above the threshold that half of the conversations chooses.
+        tested: the number of compared calls in the other half.
+        tested_kappa: Cohen's kappa there, at that threshold.
     """
 
     labels: int
     unmatched: int
-    not_told: int
+    undecided: int
     base_rate: float
     agree: float
     kappa: float
@@ -80,7 +96,10 @@ class Agreement:
 
 
 def read_labels(file: Path) -> list[Label]:
-    """Read labels from JSON lines such as FORM; `call` may be left out. Raises UserError with the line."""
+    """Return the labels of a file of JSON lines such as FORM; a line without `call` is of the first call.
+
+    Raises UserError, with the number of the line, if the file cannot be read or a line is no label.
+    """
     try:
         lines = file.read_bytes().splitlines()
     except OSError as error:
@@ -104,49 +123,49 @@ def _label(line: bytes, place: str) -> Label:
     conversation = row.get("conversation", row.get("record_id"))
     turn = row.get("turn")
     call = row.get("call", 0)
-    rests = row.get("label")
+    rests_on_result = row.get("label")
     if (
         not isinstance(conversation, str)
         or type(turn) is not int
         or type(call) is not int
-        or rests not in (True, False)
+        or rests_on_result not in (True, False)
     ):
         raise UserError(f"{place}: write a conversation, a turn and a label, as in {FORM}")
-    return Label(conversation, turn, call, bool(rests))
+    return Label(conversation, turn, call, bool(rests_on_result))
 
 
 def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     """Return how the labels agree with the verdicts on the calls in the file that `judge` wrote.
 
-    Only calls with a verdict are compared, not the calls that "cannot be told". One half of their conversations selects
+    Only calls with a verdict are compared, not the calls that "cannot be told". One half of their conversations chooses
     the threshold of the relative gain, and the other half tests it. Raises UserError unless the compared calls have
     labels of both kinds.
     """
     labelled = _labelled_calls(database, labels)
     compared = [call for call in labelled if call.relative_gain is not None]
-    if len({call.rests for call in compared}) < 2:
+    if len({call.rests_on_result for call in compared}) < 2:
         raise UserError(
             f"{len(compared)} of {len(labels)} labels are of calls that can be told; label some of either kind"
         )
     low, high = _auc_interval(compared)
-    selecting = [call for call in compared if _is_in_first_half(call.conversation)]
+    choosing = [call for call in compared if _is_in_first_half(call.conversation)]
     tested = [call for call in compared if not _is_in_first_half(call.conversation)]
-    threshold = best_threshold(selecting)
+    threshold = best_threshold(choosing)
     test_verdicts = [(call.relative_gain or 0) > threshold for call in tested]
     [share] = query(database, SHARE.format(threshold=threshold))["share"]
     return Agreement(
         labels=len(labels),
         unmatched=len(labels) - len(labelled),
-        not_told=len(labelled) - len(compared),
-        base_rate=sum(call.rests for call in compared) / len(compared),
-        agree=sum(call.rests == call.helps for call in compared) / len(compared),
-        kappa=kappa([call.rests for call in compared], [call.helps for call in compared]),
+        undecided=len(labelled) - len(compared),
+        base_rate=sum(call.rests_on_result for call in compared) / len(compared),
+        agree=sum(call.rests_on_result == call.helps for call in compared) / len(compared),
+        kappa=kappa([call.rests_on_result for call in compared], [call.helps for call in compared]),
         auc=auc_of(compared),
         low=low,
         high=high,
         share=float(share),
         tested=len(tested),
-        tested_kappa=kappa([call.rests for call in tested], test_verdicts),
+        tested_kappa=kappa([call.rests_on_result for call in tested], test_verdicts),
     )
 
 
@@ -164,12 +183,12 @@ def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCal
             helps = row["verdict"] == "helps"
             has_verdict = row["verdict"] != "cannot be told"
             gain = row["relative_gain"] if has_verdict else None
-            labelled.append(LabelledCall(row["conversation"], label.rests, helps, gain))
+            labelled.append(LabelledCall(row["conversation"], label.rests_on_result, helps, gain))
     return labelled
 
 
 def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
-    """Return Cohen's kappa: agreement beyond that of chance; 0 where chance explains all, or nothing is compared."""
+    """Return Cohen's kappa, agreement beyond chance: 1 if all agree, 0 if chance explains it or without labels."""
     if not labels:
         return 0.0
     count = len(labels)
@@ -181,9 +200,12 @@ def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
 
 
 def auc_of(calls: Sequence[LabelledCall]) -> float:
-    """Return the chance that a call whose answer rests on its result gains more than one whose does not; ties half."""
-    resting = [call.relative_gain or 0 for call in calls if call.rests]
-    other = [call.relative_gain or 0 for call in calls if not call.rests]
+    """Return the chance that a call whose label is true has a larger relative gain than one whose label is false.
+
+    Ties count half. Return 0.5 if all labels are alike.
+    """
+    resting = [call.relative_gain or 0 for call in calls if call.rests_on_result]
+    other = [call.relative_gain or 0 for call in calls if not call.rests_on_result]
     if not resting or not other:
         return 0.5
     above = sum((gain > lower) + 0.5 * (gain == lower) for gain in resting for lower in other)
@@ -191,7 +213,7 @@ def auc_of(calls: Sequence[LabelledCall]) -> float:
 
 
 def _auc_interval(calls: Sequence[LabelledCall]) -> tuple[float, float]:
-    """Return the 95 % interval of the AUC over bootstrap samples of conversations."""
+    """Return (low, high), the 95 % interval of the AUC over bootstrap samples of conversations."""
     by_conversation: dict[str, list[LabelledCall]] = {}
     for call in calls:
         by_conversation.setdefault(call.conversation, []).append(call)
@@ -206,8 +228,8 @@ def _auc_interval(calls: Sequence[LabelledCall]) -> tuple[float, float]:
 
 
 def best_threshold(calls: Sequence[LabelledCall]) -> float:
-    """Return the relative gain above which verdicts agree best with labels (kappa); 0 without calls."""
-    labels = [call.rests for call in calls]
+    """Return the threshold with the highest kappa, 0 without calls; a call above it counts as helpful."""
+    labels = [call.rests_on_result for call in calls]
     gains = [call.relative_gain or 0 for call in calls]
     best = 0.0
     best_kappa = float("-inf")
@@ -220,14 +242,15 @@ def best_threshold(calls: Sequence[LabelledCall]) -> float:
 
 
 def _is_in_first_half(conversation: str) -> bool:
+    """Return whether a hash puts a conversation into the half that chooses the threshold."""
     return blake2b(conversation.encode(), digest_size=1).digest()[0] < 128
 
 
 def agreement_lines(agreement: Agreement) -> list[str]:
     """Return the three lines of `judge --labels`: what was compared, how it agrees, and which share fits the labels."""
-    compared = agreement.labels - agreement.unmatched - agreement.not_told
+    compared = agreement.labels - agreement.unmatched - agreement.undecided
     return [
-        f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.not_told:,} of calls "
+        f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.undecided:,} of calls "
         f"that cannot be told, {compared:,} compared, of which {agreement.base_rate:.0%} rest on their result",
         f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
         f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})",

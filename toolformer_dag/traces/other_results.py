@@ -1,8 +1,8 @@
-"""Choose the results of other conversations that a recorded call is held against.
+"""Choose results of other conversations to put in place of the result of a recorded call.
 
-A call is held against results that the same tool gave elsewhere: a result that tells of what follows does better than
-they do. Where the tool gave too few, see `alternatives.py`. Pure functions over plain values; who calls them says where
-the results come from:
+They are results that the same tool gave elsewhere. If what follows the call rests on its result, it is less likely with
+another one in its place. If the tool gave too few, see `alternatives.py`. These are pure functions over plain values;
+the caller decides where the results come from:
 
 - a shard's own calls first (`Donors`), so that a file that comes or goes changes nothing for the calls of others
 - results of other shards (`exchanged_results.py`) only for a tool of which the shard has too few
@@ -22,19 +22,20 @@ from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.traces.result_values import same_values
 
 METHOD = 4
-"""Raised when the same calls would be held against other results."""
+"""A version number, raised when the same calls would get other results."""
 DONORS = 1000
-"""The most results of a tool that the calls of one shard are held against: those with the smallest hashes."""
+"""The most results of a tool that are kept for the calls of a shard: the ones with the smallest hashes."""
 LONGEST_DONOR = 1 << 16
 """Characters of another result that are kept; of a result the judge reads `traces.result_tokens` tokens."""
 
 
 class Donor(NamedTuple):
-    """A result that other calls may be held against.
+    """A result that other calls may get in place of their own.
 
-    - `hash`: of the whole result: donors of a tool stand in its order, whatever the order of the conversations is
-    - `result`: its first LONGEST_DONOR characters
-    - `document`: where it was given; of several documents the smallest
+    Attributes:
+        hash: a hash of the whole result; donors are sorted by it, so the order of the conversations does not matter.
+        result: its first LONGEST_DONOR characters.
+        document: the hash that names its conversation (`document_of`); of several the smallest.
     """
 
     hash: str
@@ -108,24 +109,24 @@ class Circle:
         return Circle(donors, steps)
 
     def others(self, document: str, call: RecordedCall) -> Iterator[str]:
-        """Yield the results that a call of `document` may be held against, in the order of the circle.
+        """Yield the results of other documents with other values than the call's result, in the order of the circle.
 
-        It begins behind the call's own place, which a hash of the call tells. Results of the document and those that
-        hold the values of the call's own, in whatever spelling, are left out.
+        `document` names the conversation of the call (`document_of`). The walk begins at the first donor whose hash is
+        not below the hash of the call, and goes once round.
         """
-        own = _kept(call.result or "")
+        own_result = _kept(call.result or "")
         start = bisect_left(self.donors, call_hash(document, call), key=attrgetter("hash"))
-        walked = 0  # donors of the call's document are passed over together
-        while walked < len(self.donors):
-            place = (start + walked) % len(self.donors)
-            donor = self.donors[place]
+        steps = 0  # from the start
+        while steps < len(self.donors):
+            index = (start + steps) % len(self.donors)
+            donor = self.donors[index]
             if donor.document != document:
-                if not same_values(donor.result, own):
+                if not same_values(donor.result, own_result):
                     yield donor.result
-                walked += 1
-            elif self.to_other_document[place]:
-                walked += self.to_other_document[place]
-            else:
+                steps += 1
+            elif self.to_other_document[index]:
+                steps += self.to_other_document[index]  # past all donors of the call's document that stand here
+            else:  # all donors are of the call's document
                 return
 
 
@@ -171,7 +172,10 @@ def lacks_donors(donors: Sequence[Donor], swaps: int) -> bool:
 
 
 def document_of(messages: Sequence[RecordedMessage]) -> str:
-    """Return what conversations about one question share: a hash of what is said to the assistant before a call."""
+    """Return a hash of what is said to the assistant before the first call.
+
+    Conversations about the same question have the same hash; they are one document.
+    """
     before_calls = takewhile(lambda message: not message.calls, messages)
     return beginnings([message for message in before_calls if message.role != "assistant"])[-1]
 
@@ -200,15 +204,15 @@ def _closed(running_hash: "blake2b") -> str:
 
 
 def call_hash(document: str, call: RecordedCall) -> str:
-    """Return a hash of a call in its document: its place among the donors of its tool."""
+    """Return a hash of a call in its document; it tells where the call begins to look among the donors of its tool."""
     return text_hash(f"{document} {call.arguments} {call.result}")
 
 
 def text_hash(text: str) -> str:
-    """Return a hash, the same on every machine and in every version."""
+    """Return 16 hexadecimal digits that follow from the text, the same on every machine and in every version."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _kept(result: str) -> str:
-    """Return the part of a result that is kept where other calls are held against it."""
+    """Return the first LONGEST_DONOR characters of a result, the part of it that is kept."""
     return result[:LONGEST_DONOR]

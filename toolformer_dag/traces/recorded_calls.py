@@ -1,4 +1,4 @@
-"""traces/recorded_calls: a row per call of the recorded conversations, with what it is exchanged by."""
+"""traces/recorded_calls: a row per call of the recorded conversations, with the hashes that compare conversations."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from toolformer_dag.traces.stored_messages import messages_of
 from toolformer_dag.traces.variants import call_places
 
 METHOD = 1
-"""Raised when the same messages would give other rows."""
+"""A version number, raised when the same messages would give other rows."""
 NAME = "traces/recorded_calls"
 """The table of the recorded calls."""
 BATCH = 2_000
@@ -33,7 +33,7 @@ KEY = ("conversation", "turn", "call")
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the calls beside the conversations."""
+    """Return the settings that determine the rows, together with the conversations: the version of this method."""
     return {"method": METHOD}
 
 
@@ -62,7 +62,7 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
 
 
 def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each call of a conversation, with the columns of this table by name.
+    """Yield a row of this table for each call of a conversation, as a dict by column.
 
     conversation: its row of traces/conversations. number: its number in the shard, from 0.
     """
@@ -71,7 +71,7 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     if not places:
         return
     document = document_of(messages)
-    beginning_of_turn = beginnings(messages)
+    hashes_before = beginnings(messages)  # of the messages before each message
     for turn, index in places:
         call = messages[turn].calls[index]
         yield {
@@ -84,7 +84,7 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
             "record_id": conversation["record_id"],
             "digest": conversation["digest"],
             "document": document,
-            "beginning": beginning_of_turn[turn],
+            "beginning": hashes_before[turn],
             "tool": call.tool,
             "arguments": json.dumps(call.arguments, ensure_ascii=False),
             "result": call.result,

@@ -29,13 +29,13 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.traces.stored_messages import messages_as_json, messages_of, text_digest
 
 UNKNOWN_FORM = "unknown_form"
-"""The fault of a record from which no conversation was read."""
+"""The reason for a record from which no conversation could be read."""
 READER = 2
-"""Raised when the same file would give other rows; a golden test notices where it was not."""
+"""A version number, raised when the same file would give other rows; a golden test notices if it was not raised."""
 NAME = "traces/conversations"
 """The table of the conversations."""
 REJECTED_RECORDS = "traces/rejected_records"
-"""The table, part for part beside that of the conversations, that describes what could not be used."""
+"""The table that describes what could not be used; it has a part for each shard of the conversations."""
 DESCRIBED = 10_000
 """Rejections that are described, per shard; all are counted."""
 BATCH = 500
@@ -47,7 +47,15 @@ CONVERSATION = Column(pl.String(), "file or split, and line or row, as in traces
 
 
 class RejectedRecord(NamedTuple):
-    """What of a record could not be used as it was recorded: a row of REJECTED_RECORDS."""
+    """A row of REJECTED_RECORDS: a record, a part of it or a whole file that could not be used.
+
+    Attributes:
+        conversation: the name of the conversation or line, as traces.jsonl:12, or of the file.
+        record_id: the record's own id; None if it has none.
+        source: the name of the file or split.
+        reason: why it could not be used, a fixed word such as unknown_form.
+        detail: the same in a sentence.
+    """
 
     conversation: str
     record_id: str | None
@@ -57,16 +65,21 @@ class RejectedRecord(NamedTuple):
 
 
 class StoredConversation(NamedTuple):
-    """The messages of a conversation, and the hash of how they are stored."""
+    """A conversation as it was read from its table.
+
+    Attributes:
+        digest: a hash of its messages as JSON.
+        messages: its messages, with calls and results.
+    """
 
     digest: str
     messages: tuple[RecordedMessage, ...]
 
 
 def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[int, StoredConversation]:
-    """Read the conversations with these numbers from a shard; return them by number.
+    """Return the conversations of a shard that have these numbers, by number.
 
-    numbers: of conversations in the shard, from 0, ascending.
+    numbers: counted from 0 in the shard, ascending.
     """
     stored = rows_by_number(plan, NAME, shard, numbers)["messages"]
     conversations = {}
@@ -76,10 +89,9 @@ def conversations_by_number(plan: Plan, shard: str, numbers: pl.Series) -> dict[
 
 
 def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl.DataFrame:
-    """Return the rows with these numbers of a shard of a table; no others are held in memory.
+    """Return the rows of a shard of a table that have these numbers, as b and d of a, b, c, d for [1, 3].
 
-    numbers: of rows in the shard, from 0, ascending. As an example, of the rows a, b, c, d the numbers 1 and 3 give
-    b and d.
+    numbers: counted from 0 in the shard, ascending. Other rows are not held in memory.
     """
     rows = plan.lake.table(table).scan([shard])
     if numbers.is_empty():
@@ -96,14 +108,14 @@ REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String())
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the files' content."""
+    """Return the settings that determine the rows, together with the files: the version of this reader."""
     return {"reader": READER}
 
 
 def inputs(output: TableOutput) -> InputsOf:
-    """Return a function from a shard to what tells that its files changed, such as size and time.
+    """Return a function that gives, for a shard, size and time of its files, by which a changed file is noticed.
 
-    A shard whose files are gone has no inputs.
+    It gives {} for a shard whose files are gone.
     """
     shards = output.shards
 
@@ -116,20 +128,27 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Read a shard in one pass.
+    """Return the conversations of a shard, a row each; its files are read once, while the frames are taken.
 
-    Of a damaged file no conversation is used, which its checksums may tell only at its end; it is one rejection. Other
-    files of the shard are used. A file that cannot be read at all is the rejection `unreadable`, and the next run tries
-    it again. Reasons beside those: of `file_records` and of `read_conversations`.
+    What is rejected is counted by reason:
 
-    Memory: BATCH conversations, and of a group of small files a file.
+    - a damaged file, by what is wrong with it: none of its conversations is used
+    - a file that cannot be read at all, as `unreadable`: the next run tries it again
+    - records and parts of records, by the reasons of `file_records` and `read_conversations`
+
+    Memory: BATCH conversations, or all of a file if the shard is a group of small files.
     """
     reading = _ShardReading(output, shard)
     return PartRows(reading.frames(), reading.rejected, facts=reading.facts)
 
 
 class _ShardReading:
-    """One pass over a shard. `rejected` and `facts` grow with `frames` and are complete when it is used up."""
+    """One pass over the files of a shard. State: what grows while `frames` is taken, and is complete at its end.
+
+    Attributes:
+        rejected: how many rejections there are, by (shard, reason).
+        facts: what the record of the part keeps; RETRY if a file could not be read, so that the next run tries again.
+    """
 
     def __init__(self, output: TableOutput, shard: str) -> None:
         self.rejected: Rejected = Counter()
@@ -139,24 +158,25 @@ class _ShardReading:
         self._described: list[RejectedRecord] = []  # the first DESCRIBED of the rejections
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Yield the conversations; at the end publish the rejections as a table beside theirs.
+        """Yield the conversations of the shard; at the end publish its rejections as the table REJECTED_RECORDS.
 
-        Raises UnusableRows after the last frame where the only file of the shard is damaged.
+        A shard is one file, or a group of small files. A damaged file may show only at its end, after its frames. In a
+        group the frames of a file are held until then, and left out. For a single file, raises UnusableRows after the
+        last frame: the frames before must not be used.
         """
         shard = self._output.plan.conversations[self._shard]
-        is_usable = True  # unless the shard is one file, and that is damaged
+        is_usable = True
         for file in shard.files():
             reading = FileReading(file)
             try:
-                if shard.is_group:  # its small files are held, so that one of them may be left out
+                if shard.is_group:
                     yield from list(self._frames(reading))
                 else:
                     yield from self._frames(reading)
                 self._reject(reading.counts, reading.described)
             except (ShardFault, ShardError) as error:
+                self._reject_file(file, error)
                 is_usable = shard.is_group
-                rejection = self._whole_file(file, error)
-                self._reject(Counter([rejection.reason]), [rejection])
         self._publish_rejections()
         if not is_usable:
             raise UnusableRows
@@ -185,20 +205,26 @@ class _ShardReading:
         if batch:
             yield pl.DataFrame(batch, schema=self._output.stage.schema)
 
-    def _whole_file(self, file: Source, error: ShardFault | ShardError) -> RejectedRecord:
-        """Return the rejection of a file; where it could not be read at all, the next run tries it again."""
-        reason = error.reason if isinstance(error, ShardFault) else "unreadable"
-        if isinstance(error, ShardError):
+    def _reject_file(self, file: Source, error: ShardFault | ShardError) -> None:
+        """Add a rejection for a whole file. ShardFault: it is damaged. ShardError: it could not be read at all."""
+        reason = "unreadable"
+        if isinstance(error, ShardFault):
+            reason = error.reason
+        else:
             self.facts[RETRY] = f"{file.name} could not be read: {error}"
-        return RejectedRecord(file.name, None, file.name, reason, str(error))
+        rejection = RejectedRecord(
+            conversation=file.name, record_id=None, source=file.name, reason=reason, detail=str(error)
+        )
+        self._reject(Counter([reason]), [rejection])
 
     def _reject(self, counts: Counter[str], described: list[RejectedRecord]) -> None:
-        """Add what was rejected of a file. described: the first of it."""
+        """Add the rejections of a file. counts: by reason. described: the first of them, as rows."""
         for reason, count in counts.items():
             self.rejected[self._shard, reason] += count
         self._described += described[: DESCRIBED - len(self._described)]
 
     def _publish_rejections(self) -> None:
+        """Replace the shard's part of REJECTED_RECORDS by the rejections of this pass."""
         output = self._output
         rejections = pl.DataFrame(self._described, schema=REJECTIONS_SCHEMA, orient="row")
         table = output.plan.lake.table(REJECTED_RECORDS)
@@ -206,10 +232,14 @@ class _ShardReading:
 
 
 class FileReading:
-    """One pass over a file. `counts` and `described` grow with `conversations` and are complete when it is used up.
+    """One pass over a file. State: what grows while `conversations` is taken, and is complete at its end.
 
-    - `counts`: how many rejections there are of each reason
-    - `described`: the first DESCRIBED of them
+    Attributes:
+        source: the file.
+        counts: how many rejections there are, by reason.
+        described: the first DESCRIBED rejections, as rows.
+        records: the records by number, from the one on that the last conversation was read from; empty unless
+            `conversations` keeps them.
     """
 
     def __init__(self, source: Source) -> None:
@@ -217,23 +247,27 @@ class FileReading:
         self.counts: Counter[str] = Counter()
         self.described: list[RejectedRecord] = []
         self.records: dict[int, Any] = {}
-        """Records by number, from that of the conversation that was yielded last, where they are kept."""
 
     def conversations(self, keeps_records: bool = False) -> Iterator[ReadConversation]:
-        """Yield the conversations of the file in their order. Raises ShardFault, ShardError.
+        """Yield the conversations of the file in their order; faults in them are counted and described.
 
-        keeps_records: whether `records` then holds the record that each was read from.
+        keeps_records: whether `records` holds the record of a conversation until the next one is taken. Raises
+        ShardFault if the file is damaged, ShardError if it cannot be read.
         """
         for conversation in read_conversations(self._records(keeps_records)):
             name = self.name_of(conversation)
             for reason, detail in conversation.faults:
                 self._reject(RejectedRecord(name, conversation.record_id, self.source.name, reason, detail))
-            passed = [number for number in self.records if number < conversation.number]
-            for number in passed:
-                del self.records[number]
+            self._forget_records_before(conversation.number)
             reasons = {reason for reason, _ in conversation.faults}
             if UNKNOWN_FORM not in reasons:
                 yield conversation
+
+    def _forget_records_before(self, number: int) -> None:
+        """Drop the records with smaller numbers, so that memory stays bounded."""
+        earlier = [record_number for record_number in self.records if record_number < number]
+        for earlier_number in earlier:
+            del self.records[earlier_number]
 
     def name_of(self, conversation: ReadConversation) -> str:
         """Return the name of a conversation, such as traces.jsonl:12; of several in one record traces.jsonl:12.1."""
@@ -241,19 +275,29 @@ class FileReading:
         return f"{self.source.name}:{conversation.number}{part}"
 
     def _records(self, keeps_records: bool) -> Iterator[NumberedRecord]:
-        """Yield the records, and note what is none."""
-        source = self.source.name
-        for read in self.source.records:
-            if isinstance(read, Rejection):
-                place = f"{source}:{read.line}"
-                self._reject(RejectedRecord(place, None, source, read.reason, read.detail))
+        """Yield the records of the file; lines that are no record are counted and described as rejections."""
+        for record_or_rejection in self.source.records:
+            if isinstance(record_or_rejection, Rejection):
+                self._reject_line(record_or_rejection)
                 continue
             if keeps_records:
-                self.records[read.number] = read.value
-            yield read
+                self.records[record_or_rejection.number] = record_or_rejection.value
+            yield record_or_rejection
+
+    def _reject_line(self, rejection: Rejection) -> None:
+        """Count and describe a line of the file that is no record."""
+        self._reject(
+            RejectedRecord(
+                conversation=f"{self.source.name}:{rejection.line}",
+                record_id=None,
+                source=self.source.name,
+                reason=rejection.reason,
+                detail=rejection.detail,
+            )
+        )
 
     def _reject(self, rejection: RejectedRecord) -> None:
-        """Count a rejection, and describe it unless DESCRIBED are described."""
+        """Count a rejection; keep it as a row too if fewer than DESCRIBED are kept."""
         self.counts[rejection.reason] += 1
         if len(self.described) < DESCRIBED:
             self.described.append(rejection)

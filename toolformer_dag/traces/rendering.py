@@ -30,10 +30,13 @@ class RenderingError(UserError):
 class Rendering:
     """A chat template with a tokenizer.
 
-    - `name`: template (the model's own), hermes or plain
-    - `template`: its source, in Jinja
-    - `end`: what the template writes behind the words of the assistant, as "<|im_end|>\\n"
-    - `ids`: returns the tokens of a text, without special tokens around them; remembers REMEMBERED_TEXTS texts
+    Attributes:
+        name: "template" (the model's own), "hermes" or "plain".
+        template: its source, in Jinja.
+        fingerprint: a hash of the source.
+        end: the text that the template writes after the words of the assistant, as "<|im_end|>\\n".
+        ids: a function that returns the token ids of a text, without special tokens around them. It remembers
+            REMEMBERED_TEXTS texts.
     """
 
     def __init__(self, name: str, template: str, tokenizer: Any) -> None:
@@ -50,8 +53,8 @@ class Rendering:
     def text(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Return messages as the template writes them, as text.
 
-        generation_prompt: end with what begins a message of the assistant, as "<|im_start|>assistant\\n".
-        Raises RenderingError where the template refuses the messages.
+        generation_prompt: whether to end with the beginning of the next message of the assistant, as
+        "<|im_start|>assistant\\n". Raises RenderingError if the template refuses the messages.
         """
         options: dict[str, Any] = {"chat_template": self.template, "tokenize": False, **VARIABLES}
         if generation_prompt:
@@ -73,12 +76,12 @@ class Rendering:
         return messages
 
     def last_ids(self, text: str, count: int) -> tuple[int, ...]:
-        """Return the last `count` tokens of a text; all where it has fewer.
+        """Return the ids of the last `count` tokens of a text, or of all if it has fewer.
 
         Only the end of a long text is tokenized, from a special token on: tokenizers cut a text there first, so the
         tokens behind it are the same as in the whole text.
         """
-        characters = count * CHARACTERS_PER_TOKEN
+        characters = count * CHARACTERS_PER_TOKEN  # a guess at how much text holds so many tokens
         while characters < len(text):
             start = self._last_special_token(text, before=len(text) - characters)
             if start is None:
@@ -86,22 +89,23 @@ class Rendering:
             ids = self._ids(text[start:])
             if len(ids) >= count:
                 return ids[len(ids) - count :]
-            characters *= 2
+            characters *= 2  # there were too few tokens
         ids = self._ids(text)
         return ids[max(0, len(ids) - count) :]
 
     def _last_special_token(self, text: str, before: int) -> int | None:
-        """Return where the last special token begins whose beginning is before this character; None without one."""
+        """Return where the last special token in `text[:before]` begins; None if there is none."""
         starts = [text.rfind(token, 0, before) for token in self._special_tokens]
         start = max(starts, default=-1)
         return start if start > 0 else None
 
     def _without_special_tokens(self, text: str) -> str:
-        """Return a text with a space behind the first character of each special token: "< |im_end|>"."""
+        """Return a text with a space in each special token, as "< |im_end|>" for "<|im_end|>"."""
         for token in self._special_tokens:
             if token in text:
                 text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
 
     def _ids(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text, without special tokens around them; nothing is remembered."""
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids)

@@ -1,6 +1,7 @@
-"""Choose how conversations are written for a model: its own chat template where it writes calls, else one of two.
+"""Choose the rendering for a model: the chat template with which conversations are written as text.
 
-The two are ChatML with Hermes' marks for calls, for models that know ChatML, and plain lines.
+It is the model's own template if that writes calls; else ChatML with Hermes' marks for calls, for models that know
+ChatML; else plain lines.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,10 @@ TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
 
 
 def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
-    """Return the rendering that `traces.rendering` names; for "auto" the first that fits: template, hermes, plain.
+    """Return the rendering for the value of `traces.rendering`: "template", "hermes", "plain" or "auto".
 
-    Raises RenderingError where the model has no template, or one that does not write calls and results, or that takes
-    too long or too much memory in a trial.
+    For "auto" the first of the three that writes the trial conversation is chosen. Raises RenderingError if the model
+    has no template, or if the template loses calls and results, or takes too long or too much memory.
     """
     reason = "the model has no chat template"
     for name, template in _templates(setting, encoding.tokenizer).items():
@@ -63,7 +64,10 @@ def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
 
 
 def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
-    """Return the templates to try for a setting, by the name of their rendering, in order of preference."""
+    """Return the templates to try, by the name of their rendering, in order of preference.
+
+    "auto" tries the model's own template, "hermes" if the model has a token <|im_start|>, and "plain".
+    """
     templates = {}
     model_template = tokenizer.chat_template
     if isinstance(model_template, dict):  # several templates by name
@@ -79,7 +83,10 @@ def _templates(setting: str, tokenizer: Any) -> dict[str, str]:
 
 
 def _require_end(template: str, tokenizer: Any) -> None:
-    """Render the model's template over TRIAL in another process. Raises RenderingError where it meets a limit there."""
+    """Raise RenderingError if the model's template takes too long or too much memory for the trial conversation.
+
+    It is rendered in another process, which is ended then.
+    """
     messages = [message for _, message in to_openai(TRIAL)]
     fault = template_fault(template, messages, {**tokenizer.special_tokens_map, **VARIABLES})
     if fault is not None:
@@ -87,12 +94,12 @@ def _require_end(template: str, tokenizer: Any) -> None:
 
 
 def _try(rendering: Rendering, tokenizer: Any) -> None:
-    """Write the trial conversation, cut around its first call. Raises RenderingError where calls are lost."""
+    """Write the trial conversation, cut around its first call. Raises RenderingError if the text lacks its calls."""
     pieces = WrittenConversation.of(rendering, TRIAL).pieces(1, [2, 3])
     # Encoded and decoded again, since a tokenizer may lack characters.
     texts = [tokenizer.decode(rendering.ids(text)) for text in pieces.texts]
     written = "".join(texts)
-    second_call, _, answer = texts[2:]
+    second_call, _, answer = texts[2:]  # behind the first call and its result
     has_all_words = all(word in written for word in TRIAL_WORDS)
     if not has_all_words or '"Benton"' not in second_call or "17 and 23" not in answer:
         raise RenderingError(f"the template {rendering.name} does not write calls and their results")

@@ -15,10 +15,10 @@ from functools import lru_cache
 
 QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 CUT_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\'(?:[^\'\\]|\\.)*(?:\'|\\?\Z)'
-"""The same, where a mark that is not closed quotes the rest of the text: no search begins again at each mark."""
+"""A quoted string that may lack its end, where a result was cut; so a missing mark costs no second search."""
 BARE = r"[^\s\[\]{},:\"']+"
 LEXEME = re.compile(rf"(?P<string>{CUT_QUOTED})|(?P<bare>{BARE})|(?P<mark>[\[\]{{}},:])", re.DOTALL)
-"""What JSON and Python literals consist of: quoted strings, numbers and words, and marks."""
+"""The parts of JSON and Python literals: quoted strings, bare numbers and words, and marks such as { and ,."""
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 WORD = re.compile(r"[-+]?\d[\w.,:/+-]*|\w+(?:['’]\w+)?")
 """Words of a text; what begins with a digit is one word up to the next space: a number, a date, a time or a code."""
@@ -44,10 +44,16 @@ AFFIRMATIONS = frozenset({"success", "successful", "successfully", "succeeded", 
 
 @dataclass(frozen=True, slots=True)
 class ResultValue:
-    """A value of a result.
+    """A string, number or word of a tool's result, with where it stands.
 
-    `key`: the field that holds it, of a list's items that of the list, "" where there is none. `text`: without quotes
-    and escapes. `start`, `end`: its place in the result, without quotes. `quote`: the quotation mark around it, or "".
+    In {"city": "Porto"} it is ResultValue(key="city", text="Porto", start=10, end=15, quote='"').
+
+    Attributes:
+        key: the field that holds it; for the items of a list the field of the list; "" if there is none.
+        text: the value without quotation marks and escapes.
+        start: the offset of its first character in the result, after the quotation mark.
+        end: the offset behind its last character, before the quotation mark.
+        quote: the quotation mark around it, or "".
     """
 
     key: str
@@ -58,19 +64,29 @@ class ResultValue:
 
 
 def result_values(result: str) -> list[ResultValue]:
-    """Return the values of a result in their order; plain text is one value without a key."""
+    """Return the values of a result, in their order: of {"low": 1, "sky": "clear"} the values 1 and "clear".
+
+    A result that begins neither with { nor with [ is one value without a key: a quoted string, or plain text.
+    """
     if result.lstrip()[:1] in ("{", "["):
         return list(_literal_values(result))
     text = result.strip()
+    if not text:
+        return []
     start = len(result) - len(result.lstrip())
-    if len(text) > 1 and re.fullmatch(QUOTED, text, re.DOTALL):  # a string in JSON
-        return [ResultValue("", _unquoted(text), start + 1, start + len(text) - 1, text[0])]
-    return [ResultValue("", text, start, start + len(text))] if text else []
+    end = start + len(text)
+    is_quoted = len(text) > 1 and re.fullmatch(QUOTED, text, re.DOTALL)
+    if is_quoted:
+        return [ResultValue(key="", text=_unquoted(text), start=start + 1, end=end - 1, quote=text[0])]
+    return [ResultValue(key="", text=text, start=start, end=end)]
 
 
 def _literal_values(result: str) -> Iterator[ResultValue]:
-    """Yield the values of JSON or a Python literal. `keys`: the field of each list or object that is open."""
-    keys = [""]
+    """Yield the values of JSON or a Python literal, as 1 and 2 with the key "low" for {"low": [1, 2]}.
+
+    Strings before a colon are keys, not values. Text that is no valid literal is read as far as it goes.
+    """
+    keys = [""]  # the last field that was read in each open list or object
     lexemes = list(LEXEME.finditer(result))
     for number, lexeme in enumerate(lexemes):
         mark = lexeme["mark"]
@@ -85,42 +101,67 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
         if is_key:
             keys[-1] = _unquoted(lexeme[0])
         elif lexeme["string"]:
-            yield ResultValue(keys[-1], _unquoted(lexeme[0]), lexeme.start() + 1, lexeme.end() - 1, lexeme[0][0])
+            yield ResultValue(
+                key=keys[-1],
+                text=_unquoted(lexeme[0]),
+                start=lexeme.start() + 1,
+                end=lexeme.end() - 1,
+                quote=lexeme[0][0],
+            )
         else:
-            yield ResultValue(keys[-1], lexeme[0], lexeme.start(), lexeme.end())
+            yield ResultValue(key=keys[-1], text=lexeme[0], start=lexeme.start(), end=lexeme.end())
 
 
 def _unquoted(literal: str) -> str:
-    """Return what a quoted string says; one whose escapes are not JSON's keeps them."""
+    """Return a string without its quotation marks and escapes, as it's for 'it\\'s'.
+
+    A word without quotation marks is returned as it is. Escapes that JSON does not know stay, as in "\\x41".
+    """
     if literal[:1] not in ('"', "'"):
         return literal
     inner = literal[1:-1]
-    if literal[0] == "'":
-        inner = inner.replace("\\'", "'").replace('"', '\\"')
+    json_inner = inner
+    if literal[0] == "'":  # rewritten as JSON would escape it
+        json_inner = inner.replace("\\'", "'").replace('"', '\\"')
     with suppress(ValueError):
-        return str(json.loads(f'"{inner}"', strict=False))
-    return literal[1:-1]
+        return str(json.loads(f'"{json_inner}"', strict=False))
+    return inner
 
 
 def value_words(text: str) -> tuple[str, ...]:
     """Return the words of a text in one spelling: in lower case, numbers normalized, units and affirmations left out.
 
-    `$1,150.50`, `1150.5 USD` and `1150.5` have the same words; a number that begins with 0 is a code and keeps it.
+    `$1,150.50`, `1150.5 USD` and `1150.5` all give ("1150.5",). A number that begins with 0, as 0042, is a code and
+    keeps its zeros. Affirmations are words such as "ok" and "successfully".
     """
     words: list[str] = []
     for written in WORD.findall(text.casefold().replace("_", " ")):
         word = written.rstrip(".,:/+-")
-        parts = NUMBER_AND_UNIT.fullmatch(word)
-        is_code = bool(re.match(r"[-+]?0\d", word))
-        if parts and not is_code and (not parts[2] or parts[2] in UNITS):
-            words.append(normalized_number(parts[1]))
+        number, unit = _number_and_unit(word)
+        if number and (not unit or unit in UNITS):
+            words.append(normalized_number(number))
         elif word not in UNITS and word not in AFFIRMATIONS:
             words.append(word)
     return tuple(words)
 
 
+def _number_and_unit(word: str) -> tuple[str, str]:
+    """Split a word into a number and the letters behind it: 12kg into ("12", "kg"); ("", "") if it is no number.
+
+    A number that begins with 0 and another digit, as 0042, is a code and no number.
+    """
+    parts = NUMBER_AND_UNIT.fullmatch(word)
+    is_code = bool(re.match(r"[-+]?0\d", word))
+    if parts is None or is_code:
+        return "", ""
+    return parts[1], parts[2]
+
+
 def normalized_number(number: str) -> str:
-    """Return a number without separators of thousands, a plus sign, or zeros that say nothing: 2.50 is 2.5."""
+    """Return a number without separators of thousands, plus sign and trailing zeros: 2.5 for +2.50.
+
+    A number of more than LONGEST_NUMBER characters is an id, and is returned as it is.
+    """
     if len(number) > LONGEST_NUMBER:
         return number
     try:
@@ -131,25 +172,25 @@ def normalized_number(number: str) -> str:
 
 
 def same_values(first: str, second: str) -> bool:
-    """Return whether two results say the same, whatever their spelling is.
+    """Return whether two results hold the same values, whatever their spelling is.
 
-    Numbers are compared by their value; units, currencies, quotes, the order of keys and words such as "success" are
-    set aside. Keys count where both results have the same ones, so that {"low": 1, "high": 2} is not {"low": 2,
-    "high": 1}; a result with other keys is compared by its values alone. Dates are compared as they are written, and of
-    a long result only the first COMPARED characters.
+    Numbers are compared by their value; units, currencies, quotes, the order of keys and words such as "success" do not
+    count. If both results have the same keys, each key is compared: {"low": 1, "high": 2} is not {"low": 2, "high": 1}.
+    Otherwise only the values are. Dates are compared as they are written. Only the first COMPARED characters are read.
     """
     if first == second:
         return True
-    one = _keyed_words(first)
-    other = _keyed_words(second)
-    if {key for key, _ in one} == {key for key, _ in other}:
-        return one == other
-    return sorted(words for _, words in one) == sorted(words for _, words in other)
+    first_words = _keyed_words(first)
+    second_words = _keyed_words(second)
+    have_same_keys = {key for key, _ in first_words} == {key for key, _ in second_words}
+    if have_same_keys:
+        return first_words == second_words
+    return sorted(words for _, words in first_words) == sorted(words for _, words in second_words)
 
 
 @lru_cache(1024)
 def _keyed_words(result: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the fields of a result with the words of their values, sorted."""
+    """Return a sorted list of pairs (field, words of its value), as [("low", ("1",))] for {"low": "1 km"}."""
     keyed: list[tuple[str, tuple[str, ...]]] = []
     for value in result_values(result[:COMPARED]):
         words = value_words(value.text)

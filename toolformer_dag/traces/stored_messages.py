@@ -1,4 +1,4 @@
-"""The messages of a conversation as JSON, as the table of conversations holds them."""
+"""Write the messages of a conversation as JSON, as the table of conversations holds them, and read them again."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ def messages_as_json(messages: Sequence[RecordedMessage]) -> str:
 
 
 def _call_fields(call: RecordedCall) -> dict[str, Any]:
+    """Return the fields of a call by name, for JSON."""
     return {
         "tool": call.tool,
         "arguments": call.arguments,
@@ -32,7 +33,7 @@ def _call_fields(call: RecordedCall) -> dict[str, Any]:
 
 
 def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
-    """Return the messages that `messages_as_json` wrote."""
+    """Read messages from JSON that `messages_as_json` wrote."""
     messages = []
     for fields in json.loads(stored):
         calls = tuple(_call(call_fields) for call_fields in fields["calls"])
@@ -41,15 +42,18 @@ def messages_of(stored: str) -> tuple[RecordedMessage, ...]:
 
 
 def _call(fields: Mapping[str, Any]) -> RecordedCall:
+    """Return the call with these fields; places, which JSON has made lists, become tuples again."""
     places = {name: _hashable(fields[name]) for name in ("number", "place", "copies", "answered")}
     return RecordedCall(**{**fields, **places})
 
 
 def _hashable(place: Any) -> Any:
-    """Return a place with tuples where JSON has made lists: places are compared and kept in sets."""
-    return tuple(_hashable(item) for item in place) if isinstance(place, list) else place
+    """Return a place with tuples instead of lists, as ("a", 1) for ["a", 1], so that it may stand in a set."""
+    if not isinstance(place, list):
+        return place
+    return tuple(_hashable(item) for item in place)
 
 
 def text_digest(text: str) -> str:
-    """Return a hash under which something is stored, the same on every machine and in every version."""
+    """Return a hash of a text, 32 hexadecimal digits, the same on every machine and in every version."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

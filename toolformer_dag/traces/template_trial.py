@@ -1,4 +1,4 @@
-"""Try a chat template once in a process with limits, because nothing else ends a template that loops for ever.
+"""Try a chat template once in a process with limits, since nothing else ends a template that loops for ever.
 
 A chat template is a program in Jinja that comes with a model. Jinja's sandbox keeps it away from files and from Python,
 and refuses `range(10**12)`; it does not end loops within loops, or `10 ** (10**9)`. Not covered: a template that ends
@@ -19,9 +19,9 @@ from typing import Any
 CPU_SECONDS = 3
 """Processor time for all renderings of the trial; templates in use take a hundredth of a second."""
 MEMORY_MIB = 1024
-"""Memory for them, beside that of Python and its modules; on Linux alone."""
+"""Memory for the renderings, above what Python and its modules take; limited on Linux only."""
 OUT_OF_MEMORY = 3
-"""Exit status of the process where a rendering met the limit of memory."""
+"""Exit status of the process if a rendering took too much memory."""
 BEGIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -32,20 +32,22 @@ main()
 
 
 def template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
-    """Return why a template must not be rendered in this process; None where it ends within the limits.
+    """Return why a template must not be used, as "it takes more than ... of memory"; None if it keeps the limits.
 
-    The template is rendered over each beginning of a conversation, in another process. An error that the template
-    raises is no fault: it ends the rendering.
+    The template is rendered in another process, over each beginning of a conversation. An error that the template
+    raises is no fault: the rendering has ended.
 
-    - turns: the conversation, as chat templates get it.
-    - variables: what the template may read beside the conversation, such as the special tokens.
+    Args:
+        template: the Jinja template.
+        turns: the conversation, as dicts that chat templates get.
+        variables: what else the template may read, such as the special tokens.
     """
     return _fault(json.dumps({"template": template, "turns": list(turns), "variables": dict(variables)}))
 
 
 @cache
 def _fault(trial: str) -> str | None:
-    """Return the same as `template_fault`; a trial, here as JSON, is run once per process."""
+    """Return the same as `template_fault`, for its arguments as JSON; the answer is kept for equal ones."""
     command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
     child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
     if child.returncode == 0:
@@ -59,7 +61,11 @@ def _fault(trial: str) -> str | None:
 
 
 def main() -> None:
-    """Render the template of a trial, JSON on the standard input, over each beginning of its conversation."""
+    """Render a template over each beginning of a conversation; both are read as JSON from the standard input.
+
+    Exits with OUT_OF_MEMORY if a rendering takes too much memory. For too much processor time the kernel ends the
+    process.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template
 
     trial = json.load(sys.stdin)
@@ -82,9 +88,9 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Limit what this process may use from now on; the kernel ends it where it takes more processor time.
+    """Limit processor time and, on Linux, memory of this process from now on.
 
-    Memory is limited on Linux alone.
+    The kernel ends the process with SIGXCPU if it takes more time; more memory raises MemoryError.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds_so_far = usage.ru_utime + usage.ru_stime
@@ -97,7 +103,7 @@ def _limit() -> None:
 
 
 def _lower(limit: int, most: int) -> None:
-    """Set one of the process's limits to `most`, or leave it where it is lower already."""
+    """Lower a limit of this process (a constant resource.RLIMIT_...) to `most`, unless it is lower already."""
     _, hard = resource.getrlimit(limit)
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)

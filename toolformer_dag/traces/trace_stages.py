@@ -13,10 +13,11 @@ STAGES: tuple[Stage, ...] = (
 
 
 def trace_tables(plan: Plan) -> list[TableOutput]:
-    """Return the tables where the settings name conversations, in the order of STAGES.
+    """Return a table per stage of STAGES; [] if the settings name no conversations, or for the plan of a later round.
 
-    A plan of a later round has none: the first one has them.
+    Only the first round of a run judges conversations.
     """
-    if not plan.settings.traces.source or plan.start is not None:
+    is_later_round = plan.start is not None
+    if not plan.settings.traces.source or is_later_round:
         return []
     return [TableOutput(stage, plan) for stage in STAGES]

@@ -1,4 +1,4 @@
-"""The texts under which a recorded call is read: never made, without its result, with it, and with results of others.
+"""Write the variants of a recorded call: its conversation without it, without its result, with it, with other results.
 
 Everything here is tokens; no model runs.
 """
@@ -19,24 +19,28 @@ from toolformer_dag.traces.written_conversation import Pieces, WrittenConversati
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-NONE, EMPTY, OWN = "none", "empty", "own"
-"""Variants of a call: never made, made without its result, as it was recorded. Those with results of others are named
-by their numbers: "0", "1", ..."""
+NONE = "none"
+"""The variant of a call that was never made."""
+EMPTY = "empty"
+"""The variant of a call with an empty result."""
+OWN = "own"
+"""The variant of a call with its recorded result. Variants with other results are named "0", "1", ..."""
 TOKEN_COUNTERS = {NONE: "loss_empty", EMPTY: "loss_call"}
 """The field of TokenCounts to which the tokens of a variant are added; OTHER_COUNTER for those with a result."""
 OTHER_COUNTER = "loss_result"
 CHARACTERS_PER_TOKEN = 8
-"""Characters of a result that are tokenized per token that is read."""
+"""How many characters of a result are tokenized for each token of it that is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The tokens of a text under which a call is read, up to the last weighted one.
+    """A conversation with one result in place of another, as tokens up to the last weighted one.
 
-    - `kind`: the field of TokenCounts in which its tokens are counted
-    - `ids`: the tokens
-    - `places`: the positions in `ids` of the weighted tokens, over which the loss is computed
-    - `weights`: how much the loss of each of these tokens counts
+    Attributes:
+        kind: the field of TokenCounts in which its tokens are counted.
+        ids: the token ids.
+        places: the positions in `ids` of the weighted tokens, over which the loss is computed.
+        weights: how much the loss of each of these tokens counts.
     """
 
     kind: str
@@ -46,7 +50,7 @@ class Variant:
 
     @property
     def digest(self) -> str:
-        """Return what the loss is stored under."""
+        """Return the key under which its loss is stored, a hash of ids, places and weights."""
         return blake2b(repr((self.ids, self.places, self.weights)).encode(), digest_size=16).hexdigest()
 
 
@@ -54,10 +58,11 @@ class Variant:
 class CallToJudge:
     """A call of a conversation, with the results that its own result is compared with.
 
-    - `messages`: the conversation
-    - `message`: the number of the message with the call
-    - `index`: the number of the call in that message
-    - `other_results`: results of other calls, each of which is read in place of its own
+    Attributes:
+        messages: the conversation.
+        message: the number of the message with the call.
+        index: the number of the call in that message.
+        other_results: results of other calls; each is read in place of its own, one after another.
     """
 
     messages: tuple[RecordedMessage, ...]
@@ -74,11 +79,15 @@ class CallToJudge:
 class VariantWriter:
     """Writes the variants of calls as a model reads them. A *variant* is the conversation with one result exchanged.
 
-    - `window`: which words after the call are *weighted*: the loss is computed over them
-    - `rendering`: how messages are written as text and as tokens
+    It remembers the conversation of the last call, so calls of a conversation should come one after the other, in their
+    order. Raises RenderingError if no rendering fits the model.
 
-    It remembers the conversation of the last call: calls of one conversation should come one after the other, in their
-    order. Raises RenderingError where no rendering fits the model.
+    Attributes:
+        traces: the settings of recorded conversations.
+        encoding: the tokenizer of the model.
+        context_length: how many tokens the model reads.
+        window: which words after the call are *weighted*, that is, the loss is computed over them.
+        rendering: how messages are written as text and as tokens.
     """
 
     def __init__(self, traces: TraceSettings, encoding: "Encoding", context_length: int) -> None:
@@ -92,7 +101,7 @@ class VariantWriter:
     def variants(self, call: CallToJudge) -> dict[str, Variant] | str:
         """Return the variants of a call by name ("none", "empty", "own", "0", "1", ...), or the reason for having none.
 
-        Where the conversation is too long for the model, fewer of the messages after the call are weighted. Reasons:
+        If the conversation is too long for the model, fewer of the messages after the call are weighted. Reasons:
         no_result, nothing_follows (no words of the assistant after the call), not_rendered (the template refuses the
         conversation), does_not_fit (not even the next message fits the context of the model).
         """
@@ -112,10 +121,9 @@ class VariantWriter:
         return "does_not_fit"
 
     def overlaps(self, call: CallToJudge, results: Sequence[str]) -> tuple[float, ...]:
-        """Return, for each result, the share of the words in the weighted messages that stand in it.
+        """Return, for each result, the share of the weighted messages' words that the result contains.
 
-        As an example, 0.5 for the result "17 degrees" and the message "17 today". Of a result the part counts that is
-        read (`cut`).
+        As an example, 0.5 for the result "17 degrees" and the message "17 today". A long result is cut before (`cut`).
         """
         words: set[str] = set()
         for number in self.window.weighted_messages(call.messages, call.message):
@@ -127,7 +135,7 @@ class VariantWriter:
         return tuple(overlaps)
 
     def cut(self, result: str) -> str:
-        """Return the part of a result that is read: `traces.result_tokens` tokens; " ..." stands for the rest."""
+        """Return the first `traces.result_tokens` tokens of a result as text, with " ..." if there is more."""
         most_tokens = self.traces.result_tokens
         beginning = result[: CHARACTERS_PER_TOKEN * most_tokens]
         ids = self.rendering.ids(beginning)
@@ -137,7 +145,7 @@ class VariantWriter:
         return f"{self.encoding.tokenizer.decode(ids[:most_tokens], skip_special_tokens=False)} ..."
 
     def _fitting_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
-        """Return the variants of a call by name; None where one of them does not fit the context of the model.
+        """Return the variants of a call by name; None if one of them does not fit the context of the model.
 
         weighted: the numbers of the messages after the call whose words are weighted. Raises RenderingError.
         """
@@ -158,11 +166,11 @@ class VariantWriter:
         return variants if longest <= self.context_length else None
 
     def _replacements(self, message: RecordedMessage, call: CallToJudge) -> dict[str, Sequence[RecordedMessage]]:
-        """Return, for each variant but OWN, what stands in place of the message with the call.
+        """Return, by the name of each variant but OWN, the list of messages that replaces the message with the call.
 
         - EMPTY: the message with an empty result of the call
         - "0", "1", ...: the message with each of the other results
-        - NONE: the message without the call, or no message where it holds nothing else
+        - NONE: the message without the call, or [] if the message holds nothing else
         """
         results = {EMPTY: ""}
         for number, result in enumerate(call.other_results):
@@ -174,7 +182,7 @@ class VariantWriter:
         return replacements
 
     def _conversation_of(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
-        """Return a conversation with its results cut to what is read; that of the last call is remembered."""
+        """Return a conversation with its results cut (`cut`); the conversation of the last call is remembered."""
         if self._conversation is None or self._conversation.recorded is not messages:
             cut_messages = tuple(self._with_cut_results(message) for message in messages)
             written = WrittenConversation.of(self.rendering, cut_messages)
@@ -184,9 +192,9 @@ class VariantWriter:
     def _as_recorded(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_AsRecorded":
         """Return the conversation with its recorded results, cut around a message with calls.
 
-        message: the number of that message. weighted: the numbers of the messages whose words are weighted. What is
-        returned is kept in `conversation.as_recorded` until another message is asked for, since all calls of a message
-        need it. Raises RenderingError.
+        message: the number of that message. weighted: the numbers of the messages whose words are weighted. All calls
+        of a message need the answer, so it is kept in `conversation.as_recorded` until the next message. Raises
+        RenderingError.
         """
         key = (message, len(weighted))
         if key not in conversation.as_recorded:
@@ -199,7 +207,7 @@ class VariantWriter:
         return conversation.as_recorded[key]
 
     def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
-        """Return a message whose results are cut to what is read."""
+        """Return a message whose results are cut (`cut`)."""
         calls = []
         for call in message.calls:
             calls.append(call if call.result is None else replace(call, result=self.cut(call.result)))
@@ -248,11 +256,12 @@ class VariantWriter:
 class _Conversation:
     """A conversation whose calls are judged.
 
-    - `recorded`: its messages as they were recorded
-    - `messages`: the same messages, with each result cut to the part that is read
-    - `written`: their text
-    - `as_recorded`: a cache of their text, cut around the message whose calls are judged now, by the number of that
-      message and how many messages are weighted
+    Attributes:
+        recorded: its messages as they were recorded.
+        messages: the same messages with cut results.
+        written: the text of `messages`.
+        as_recorded: a cache, filled by VariantWriter, of the text cut around the message whose calls are judged now. A
+            key is the number of that message and the number of weighted messages.
     """
 
     recorded: tuple[RecordedMessage, ...]
@@ -264,9 +273,10 @@ class _Conversation:
 class _AsRecorded(NamedTuple):
     """A conversation with its recorded results, cut around a message with calls.
 
-    - `pieces`: its text
-    - `before`: the tokens that are read of the text before the message; every variant of its calls begins with them
-    - `variant`: all its tokens
+    Attributes:
+        pieces: its text.
+        before: the last tokens of the text before the message; every variant of its calls begins with them.
+        variant: all tokens that are read.
     """
 
     pieces: Pieces
@@ -282,7 +292,7 @@ class RecordedPlace(NamedTuple):
 
 
 def call_places(messages: Sequence[RecordedMessage]) -> Iterator[RecordedPlace]:
-    """Yield the place of each call, without the calls in messages of the user."""
+    """Yield the place of each call; calls in messages of the user are left out."""
     for number, message in enumerate(messages):
         if message.role == "user":
             continue
@@ -291,10 +301,10 @@ def call_places(messages: Sequence[RecordedMessage]) -> Iterator[RecordedPlace]:
 
 
 def _content_and_arguments(message: RecordedMessage) -> str:
-    """Return what the assistant wrote in a message: its words, and the arguments of its calls."""
+    """Return the content of a message and the arguments of its calls as one text."""
     return " ".join([message.content, *(str(call.arguments) for call in message.calls)])
 
 
 def _words(text: str) -> set[str]:
-    """Return the words of a text in small letters."""
+    """Return the words of a text in lower case."""
     return set(re.findall(r"\w+", text.casefold()))

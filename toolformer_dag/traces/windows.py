@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.model.requests import WINDOW_WEIGHTS
@@ -10,13 +9,14 @@ from toolformer_dag.model.requests import WINDOW_WEIGHTS
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which words are weighted, and how.
+    """Which tokens after a call are weighted, and how much.
 
-    - `messages`: how many of the next messages of the assistant; with one, a result that serves later, as the token of
-      a login does, would seem to tell nothing
-    - `is_last`: the last message of the assistant in place of the next ones
-    - `tokens`: how many tokens of these messages, from the first on
-    - `weights`: of the tokens in their order; without any all weigh alike
+    Attributes:
+        messages: the number of next messages of the assistant whose words are weighted. With only one, a result that
+            is used later, such as the token of a login, would seem to be useless.
+        is_last: whether only the last message of the assistant is weighted, in place of the next ones.
+        tokens: the most tokens that are weighted, from the first weighted word on.
+        weights: the weights of these tokens, in their order; if empty, all weigh alike.
     """
 
     messages: int = 1
@@ -25,15 +25,13 @@ class Window:
     weights: tuple[float, ...] = ()
 
     def weighted_messages(self, messages: Sequence[RecordedMessage], call_message: int) -> list[int]:
-        """Return the numbers of the messages behind message `call_message` whose words are weighted."""
-        behind = range(call_message + 1, len(messages))
-        if self.is_last:
-            behind = behind[::-1]
-        answers = (number for number in behind if messages[number].role == "assistant")
-        return list(islice(answers, 1 if self.is_last else self.messages))
+        """Return the numbers of the messages after number `call_message` whose words are weighted, as [4, 6]."""
+        following = range(call_message + 1, len(messages))
+        answers = [number for number in following if messages[number].role == "assistant"]
+        return answers[-1:] if self.is_last else answers[: self.messages]
 
     def token_weights(self, tokens: int) -> tuple[float, ...]:
-        """Return the weights of so many tokens, as (0.5, 0.5) for two that weigh alike."""
+        """Return the weights of a number of tokens, as (0.5, 0.5) for 2 tokens that weigh alike."""
         if self.weights:
             return self.weights[:tokens]
         return (1 / max(1, tokens),) * tokens

@@ -7,7 +7,7 @@
     <user>And in Lyon? <assistant> words[1]     between
     [warmth(Lyon)]                 words[2]     weighted
 
-The parts are tokenized apart, so that the words have the same tokens whatever stands before them.
+The parts are tokenized one by one, so that the words have the same tokens whatever stands before them.
 
 A template is *local* in a conversation if it writes each message in the same way alone as among the others. Then every
 message is rendered once, alone behind a question, and any beginning of the conversation is put together from these
@@ -33,10 +33,12 @@ REMEMBERED_BEGINNINGS = 32
 class Pieces(NamedTuple):
     """The text of a conversation, cut around a call and around the words that are weighted.
 
-    - `before`: what stands before the message with the call
-    - `after_call`: from that message to the first weighted words
-    - `words`: the weighted words of a message and, in turn, what stands between them and those of the next
-    - `rest`: what ends the last message behind its words; no variant reads it
+    Attributes:
+        before: the text before the message with the call.
+        after_call: the text from that message to the first weighted words.
+        words: weighted words and the text between them in turn: the words of the first weighted message, the text up to
+            the words of the next one, these words, and so on.
+        rest: the text that ends the last weighted message, after its words, as "<|im_end|>"; no variant reads it.
     """
 
     before: str
@@ -46,7 +48,7 @@ class Pieces(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The pieces that are read, in their order."""
+        """All pieces but `rest`, in their order."""
         return (self.before, self.after_call, *self.words)
 
 
@@ -54,8 +56,12 @@ class Pieces(NamedTuple):
 class _LocalText:
     """The text of a conversation whose template is local, and where its messages stand in it.
 
-    - `starts`, `ends`: by the number of a message, where it begins and where it ends, before its results; the messages
-      of system and user that the conversation opens with are not among them: they are rendered together
+    Messages of system and user with which the conversation opens have no offsets: they are rendered together.
+
+    Attributes:
+        text: the text of the whole conversation.
+        starts: by the number of a message, the offset where it begins.
+        ends: by the number of a message, the offset where it ends, before its results.
     """
 
     text: str
@@ -64,16 +70,16 @@ class _LocalText:
 
 
 class _MessageAlone(NamedTuple):
-    """What a template writes of a message and its results; `end`: where in it the message ends, before its results."""
+    """The text of a message and its results, rendered alone. The results begin at the offset `end`."""
 
     text: str
     end: int
 
 
 class WrittenConversation:
-    """A conversation as a rendering writes it.
+    """A conversation as a rendering (a chat template with a tokenizer) writes it.
 
-    messages: a list per recorded message of what the template gets for it: the message, then its results.
+    messages: for each recorded message a list of dicts that the template gets: the message, then its results.
     """
 
     def __init__(self, rendering: Rendering, messages: Sequence[Sequence[TemplateMessage]]) -> None:
@@ -84,14 +90,14 @@ class WrittenConversation:
 
     @staticmethod
     def of(rendering: Rendering, messages: Sequence[RecordedMessage]) -> "WrittenConversation":
-        """Return a conversation of recorded messages."""
+        """Return the conversation of recorded messages, as `rendering` writes it."""
         return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
 
     def pieces(self, call_message: int, weighted: Sequence[int]) -> Pieces:
         """Return the text up to the last of the `weighted` messages, cut around message `call_message` and their words.
 
-        Both are numbers of messages. Raises RenderingError where the template refuses the conversation, or writes its
-        beginning otherwise once others follow, so that no words can be told apart.
+        Both are numbers of messages. Raises RenderingError if the template refuses the conversation, or if it writes
+        earlier messages in another way when more follow, so that the words cannot be found.
         """
         local = self._local_text
         if local is not None and call_message in local.starts:
@@ -106,10 +112,10 @@ class WrittenConversation:
     def pieces_of_others(
         self, recorded: Pieces, call_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
     ) -> list[Pieces]:
-        """Return the pieces of conversations that differ from this one in message `call_message` alone.
+        """Return the pieces of other conversations, in which only message `call_message` differs from this one.
 
-        recorded: the pieces of this conversation. others: for each what stands in the place of the message: another
-        message, or none. Raises RenderingError as `pieces` does.
+        recorded: the pieces of this conversation. others: for each of the other conversations a list with the message
+        that stands there, or [] if there is none. Raises RenderingError as `pieces` does.
         """
         replacements = []
         for messages in others:
@@ -123,7 +129,7 @@ class WrittenConversation:
             before = self._messages[:call_message]
             behind = self._messages[call_message + 1 :]
             other = WrittenConversation(self._rendering, [*before, *replacement, *behind])
-            moved_by = len(replacement) - 1  # -1 where the message is gone, and those behind it move up
+            moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
             pieces.append(other._pieces_like(recorded, call_message, [number + moved_by for number in weighted]))
         return pieces
 
@@ -131,9 +137,9 @@ class WrittenConversation:
 
     @cached_property
     def _local_text(self) -> _LocalText | None:
-        """The conversation, put together from messages that were rendered alone; None where the template is not local.
+        """The conversation, put together from messages that were rendered alone; None if the template is not local.
 
-        That is told by comparing it with the whole conversation, rendered at once.
+        The template is local if this text equals the whole conversation rendered at once.
         """
         first = _first_answer(self._messages)
         if first == 0:  # nothing stands before it that could be rendered alone
@@ -155,7 +161,7 @@ class WrittenConversation:
         return _LocalText(text, starts, ends) if text == whole else None
 
     def _message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
-        """Render a message and its results alone. Raises RenderingError where results change the message itself."""
+        """Render a message and its results alone. Raises RenderingError if results change the message."""
         text = self._alone(messages)
         message = self._alone(messages[:1])
         if not text.startswith(message):
@@ -163,7 +169,10 @@ class WrittenConversation:
         return _MessageAlone(text, end=len(message))
 
     def _local_cuts(self, local: _LocalText, call_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return where message `call_message` begins, then where the words of each weighted message begin and end."""
+        """Return offsets in the text, as [120, 180, 195] for one weighted message.
+
+        They are where message `call_message` begins, then where the words of each weighted message begin and end.
+        """
         cuts = [local.starts[call_message]]
         for number in weighted:
             start = local.starts[number]
@@ -193,9 +202,9 @@ class WrittenConversation:
         replacements: Sequence[Sequence[Sequence[TemplateMessage]]],
         weighted: Sequence[int],
     ) -> list[Pieces] | None:
-        """Return the same as `pieces_of_others`; only what is from the message to the first weighted one is rendered.
+        """Return the same as `pieces_of_others`, and render only from `call_message` to the first weighted message.
 
-        None where the template writes this part otherwise behind a question, or refuses one of the others.
+        Return None if the template writes this part in another way behind a question, or refuses one of the others.
         """
         following = [*_flat(self._messages[call_message + 1 : weighted[0]]), self._messages[weighted[0]][0]]
         pieces = []
@@ -214,7 +223,7 @@ class WrittenConversation:
         return pieces
 
     def _alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
-        """Return what the template writes of messages behind a question. Raises RenderingError."""
+        """Render messages after a question, and return their text without the question. Raises RenderingError."""
         question = self._rendering.text([QUESTION])
         text = self._rendering.text([QUESTION, *messages], generation_prompt)
         if not text.startswith(question):
@@ -224,10 +233,10 @@ class WrittenConversation:
     # Other templates
 
     def _rendered_cuts(self, text: str, call_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return the same as `_local_cuts`, found by rendering the conversation up to each of these places.
+        """Return the same as `_local_cuts`, by rendering the conversation up to each of these offsets.
 
-        text: the conversation up to the last weighted message. Raises RenderingError where it begins otherwise than one
-        of these renderings.
+        text: the conversation up to the last weighted message. Raises RenderingError if it does not begin with each of
+        these renderings.
         """
         beginnings = [self._beginning(call_message) if call_message else ""]
         cuts = [len(beginnings[0])]
@@ -243,7 +252,7 @@ class WrittenConversation:
         return cuts
 
     def _rendered_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
-        """Return the text of so many messages; `without_results`: without the results of the last one's calls."""
+        """Return the text of the first `messages` messages; without_results: leave out the results of the last."""
         beginning = _flat(self._messages[:messages])
         if without_results:
             results = len(self._messages[messages - 1]) - 1
@@ -251,9 +260,10 @@ class WrittenConversation:
         return self._rendering.text(beginning, generation_prompt)
 
     def _pieces_like(self, other: Pieces, call_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the same as `pieces`; one rendering is enough where only the text around the message differs.
+        """Return the same as `pieces`, mostly with one rendering: all text but `after_call` is taken from `other`.
 
-        other: the pieces of a conversation that differs from this one in message `call_message` alone.
+        other: the pieces of a conversation in which only message `call_message` differs from this one. If that text is
+        not the same here, `pieces` renders the conversation anew.
         """
         text = self._beginning(weighted[-1] + 1, without_results=True)
         ending = "".join(other.words) + other.rest
@@ -263,13 +273,14 @@ class WrittenConversation:
         return self.pieces(call_message, weighted)
 
     def _unstable(self) -> RenderingError:
+        """Return the error for a template that writes earlier messages in another way when more follow."""
         return RenderingError(
             f"the template {self._rendering.name} writes earlier messages otherwise once others follow"
         )
 
 
 def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
-    """Return the number of the first message of the assistant, or with calls; the number of messages without one."""
+    """Return the number of the first message that is of the assistant or has calls; if there is none, their count."""
     for number, (message, *results) in enumerate(messages):
         if message["role"] == "assistant" or results or "tool_calls" in message:
             return number
@@ -277,5 +288,5 @@ def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
 
 
 def _flat(messages: Sequence[Sequence[TemplateMessage]]) -> list[TemplateMessage]:
-    """Return the messages with their results as one list."""
+    """Return a list of all dicts: each message, followed by its results."""
     return list(chain.from_iterable(messages))
