@@ -1,4 +1,4 @@
-"""Find which texts share a passage of 13 words with others, as corpora are compared with benchmarks (Brown et al. 2020).
+"""Find which texts share a passage of 13 words with others, as corpora are checked for benchmarks (Brown et al. 2020).
 
 A run is any sequence of consecutive words of a text. A passage is a run by which a text is recognised: one of
 PASSAGE_WORDS words, or a whole shorter text.
@@ -24,7 +24,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 BITS = np.uint64(2**22 - 1)
 """The low bits of a hash, by which most passages are ruled out at once."""
 PAIRS = pl.Schema({"place": pl.Int64(), "text": pl.Int64()})
-"""Two texts that share a passage, each by its number: the searched one (`place`), the one whose passage it is (`text`)."""
+"""Two texts that share a passage, by number: the searched text (`place`) and the text of the passage (`text`)."""
 Hashes64 = NDArray[np.uint64]
 TextNumbers = NDArray[np.int64]
 
