@@ -100,7 +100,7 @@ class TextUnits:
         return TextUnits(ends, ends_of_spelled_numbers, names)
 
     def ahead(self, offset: int, input: str) -> list[str]:
-        """Return the numbers and names of a call's input that the text has only after the call, as written in the input.
+        """Return the numbers and names of a call's input that the text has only after the call, as the input has them.
 
         ["5"] for the input "24 * 5" before "= 5" in "It is 24 times = 5". Other words do not count, nor does a number
         or name that the text does not have at all: the input may hold anything new.
