@@ -65,7 +65,8 @@ def format_call(call: Call, result: str | None = None, markers: CallMarkers = PA
 
     e(c) = " [Calculator(400 / 1400)]", e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
 
-    Input and result are inserted as they are; those that `parse_call` and `clean_result` return can be read back.
+    Input and result are inserted as they are. The call can be read back if they come from `parse_call` and
+    `clean_result`.
     """
     answer = "" if result is None else f"{markers.arrow}{result}"
     return f"{markers.begin}{call.tool}({call.input}){answer}{markers.end}"
@@ -272,7 +273,7 @@ class SpliceError(ValueError):
 def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Return x*: the text x with e(c, r) inserted at the offset of each call (paper, section 2).
 
-    calls: in any order of their offsets; those at the same offset, a chain, stay in the order in which they come.
+    calls: in any order of their offsets. Calls at the same offset, a chain, are written in the order of `calls`.
 
     `take_out(splice(x, calls), tools) == x`, byte for byte, for every x for which `holds_call(x, tools)` is false.
 

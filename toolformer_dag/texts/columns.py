@@ -54,9 +54,9 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records of a shard."""
+    """Consecutive records of a shard, and the lines between them that are refused."""
 
-    layout: Layout
+    layout: Layout  # where the records keep each field
     frame: pl.DataFrame
     """A row per record that was not refused, in the columns RAW or DOCUMENTS."""
     rejections: tuple[Rejection, ...] = ()
@@ -69,11 +69,11 @@ Column = Sequence[Any] | pl.Series
 
 
 class _WrongCell(NamedTuple):
-    """A value that is no text."""
+    """A value of a column that is no text."""
 
-    row: int
+    row: int  # its index in the column
     reason: str  # wrong_type or not_utf8
-    content: str  # what it is, in words
+    message: str  # "metadata.url: expected text, found list"
 
 
 def raw_batch(
@@ -95,22 +95,18 @@ def raw_batch(
     ignored: Counter[str] = Counter()
     for field in FIELDS:
         column = _first_of(columns[field], len(lines))
-        may_be_null = field not in layout.required
-        if _types(column) <= ({str, type(None)} if may_be_null else {str}):
-            texts[field] = column
-            continue
         texts[field], wrong_cells = _as_texts(field, column, layout)
         for cell in wrong_cells:
-            message = f"{layout.paths(field)}: expected text, found {cell.content}"
             if not _is_refused(field, cell, layout):
-                ignored[message] += 1
+                ignored[cell.message] += 1
                 continue
             line = lines[cell.row]
             missing = _missing_fields(layout, records[cell.row]) if records else ""
             if missing:
-                refused.setdefault(line, Rejection(line, "missing_field", missing))
+                rejection = Rejection(line, "missing_field", missing)
             else:
-                refused.setdefault(line, Rejection(line, cell.reason, message))
+                rejection = Rejection(line, cell.reason, cell.message)
+            refused.setdefault(line, rejection)
     frame = pl.DataFrame(texts, schema=RAW)
     if refused:
         frame = frame.filter(~pl.col("line").is_in(list(refused)))
@@ -155,12 +151,15 @@ def _types(column: Column) -> set[type]:
     return {type(value) for value in column}
 
 
-def _as_texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None], list[_WrongCell]]:
+def _as_texts(field: str, column: Column, layout: Layout) -> tuple[Column, list[_WrongCell]]:
     """Return a field's values as texts, None where a value is no text; and the cells with a wrong value.
 
-    Wrong is a value that is neither text nor null, and null where the field is required. ["a", None] and the cell of
-    row 1 for the column ["a", [5]].
+    A value is wrong if it is neither text nor null, or if it is null and the field is required. For the column
+    ["a", [5]], ["a", None] and the cell of row 1.
     """
+    valid_types = {str} if field in layout.required else {str, type(None)}
+    if _types(column) <= valid_types:  # the usual case, which needs no loop
+        return column, []
     texts: list[str | None] = []
     wrong_cells: list[_WrongCell] = []
     for row, value in enumerate(column):
@@ -169,7 +168,8 @@ def _as_texts(field: str, column: Column, layout: Layout) -> tuple[list[str | No
         is_optional_null = value is None and field not in layout.required
         if text is None and not is_optional_null:
             reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
-            wrong_cells.append(_WrongCell(row, reason, _content_in_words(value)))
+            message = f"{layout.paths(field)}: expected text, found {_content_in_words(value)}"
+            wrong_cells.append(_WrongCell(row, reason, message))
     return texts, wrong_cells
 
 

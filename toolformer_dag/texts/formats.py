@@ -28,7 +28,7 @@ HALF = re.compile(r"\\u[dD]|[\ud800-\udfff]")
 class CorpusFormat:
     """A form in which corpora are published.
 
-    The dates that such records hold are those of the crawl, so none of them is used.
+    No format has a date: the dates in published records say when a page was crawled.
     """
 
     name: str

@@ -57,12 +57,13 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
 
     Raises ShardError if it is missing or cannot be read now.
     """
+    records: Iterator[NumberedRecord | Rejection]
     try:
         require_regular(path)
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
             head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
             if head.startswith(parquet_shards.MAGIC):
-                records: Iterator[NumberedRecord | Rejection] = _rows(whole_parquet(path, stream))
+                records = _rows(whole_parquet(path, stream))
             else:
                 decompressed = blocks(stream, compression(head, path.suffix))
                 records = _values(decompressed)

@@ -99,7 +99,7 @@ def _first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:
-    """Return an Arrow table as a frame. Where a text in it is not UTF-8, all texts are bytes."""
+    """Return an Arrow table as a polars frame. If a text in it is not UTF-8, all texts are cast to bytes."""
     try:
         table.validate(full=True)
     except pa.ArrowInvalid:
@@ -123,7 +123,7 @@ def hiding_columns(schema: pa.Schema, choice: FormatChoice) -> list[str]:
 
 
 def _hides_fields(kind: pa.DataType) -> bool:
-    """Return whether values of a type may have fields that the type does not name."""
+    """Return whether values of a type may have fields that the type does not name: maps, and texts that hold JSON."""
     if isinstance(kind, pa.StructType):
         return any(_hides_fields(field.type) for field in kind)
     return isinstance(kind, pa.MapType) or _may_hold_text(kind)
@@ -183,7 +183,10 @@ def _listed(values: pl.Series) -> list[Any]:
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return a type with bytes in place of text at any depth, but not in the keys of maps: values are found by them."""
+    """Return a type with bytes in place of text at any depth: list<binary> for list<string>.
+
+    The keys of maps stay text, because values are looked up by them.
+    """
     if isinstance(kind, pa.StructType):
         return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
     if pa.types.is_map(kind):
