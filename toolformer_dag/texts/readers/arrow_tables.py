@@ -64,16 +64,15 @@ class TableRecords:
 
         Raises ShardFault: unknown_format, missing_field, wrong_type (a column of a required field holds no text).
         """
-        types = _types(schema)  # has the form of a row, so paths are followed in it as in a row
-        self.layout = layout_of(choice, [types, *_first_rows(first, hiding_columns(schema, choice))])
-        self._paths_by_field: dict[str, list[Steps]] = {}  # without paths that are not in the schema
-        for field, paths in self.layout.steps.items():
-            self._paths_by_field[field] = [path for path in paths if value_at(types, path) is not None]
+        types = _types_as_row(schema)  # so that paths are followed in it as in a row
+        rows = _first_rows(first, hiding_columns(schema, choice))
+        self.layout = layout_of(choice, [types, *rows])
+        self._paths_by_field = _paths_in_schema(self.layout, types)
         _check_texts(types, self._paths_by_field, self.layout.strict)
 
         all_paths = list(chain.from_iterable(self._paths_by_field.values()))
         self.columns = sorted({_column(path, types) for path in all_paths})
-        self._table_columns = sorted({str(path[0]) for path in all_paths})  # their columns at the top
+        self._table_columns = sorted({str(path[0]) for path in all_paths})  # the columns of a table that have them
         self._row_count = 0  # rows of the tables so far
 
     def batch(self, table: pa.Table) -> Batch:
@@ -87,8 +86,19 @@ class TableRecords:
         return raw_batch(self.layout, range(first_row, first_row + len(frame)), columns)
 
 
+def _paths_in_schema(layout: Layout, types: Any) -> dict[str, list[Steps]]:
+    """Return for each field the paths of a layout that the schema has, in order. types: see `_types_as_row`."""
+    paths_by_field = {}
+    for field, paths in layout.steps.items():
+        paths_by_field[field] = [path for path in paths if value_at(types, path) is not None]
+    return paths_by_field
+
+
 def _first_rows(tables: Iterable[pa.Table], columns: list[str]) -> list[dict[str, Any]]:
-    """Return the first FIRST_ROWS rows of the first table as records of these columns; none without columns."""
+    """Return the first FIRST_ROWS rows of the first table as dicts of these columns: [{"meta": {...}}, ...].
+
+    Returns no rows if there are no columns or no tables.
+    """
     if not columns:
         return []
     for table in tables:
@@ -137,16 +147,16 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(is_list(kind) for is_list in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
-def _types(kind: Any) -> Any:
+def _types_as_row(kind: Any) -> Any:
     """Return a schema or a type in the form of a row, with types in place of values.
 
     {"text": string, "meta": {"url": string}, "lang": [string, string, ...]} for two columns, a struct and a list. A
     list has ITEMS items, so that a path such as `lang.0` leads to their type.
     """
     if isinstance(kind, pa.Schema | pa.StructType):
-        return {field.name: _types(field.type) for field in kind}
+        return {field.name: _types_as_row(field.type) for field in kind}
     if _is_list(kind):
-        return [_types(kind.value_type)] * ITEMS
+        return [_types_as_row(kind.value_type)] * ITEMS
     return kind
 
 
@@ -202,7 +212,7 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 def _check_texts(types: Any, paths_by_field: Mapping[str, Sequence[Steps]], strict: Collection[str]) -> None:
     """Raise ShardFault wrong_type if a field in `strict` has a path to a type that does not fit it (`_fits`).
 
-    types: the schema's types, see `_types`.
+    types: the schema's types, see `_types_as_row`.
     """
     for field, paths in paths_by_field.items():
         for path in paths:
@@ -230,7 +240,7 @@ def _column(path: Steps, types: Any) -> str:
 
     A single field of a struct can be read; a list, a map or a text is read whole: "lang" for ("lang", 0).
 
-    types: the schema's types, see `_types`.
+    types: the schema's types, see `_types_as_row`.
     """
     names: list[str] = []
     kind = types
