@@ -1,7 +1,8 @@
-"""Named arguments of a call, `city="Rome", days=3`: read, check, write, and say what may be written.
+"""Named arguments of a call, `city="Rome", days=3`: parse, check and write them, and give the grammar for decoding.
 
-A tool with named arguments has a JSON schema of them. Names are its properties; values are JSON. They are written in
-the schema's order, required ones first, defaults left out, so that equal arguments are equal texts.
+A tool with named arguments has a JSON schema of them: the names are its properties, the values are JSON. Arguments are
+written in the schema's order, required ones first, without those that equal their default. So equal arguments are
+equal texts.
 """
 
 import json
@@ -22,18 +23,18 @@ MAX_PROPERTIES = 64
 MAX_SCHEMA_CHARACTERS = 100_000
 """Characters of the largest schema that is read, written as JSON."""
 MAX_CHECKS = 20_000
-"""Rules of a schema that the arguments of one call are compared with: a schema may double its work at each level."""
+"""Rules of a schema that are applied to the arguments of a call. A schema can double its rules at each level."""
 MAX_REASON = 60
 """Characters of a name in a reason."""
 _NAME = re.compile(r"[^\W\d]\w*")
-"""A word, which does not begin with a digit: what an argument may be called."""
+"""The name of an argument: a word that does not begin with a digit."""
 _KEY = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 """The name of an argument and the sign after it: `city=`."""
 _COMMA = re.compile(r"\s*,\s*")
 
 
 def _finite(text: str) -> float:
-    """Return the number that JSON's text means; raise ValueError for NaN, infinity, and what overflows a float."""
+    """Parse a number of JSON. Raises ValueError for NaN, infinity, and a number that overflows a float."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:20]} is not finite")
@@ -44,7 +45,10 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 class BadArguments(ValueError):
-    """Text that is not the arguments of a tool. `reason` is short and stable, for counting."""
+    """A text that is not valid as the arguments of a tool.
+
+    reason: why, in a short text that is the same for equal mistakes, so that reasons can be counted.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -75,7 +79,7 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
     - `bad_arguments`: the text is not of this form
     - `twice: NAME`, `unknown: NAME`, `missing: NAME`
     - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
-    - `bad_arguments: over_budget`: the check takes more than MAX_CHECKS
+    - `bad_arguments: over_budget`: the check takes more than MAX_CHECKS rules, too much time or too deep a recursion
     """
     arguments: dict[str, Any] = {}
     position = len(text) - len(text.lstrip())
@@ -96,7 +100,7 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
 
 
 def _matched(pattern: re.Pattern[str], text: str, position: int) -> re.Match[str]:
-    """Match a pattern at a position. Raises BadArguments where it does not match."""
+    """Match a pattern at a position of a text. Raises BadArguments if it does not match there."""
     match = pattern.match(text, position)
     if match is None:
         raise BadArguments("bad_arguments")
@@ -104,22 +108,30 @@ def _matched(pattern: re.Pattern[str], text: str, position: int) -> re.Match[str
 
 
 class _ReadValue(NamedTuple):
+    """A JSON value that was parsed from a text."""
+
     value: Any
-    end: int  # the position after it
+    end: int  # the position after it in the text
 
 
 def _read_value(text: str, position: int) -> _ReadValue:
-    """Parse the JSON value that begins at a position. Raises BadArguments where there is none that a text can hold."""
+    """Parse the JSON value that begins at a position of a text.
+
+    Raises BadArguments if no JSON begins there, or if it holds half a surrogate pair.
+    """
     try:
         value, end = _DECODER.raw_decode(text, position)
-        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
+        json.dumps(value, ensure_ascii=False).encode()  # raises ValueError for half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise BadArguments("bad_arguments") from error
     return _ReadValue(value, end)
 
 
 def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
-    """Raise BadArguments for the first argument, by name, that the schema does not know, or that it requires."""
+    """Raise BadArguments for an argument that the schema does not have, or for a required one that is missing.
+
+    Of several, the first in the alphabet is named in the reason.
+    """
     takes_others = schema.get("additionalProperties") is True
     unknown = arguments.keys() - set(argument_names(schema))
     if unknown and not takes_others:
@@ -130,29 +142,30 @@ def _check_names(arguments: Mapping[str, Any], schema: Schema) -> None:
 
 
 def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
-    """Check the arguments of a call against their JSON schema.
+    """Raise BadArguments if a value breaks a rule of the schema: "bad_arguments: days is below 1".
 
-    Raises BadArguments for the first value, by its path, that breaks a rule: "bad_arguments: days is below 1"; and
-    OVER_BUDGET where checking takes too long.
+    Of several such values, the first by its path is named. Raises BadArguments with OVER_BUDGET if the check takes more
+    than MAX_CHECKS rules, too long for a pattern, or too deep a recursion.
     """
     from referencing.exceptions import Unresolvable
 
     validator = _validator(json.dumps(schema))
-    _checks.begin()
+    _budget.begin()  # the validator spends it, and raises BadArguments once it is spent
     try:
         mistakes = list(validator.iter_errors(dict(arguments)))
     except (RecursionError, TimeoutError) as error:
         raise BadArguments(OVER_BUDGET) from error
-    except Unresolvable as error:  # of a keyword that decoding leaves out
+    except Unresolvable as error:  # in a keyword that `schema_fault` does not look at
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
     if mistakes:
         first = min(mistakes, key=lambda mistake: [str(step) for step in mistake.absolute_path])
         path = ".".join(str(step) for step in first.absolute_path)
-        raise BadArguments(f"bad_arguments: {path[:MAX_REASON] or 'they'} {_in_words(first)}")
+        subject = path[:MAX_REASON] or "they"  # no path: a rule about the arguments as a whole
+        raise BadArguments(f"bad_arguments: {subject} {_broken_rule(first)}")
 
 
-def _in_words(mistake: Any) -> str:
-    """Say which rule a value breaks, such as "is no integer", without the value: reasons are counted."""
+def _broken_rule(mistake: Any) -> str:
+    """Return which rule a value breaks, as "is no integer", from jsonschema's error. The value is not named."""
     rule = mistake.validator
     limit = mistake.validator_value
     match rule:
@@ -169,13 +182,13 @@ def _in_words(mistake: Any) -> str:
 
 
 OVER_BUDGET = "bad_arguments: over_budget"
-"""The reason of arguments that cost more than MAX_CHECKS, or than Python's stack."""
+"""The reason for arguments whose check takes more than MAX_CHECKS rules, Python's stack, or PATTERN_SECONDS."""
 
 
-class _Checks(threading.local):
-    """How many rules may still be compared for the arguments that this thread checks.
+class _Budget(threading.local):
+    """How many rules may still be applied to the arguments of one call; every thread has its own number.
 
-    `begin` sets the number to MAX_CHECKS before each call's arguments; every rule of a validator spends one.
+    `begin` sets the number to MAX_CHECKS before the arguments of a call are checked. Each rule of a validator spends 1.
     """
 
     left = 0
@@ -184,21 +197,22 @@ class _Checks(threading.local):
         self.left = MAX_CHECKS
 
     def spend(self) -> None:
-        """Count one comparison. Raises BadArguments where there were too many."""
+        """Count one rule. Raises BadArguments if the budget was spent before."""
         self.left -= 1
         if self.left < 0:
             raise BadArguments(OVER_BUDGET)
 
 
-_checks = _Checks()
+_budget = _Budget()
 
 
 @cache
 def _validator(schema: str) -> Any:
-    """Return jsonschema's validator of a schema, given as JSON, whose cost is limited whatever the schema.
+    """Return a validator of the library jsonschema for a schema, given as JSON. It is safe for any schema:
 
-    It spends one of `_checks` per rule, its patterns take linear or limited time (`matches`), and it fetches nothing
-    for a reference.
+    - Each rule that it applies spends 1 of `_budget`, so a check ends.
+    - Patterns take linear or limited time (`matches`), and `multipleOf` is exact (`_divides`).
+    - It fetches nothing from the network for a reference: its registry is empty.
     """
     from jsonschema.validators import Draft202012Validator, extend, validator_for
     from referencing import Registry
@@ -207,15 +221,18 @@ def _validator(schema: str) -> Any:
     rules = {**validator_class.VALIDATORS, "pattern": _matches, "multipleOf": _divides}
     counted_rules = {keyword: _counted(rule) for keyword, rule in rules.items()}
     counting_class: Any = extend(validator_class, counted_rules)
+    # jsonschema calls `evolve` for each schema inside the schema. Without this, those could escape the counted rules.
     counting_class.evolve = _with_same_rules(counting_class.evolve)
     return counting_class(json.loads(schema), registry=Registry())
 
 
 def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a validator's `evolve`, by which it goes on to a part of the schema, so that it keeps its counted rules.
+    """Wrap jsonschema's `evolve`, which makes a validator for a schema inside the schema, so that rules stay counted.
 
-    A `$schema` in the part would choose another validator, and is taken out. Names of `patternProperties` are matched
-    without a limit of time: a part with them, which only a reference at run time leads to, raises BadArguments.
+    Left to itself, jsonschema would take another validator for an inner schema with "$schema", so "$schema" is removed.
+
+    The wrapped function raises BadArguments for an inner schema with patternProperties, because their names are matched
+    without a limit of time. `schema_fault` refuses most of them before; a "$dynamicRef" is only followed here.
     """
 
     def evolved(validator: Any, *, schema: Any, **changes: Any) -> Any:
@@ -229,17 +246,17 @@ def _with_same_rules(evolve: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a rule of a validator that spends one of `_checks` each time it is applied."""
+    """Return a rule of a validator that spends 1 of `_budget` each time it is applied."""
 
     def counted(*arguments: Any) -> Any:
-        _checks.spend()
+        _budget.spend()
         return rule(*arguments)
 
     return counted
 
 
 def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    """Yield an error where a text does not match: the rule of the keyword `pattern`, in jsonschema's form."""
+    """Yield an error if a text does not match `pattern`: jsonschema's rule for the keyword of that name."""
     from jsonschema.exceptions import ValidationError
 
     if isinstance(value, str) and not matches(pattern, value):
@@ -247,9 +264,9 @@ def _matches(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[
 
 
 def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterator[Any]:
-    """Yield an error where a number is no multiple: the rule of the keyword `multipleOf`, in jsonschema's form.
+    """Yield an error if a number is no multiple of `divisor`: jsonschema's rule for the keyword `multipleOf`.
 
-    Numbers are compared as they are written: as floats, 4.02 would be no multiple of 0.01.
+    Numbers are compared as exact decimals: as floats, 4.02 would be no multiple of 0.01.
     """
     from jsonschema.exceptions import ValidationError
 
@@ -258,10 +275,10 @@ def _divides(validator: Any, divisor: float, value: Any, schema: Any) -> Iterato
 
 
 def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
-    """Write arguments as the input of a call, in the schema's order; those that equal their default are left out.
+    """Write arguments as the input of a call, in the schema's order, without those that equal their default.
 
-    `{"days": 3, "city": "Rome"}` becomes `city="Rome", days=3` where the city is required. Arguments that the schema
-    does not know come last.
+    `{"days": 3, "city": "Rome"}` becomes `city="Rome", days=3` if the city is required. Arguments that the schema does
+    not have come last.
     """
     written = []
     for name in dict.fromkeys([*argument_names(schema), *arguments]):
@@ -271,21 +288,23 @@ def write_arguments(arguments: Mapping[str, Any], schema: Schema) -> str:
 
 
 def _is_default(name: str, value: object, schema: Schema) -> bool:
-    """Return whether an argument may be left out because the schema has this value as its default."""
-    described = _properties(schema).get(name)
-    if name in _required(schema) or not isinstance(described, Mapping) or "default" not in described:
+    """Return whether an argument may be left out: it is optional, and `value` is the default in its schema."""
+    value_schema = _properties(schema).get(name)
+    if name in _required(schema):
         return False
-    return json.dumps(described["default"]) == json.dumps(value)
+    if not isinstance(value_schema, Mapping) or "default" not in value_schema:
+        return False
+    return json.dumps(value_schema["default"]) == json.dumps(value)
 
 
 def schema_fault(schema: Schema) -> str | None:
-    """Return why calls with the arguments of this schema cannot be written; None where they can.
+    """Return why calls with the arguments of this schema cannot be written; None if they can.
 
     Refused are
-    - what is no JSON schema of an object, and schemas of more than MAX_SCHEMA_CHARACTERS
+    - anything but a JSON schema of an object, and schemas of more than MAX_SCHEMA_CHARACTERS
     - more than MAX_PROPERTIES names, and names that are no words
-    - `patternProperties`, references that lead nowhere, and arguments that stand under `anyOf` and the like alone
-    - what llguidance, the library of constrained decoding, cannot compile; the result is in its words then
+    - `patternProperties`, references that lead nowhere, and arguments that only `anyOf` and the like name
+    - a schema that llguidance, the library of constrained decoding, cannot compile; its words are returned then
 
     Rules that decoding cannot keep to are no fault: `read_arguments` checks them afterwards.
     """
@@ -300,30 +319,32 @@ def schema_fault(schema: Schema) -> str | None:
 
 @cache
 def _fault_of(text: str) -> str | None:
-    """Return why a JSON schema cannot describe the named arguments of a call, in words; None where it can.
+    """Return why a schema, given as JSON, cannot describe the named arguments of a call; None if it can.
 
-    It has to be a schema, of an object, whose names and values decoding can write. text: the schema, as JSON. Cached:
-    each command loads its tools twice.
+    It has to be a valid JSON schema, of an object, whose names and values decoding can write. Cached, because each
+    command loads its tools twice.
     """
     from jsonschema import FormatChecker
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
     schema = json.loads(text)
-    no_formats = FormatChecker(())  # a pattern need not be one that Python's `re` reads
+    no_formats = FormatChecker(())  # else a pattern that only other engines than Python's `re` read is refused
     try:
         validator_for(schema, Draft202012Validator).check_schema(schema, format_checker=no_formats)
     except SchemaError as error:
         path = ".".join(str(step) for step in error.absolute_path)
         return f"its schema is none: {path[:100]}: {error.message}"[:300]
     types = schema.get("type", "object")
-    if "object" not in types:  # a name, or a list of names
-        return f"its arguments are no object but {types if isinstance(types, str) else ' or '.join(types)}"
+    if isinstance(types, str):
+        types = [types]
+    if "object" not in types:
+        return f"its arguments are no object but {' or '.join(types)}"
     return _fault_of_names(argument_names(schema)) or _fault_of_values(text)
 
 
 def _fault_of_names(names: list[str]) -> str | None:
-    """Return why a call cannot have arguments of these names; None where it can."""
+    """Return why a call cannot have arguments of these names; None if it can."""
     if len(names) > MAX_PROPERTIES:
         return f"it takes {len(names)} arguments; a call has at most {MAX_PROPERTIES}"
     for name in names:
@@ -333,23 +354,26 @@ def _fault_of_names(names: list[str]) -> str | None:
 
 
 def _fault_of_values(text: str) -> str | None:
-    """Return why decoding cannot write the values of a schema, given as JSON; None where it can."""
+    """Return why decoding cannot write values for the arguments of a schema, given as JSON; None if it can."""
+    names = argument_names(json.loads(text))
     try:
-        written = written_values(text, tuple(argument_names(json.loads(text))))
+        written = written_values(text, tuple(names))
     except ValueError as error:
         return str(error)
-    if written.elsewhere:
-        names = ", ".join(sorted(written.elsewhere))[:100]
-        return f"its arguments {names} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
+    if written.required_in_parts:
+        in_parts = ", ".join(sorted(written.required_in_parts))[:100]
+        return (
+            f"its arguments {in_parts} stand under anyOf, oneOf, allOf or $ref alone; a call names those of properties"
+        )
     for name, value_schema in written.schemas.items():
-        fault = unwritable(value_schema) if value_schema else None
-        if fault:
+        fault = unwritable(value_schema)
+        if fault is not None:
             return f"{name}: {fault}"
     return None
 
 
 def argument_rules(schema: Schema, rule: str) -> list[str]:
-    """Return the rules of a grammar, in llguidance's form of Lark, that admits what `write_arguments` writes.
+    """Return grammar rules that admit what `write_arguments` writes, in the syntax of Lark as llguidance reads it.
 
     rule: the name of the first rule. With "a0", a required `city` and an optional `days` become
 
@@ -358,33 +382,37 @@ def argument_rules(schema: Schema, rule: str) -> list[str]:
         a0_0v: %json {...}
         a0_1: "days=" a0_1v
         a0_1v: %json {...}
+
+    A rule per argument, a rule for its value, and the first rule with the arguments in order.
     """
     value_schemas = written_values(json.dumps(schema), tuple(argument_names(schema))).schemas
-    required_names = _required(schema)
-    required: list[str] = []  # names of rules
-    optional: list[str] = []
+    required_rules: list[str] = []
+    optional_rules: list[str] = []
     lines: list[str] = []
-    writable = {name: value_schema for name, value_schema in value_schemas.items() if value_schema}
-    for number, (name, value_schema) in enumerate(writable.items()):
+    for number, (name, value_schema) in enumerate(value_schemas.items()):
         argument_rule = f"{rule}_{number}"
         lines.append(f"{argument_rule}: {json.dumps(name + '=')} {argument_rule}v")
         lines.append(f"{argument_rule}v: %json {value_schema}")
-        group = required if name in required_names else optional
-        group.append(argument_rule)
-    body = _all_optional(optional)
-    if required:
-        body = ' ", " '.join(required) + _each_optional(optional)
-    return [f"{rule}: {body}", *lines]
+        if name in _required(schema):
+            required_rules.append(argument_rule)
+        else:
+            optional_rules.append(argument_rule)
+    if required_rules:
+        arguments = ' ", " '.join(required_rules) + _optional_after_others(optional_rules)
+    else:
+        arguments = _only_optional(optional_rules)
+    return [f"{rule}: {arguments}", *lines]
 
 
-def _each_optional(rules: list[str]) -> str:
-    """Return the right side of a rule: any of these rules, in order, each after a comma."""
+def _optional_after_others(rules: list[str]) -> str:
+    """Return how optional arguments follow others, each after a comma: ' (", " a)? (", " b)?' for the rules a and b."""
     return "".join(f' (", " {rule})?' for rule in rules)
 
 
-def _all_optional(rules: list[str]) -> str:
-    """Return the right side of a rule: any of these rules, in order, or none; the first has no comma before it."""
+def _only_optional(rules: list[str]) -> str:
+    """Return how optional arguments stand alone, in order or none: '(a (", " b)? | b)?' for the rules a and b."""
     if not rules:
         return '""'
-    beginnings = [rule + _each_optional(rules[number + 1 :]) for number, rule in enumerate(rules)]
+    # Any of them may be the first one, which has no comma before it.
+    beginnings = [rule + _optional_after_others(rules[number + 1 :]) for number, rule in enumerate(rules)]
     return f"({' | '.join(beginnings)})?"

@@ -24,17 +24,17 @@ API_END = PAPER_MARKERS.end
 """What closes a call in the paper's form: "]"."""
 
 OPENING = re.compile(rf"\[\s*{NAME}\(")
-"""The beginning of a call inside of an input."""
+"""Matches the beginning of a call inside of an input: "[Calculator("."""
 BODY = re.compile(rf"\s*({NAME})\((.*)\)\s*", re.DOTALL)
-"""A call without its markers: the groups are name and input."""
+"""Matches a call without its markers, such as "Calculator(1 + 2)"; the groups are name and input."""
 QUOTED = r'\s*[^\W\d]\w*\s*=(?s:.*)"(?s:.*)'
-"""An input that would be read as named arguments with a string, as a pattern."""
+"""A pattern for an input that would be read as named arguments with a string: 'city="Rome"'."""
 STRING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-"""A string of JSON, or what begins as one and does not end."""
+"""Matches a string of JSON, and a string that is still open at the end of the text."""
 LINE_ENDS = r"\n\r\x0B\x0C\x1C-\x1E\x{85}\x{2028}\x{2029}"
-"""The signs at which `str.splitlines` ends a line, as a class of Rust's patterns."""
+"""The characters at which `str.splitlines` ends a line, to stand between [ and ] in a pattern of Rust."""
 LONGEST_NAME = 256
-"""Characters of a tool's name, where a call to any tool is looked for."""
+"""Characters of the longest tool's name that `call_opening` finds when it looks for calls to any tool."""
 INVISIBLE = frozenset({"Cc", "Cf", "Cs"})
 """Unicode's categories of control characters, invisible marks and halves of surrogate pairs."""
 JOINERS = "\u200c\u200d"
@@ -50,7 +50,10 @@ class Call:
 
 
 class MalformedCall(ValueError):
-    """A text that is not a call. `reason` is short and stable, for counting; `body` is the text without markers."""
+    """A text that is not a call.
+
+    body: the text, without markers. reason: why, in a word that is the same for equal mistakes, to be counted.
+    """
 
     def __init__(self, reason: str, body: str) -> None:
         super().__init__(f"{body[:80]!r} is not a call: {reason}; expected Name(input)")
@@ -62,7 +65,8 @@ def format_call(call: Call, result: str | None = None, markers: CallMarkers = PA
 
     e(c) = " [Calculator(400 / 1400)]", e(c, r) = " [Calculator(400 / 1400) -> 0.29]".
 
-    Input and result are inserted as they are; those that `parse_call` and `clean_result` return can be read back.
+    Input and result are inserted as they are. The call can be read back if they come from `parse_call` and
+    `clean_result`.
     """
     answer = "" if result is None else f"{markers.arrow}{result}"
     return f"{markers.begin}{call.tool}({call.input}){answer}{markers.end}"
@@ -81,31 +85,35 @@ def parse_call(body: str) -> Call:
     reason = fault(call)
     if reason is not None:
         raise MalformedCall(reason, body)
-    has_named_arguments = input_end(body) != 0
+    has_named_arguments = input_end(body) != 0  # 0 stands for a call without named arguments
     if not has_named_arguments and OPENING.search(call.input):  # the model omitted a "]" and continued the text
         raise MalformedCall("call_in_input", body)
     return call
 
 
 def fault(call: Call, markers: CallMarkers = PAPER_MARKERS) -> str | None:
-    """Return why a call could not be taken out of a text or parsed again once it stands there; None where it can.
+    """Return why a call, once it is written into a text, could not be found there or parsed again; None if it can.
 
-    The reasons: bad_name, open_quote, bracket_in_input, arrow_in_input, newline_in_input.
+    The reasons: bad_name, open_quote, bracket_in_input, arrow_in_input, newline_in_input. As "bracket_in_input" for
+    Call("QA", "a]b"), but None for Call("QA", 'question="a]b"'): in a string of named arguments anything may stand.
     """
-    written = f"{call.tool}({call.input})"
-    end = input_end(written)
     if not re.fullmatch(NAME, call.tool) or RESULT_ARROW in call.tool:
         return "bad_name"
+    written = f"{call.tool}({call.input})"
+    end = input_end(written)  # None for a string that does not end, 0 for an input without named arguments
     if end is None:
         return "open_quote"
     has_named_arguments = end == len(written)
-    if has_named_arguments:  # their strings may hold anything
+    if has_named_arguments:
         return _line_fault(STRING.sub('""', call.input))
     return _text_fault(call.input, markers)
 
 
 def _text_fault(text: str, markers: CallMarkers) -> str | None:
-    """Return why a text in which quotes mean nothing, an input or a result, cannot stand in a call; None if it can."""
+    """Return why a text cannot be the input or the result of a call: it holds "]", "->" or a newline. None if it can.
+
+    Not for named arguments, whose strings may hold all that.
+    """
     if markers.end in text:
         return "bracket_in_input"
     if markers.arrow.strip() in text:
@@ -114,9 +122,9 @@ def _text_fault(text: str, markers: CallMarkers) -> str | None:
 
 
 def _line_fault(text: str) -> str | None:
-    """Return a reason for a text of more than one line."""
-    is_one_line = text.splitlines() in ([], [text])
-    return None if is_one_line else "newline_in_input"
+    """Return "newline_in_input" for a text with an end of line, else None."""
+    has_no_line_end = text.splitlines() in ([], [text])
+    return None if has_no_line_end else "newline_in_input"
 
 
 def call_grammar(
@@ -125,13 +133,15 @@ def call_grammar(
     markers: CallMarkers = PAPER_MARKERS,
     arrow_token: int | None = None,
 ) -> str:
-    """Return a grammar for llguidance of what a model may write after " [": `Name(input) ->` with a name in `tools`.
+    """Return a grammar of what a model may write after " [": `Name(input) ->` with a name in `tools`.
 
-    schemas: by name, the schemas of tools with named arguments, in `tools` or not.
-    arrow_token: the id of the token that is the arrow, for a tokenizer that was given one; no text writes it.
+    The grammar is for llguidance, the library of constrained decoding. `parse_call` accepts every text before `->` that
+    the grammar admits.
 
-    `parse_call` accepts every text before `->` that the grammar admits. For a tool Weather with named arguments and
-    others without, its rules are
+    schemas: tool name -> its schema, for tools with named arguments. Names that are not in `tools` are ignored.
+    arrow_token: the id of the arrow's token, if the tokenizer has a special one. No text is encoded to it.
+
+    For a tool Weather with named arguments and others without, its rules are
 
         start: t0 | call
         t0: "Weather(" a0 ") ->"
@@ -141,10 +151,10 @@ def call_grammar(
     """
     with_schema = sorted(set(tools) & set(schemas))
     without_schema = sorted(set(tools) - set(schemas))
-    # Every call ends in `)` and the arrow, which is text, or the token `answered`.
+    # Every call ends in `)` and the arrow: as text, `) ->`, or as a token that has no text.
     arrow_sign = markers.arrow.strip()
     arrow_text = arrow_sign if arrow_token is None else ""
-    answered = "" if arrow_token is None else f"<[{arrow_token}]>"
+    token_rule = "" if arrow_token is None else f"<[{arrow_token}]>"
     closed = ")" + markers.arrow.rstrip().removesuffix(arrow_sign) + arrow_text
 
     calls = [f"t{number}" for number in range(len(with_schema))]
@@ -152,33 +162,48 @@ def call_grammar(
         calls.append("call")
     lines = ['%llguidance { "no_forcing": true }', f"start: {' | '.join(calls)}"]
     for number, name in enumerate(with_schema):
-        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {json.dumps(closed)} {answered}")
+        lines.append(f"t{number}: {json.dumps(f'{name}(')} a{number} {json.dumps(closed)} {token_rule}")
         lines += argument_rules(schemas[name], f"a{number}")
     if without_schema:
-        lines.append(f"call: CALL {answered}")
+        lines.append(f"call: CALL {token_rule}")
         lines += _text_call_rules(without_schema, arrow_text, markers)
     return "\n".join(lines)
 
 
 def _text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
-    """Return the grammar's rules CALL and INPUT: calls of tools whose input is any text in which they can be read.
+    """Return the grammar's rules CALL and INPUT, for tools whose input is a text: `QA(Who wrote it?) ->`.
 
-    An input holds no `]`, no end of a line, no marker, no beginning of another call, and nothing that would be read as
-    named arguments with a string. arrow_text: what follows `)` and spaces.
+    CALL is a name in `tools`, an input in parentheses and the arrow. INPUT is any text on one line in which the call
+    can still be read: without `]`, a marker, the beginning of a call, and a string of named arguments. "f(x[1" is an
+    input; "a -> b", "[QA(" and 'city="Rome"' are none.
+
+    arrow_text: the arrow, "->", or "" where it is a token.
     """
     names = "|".join(_in_pattern(tool) for tool in tools)
-    signs = {RESULT_ARROW, *(marker.strip() for _, marker in markers)}
-    signs -= {"[", "]"}  # a "[" that begins no call may stand in an input
-    barred = "|".join(_in_pattern(sign) for sign in sorted(signs))
-    # One pattern excludes them all: llguidance limits how much a rule excludes.
+    arrow = rf"[^\S{LINE_ENDS}]*{_in_pattern(arrow_text)}"  # after white space on the same line
+    markers_in_input = _markers_excluded_from_input(markers)
+    excluded = "|".join(_in_pattern(marker) for marker in markers_in_input) + rf"|\[\s*{NAME}\("
+    # In llguidance's syntax, /.../ is a pattern, & means that both match, ~ that it does not match. A single pattern
+    # excludes markers and beginnings of calls, because llguidance limits how much a rule excludes.
+    one_line = rf"/[^\]{LINE_ENDS}]*/"
+    holds_excluded = rf"/(?s:.*)({excluded})(?s:.*)/"
     return [
-        rf"CALL: /({names})\(/ INPUT /\)[^\S{LINE_ENDS}]*{_in_pattern(arrow_text)}/",
-        rf"INPUT: /[^\]{LINE_ENDS}]*/ & ~/(?s:.*)({barred}|\[\s*{NAME}\()(?s:.*)/ & ~/{QUOTED}/",
+        rf"CALL: /({names})\(/ INPUT /\){arrow}/",
+        f"INPUT: {one_line} & ~{holds_excluded} & ~/{QUOTED}/",
     ]
 
 
+def _markers_excluded_from_input(markers: CallMarkers) -> list[str]:
+    """Return the markers that an input may not hold, sorted: ["->", "</call>", "<call>"] with <call> and </call>.
+
+    Not "[", which may stand in an input as long as no call follows it, and not "]", which INPUT excludes anyway.
+    """
+    excluded = {RESULT_ARROW, *(marker.strip() for _, marker in markers)}
+    return sorted(excluded - {"[", "]"})
+
+
 def _in_pattern(text: str) -> str:
-    """Return a text as a pattern between slashes, as a grammar writes it."""
+    r"""Escape a text for a pattern between slashes in a grammar: "1\/2" for "1/2"."""
     return re.escape(text).replace("/", "\\/")
 
 
@@ -200,18 +225,23 @@ def clean_result(result: str, max_characters: int) -> str:
 
 def one_line(text: str) -> str:
     """Return a text with white space collapsed, and without control characters, invisible marks, lone surrogates."""
-    visible = [sign for sign in text if sign.isspace() or sign in JOINERS or category(sign) not in INVISIBLE]
-    return " ".join("".join(visible).split())
+    remaining = []
+    for character in text:
+        if character.isspace() or character in JOINERS or category(character) not in INVISIBLE:
+            remaining.append(character)
+    return " ".join("".join(remaining).split())
 
 
 def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pattern[str]:
-    """Return a pattern for the marker that opens a call; the tool's name, which begins where a match ends, follows it.
+    """Return a pattern for the marker that opens a call to one of `tools`: " [" of " [Calculator(1)".
 
-    tools: the names that may follow; None for any name of at most LONGEST_NAME characters. With an empty collection the
-    pattern matches nothing.
+    A match is the marker alone, and ends where the tool's name begins.
+
+    tools: None for any name of at most LONGEST_NAME characters. With an empty collection the pattern matches nothing.
     """
     if tools is None:
-        names = rf"[^\s\[\]()]{{1,{LONGEST_NAME}}}"  # not NAME: of `<call><call>...` each marker would read the rest
+        # Not NAME, which is unlimited: in `<call><call>...` each marker would read the whole rest of the text.
+        names = rf"[^\s\[\]()]{{1,{LONGEST_NAME}}}"
     elif tools:
         names = "|".join(re.escape(tool) for tool in sorted(tools))
     else:
@@ -222,7 +252,7 @@ def call_opening(tools: Collection[str] | None, begin: str = API_START) -> re.Pa
 def holds_call(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> bool:
     """Return whether a call to one of `tools` begins in a text, closed or not.
 
-    Such a text cannot be annotated: `take_out` would remove its own call together with the spliced ones.
+    A text with a call cannot be annotated: `take_out` would remove that call together with the spliced ones.
     """
     return call_opening(tools, markers.begin).search(text) is not None
 
@@ -243,7 +273,7 @@ class SpliceError(ValueError):
 def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_MARKERS) -> str:
     """Return x*: the text x with e(c, r) inserted at the offset of each call (paper, section 2).
 
-    calls: in any order of their offsets; those at the same offset, a chain, stay in the order in which they come.
+    calls: in any order of their offsets. Calls at the same offset, a chain, are written in the order of `calls`.
 
     `take_out(splice(x, calls), tools) == x`, byte for byte, for every x for which `holds_call(x, tools)` is false.
 
@@ -275,34 +305,42 @@ def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MAR
 
 
 def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
-    """Return the closed calls to `tools` in a text in the paper's form: the offset in `take_out(text)`, and the input.
+    """Return the offset and the input of each closed call to `tools` in a text in the paper's form.
 
-    A result, where there is one, is left out.
+    [(1, "Who?"), (2, "1 + 1")] for "a [QA(Who?) -> She]b [Add(1 + 1)]". The offset is the character in
+    `take_out(text)`, here "ab", at which the call stands. A call may have a result; it is not returned.
     """
     calls = []
-    taken_out = 0  # characters of the calls so far
+    characters_taken_out = 0
     for span in _closed_calls(text, call_opening(tools), PAPER_MARKERS):
-        body = text[span.name : span.input_end].rstrip()  # such as `Calculator(1 + 1)`
+        body = text[span.name : span.input_end].rstrip()  # `QA(Who?)`
         _, _, after_name = body.partition("(")
-        calls.append((span.start - taken_out, after_name.removesuffix(")")))
-        taken_out += span.end - span.start
+        offset = span.start - characters_taken_out
+        calls.append((offset, after_name.removesuffix(")")))
+        characters_taken_out += span.end - span.start
     return calls
 
 
 def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> list[PlacedCall]:
     """Return the calls with results that `splice` put into a text: `splice(take_out(text), calls) == text`.
 
+    [PlacedCall(offset=1, call=Call("QA", "Who?"), result="She")] for "a [QA(Who?) -> She] b". Offsets count characters
+    of `take_out(text)`.
+
     Raises MalformedCall for a closed call to one of `tools` that has no result.
     """
     calls = []
-    taken_out = 0  # characters of the calls so far
+    characters_taken_out = 0
     for span in _closed_calls(text, call_opening(tools, markers.begin), markers):
         if span.arrow is None:
             raise MalformedCall("no_result", text[span.name : span.close])
-        name, _, input = text[span.name : span.arrow - len(")")].partition("(")
+        body = text[span.name : span.arrow]  # `QA(Who?)`
+        tool, _, after_name = body.partition("(")
+        call = Call(tool, after_name.removesuffix(")"))
         result = text[span.arrow + len(markers.arrow) : span.close]
-        calls.append(PlacedCall(offset=span.start - taken_out, call=Call(name, input), result=result))
-        taken_out += span.end - span.start
+        offset = span.start - characters_taken_out
+        calls.append(PlacedCall(offset=offset, call=call, result=result))
+        characters_taken_out += span.end - span.start
     return calls
 
 
@@ -310,7 +348,7 @@ def in_markers(text: str, markers: CallMarkers) -> str:
     """Rewrite the calls of a text from the paper's markers, ` [` `->` `]`, to others.
 
     "It is [Add(1, 2) -> 3] three." becomes "It is <call>Add(1, 2) = 3</call> three." with begin " <call>", arrow " = "
-    and end "</call>". A call without a space before its "[", as instructions have them, gets none either.
+    and end "</call>". Where no space stands before "[", as in instructions, none is written before the new marker.
 
     text: a prompt, or a call e(c) or e(c, r).
     """
@@ -330,21 +368,25 @@ def in_markers(text: str, markers: CallMarkers) -> str:
 
 
 def in_paper_form(body: str, markers: CallMarkers) -> str:
-    """Return what a model wrote after the opening marker of a call, with the paper's signs in place of `markers`.
+    """Return what a model wrote after the opening marker of a call, with the paper's markers in place of `markers`.
 
-    The strings of named arguments stay as they are; arguments that are still open make the whole stay as it is.
+    "QA(Who?) ->" for "QA(Who?) =" with the arrow " = ". Named arguments stay as they are, because their strings may
+    hold anything. If they have no end yet, as in 'QA(question="Wh', `body` comes back unchanged.
     """
-    end = input_end(body)
-    if end is None:
+    arguments_end = input_end(body)  # 0 without named arguments
+    if arguments_end is None:
         return body
-    rest = body[end:]
+    rest = body[arguments_end:]
     rest = rest.replace(markers.arrow.strip(), RESULT_ARROW)
     rest = rest.replace(markers.begin.strip(), API_START.strip())
-    return body[:end] + rest
+    return body[:arguments_end] + rest
 
 
 def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
-    """Yield each marker of the closed calls in a text, to whichever tools, with the character at which it begins."""
+    """Yield each marker of the closed calls in a text with the offset at which it begins, whatever the tool.
+
+    (" [", 1), (" -> ", 11), ("]", 18) for "a [QA(Who?) -> She] b".
+    """
     for span in _closed_calls(text, call_opening(None, markers.begin), markers):
         yield markers.begin, span.start
         if span.arrow is not None:
@@ -371,37 +413,39 @@ class _CallSpan(NamedTuple):
 
 
 def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_CallSpan]:
-    """Yield where the calls of a text stand, in order: `[Calculator(1 + 2) -> 3]`.
+    """Yield the closed calls of a text, such as ` [Calculator(1 + 2) -> 3]`, in order, in linear time.
 
-    opening: finds the beginning of a call, `[Calculator(` (see `call_opening`). A call that is not closed by
-    `markers.end` is none, and neither is one inside the input or result of another. It takes linear time.
+    Left out are calls without `markers.end` after them, and calls inside the input or result of another call.
+
+    opening: matches the marker before the name of a call (see `call_opening`).
     """
     openings = list(opening.finditer(text))
     ends = input_ends(text, [match.end() for match in openings])
-    last_closing = text.rfind(markers.end)
-    position = 0  # the end of the last closed call
+    last_close = text.rfind(markers.end)
+    previous_end = 0  # of the last closed call
     for match in openings:
-        name = match.end()
-        if name > last_closing:  # neither this call nor a later one is closed
+        name_start = match.end()
+        if name_start > last_close:  # neither this call nor a later one is closed
             return
-        if match.start() < position:  # inside the input or result of the previous call
+        if match.start() < previous_end:  # inside the previous call
             continue
-        after_input = ends[name]
-        if after_input is None or after_input > last_closing:
+        search_start = ends[name_start]  # the closing marker follows; None if named arguments do not end
+        if search_start is None or search_start > last_close:
             continue
-        close = text.find(markers.end, after_input)
-        position = close + len(markers.end)
-        arrow = _arrow(text, name, after_input, position, markers)
-        yield _CallSpan(start=match.start(), name=name, arrow=arrow, close=close, end=position)
+        close = text.find(markers.end, search_start)
+        end = close + len(markers.end)
+        arrow = _arrow(text, name_start, search_start, end, markers)
+        yield _CallSpan(start=match.start(), name=name_start, arrow=arrow, close=close, end=end)
+        previous_end = end
 
 
-def _arrow(text: str, name: int, after_input: int, end: int, markers: CallMarkers) -> int | None:
+def _arrow(text: str, name_start: int, search_start: int, end: int, markers: CallMarkers) -> int | None:
     """Return where the arrow of a call begins, right after the `)` of its input; None for a call without a result.
 
-    - name: where the name of the call begins.
-    - after_input: where its end may be searched (see `input_ends`).
+    - name_start: where the name of the call begins.
+    - search_start: from where the closing marker is searched (see `input_ends`).
     - end: the character after the call.
     """
-    # The `)` of named arguments is the character before that; that of any other input is searched from the name on.
-    parenthesis = text.find(f"){markers.arrow}", max(after_input - 1, name), end)
+    # `search_start` is right after the `)` of named arguments; for any other input it is where the name begins.
+    parenthesis = text.find(f"){markers.arrow}", max(search_start - 1, name_start), end)
     return None if parenthesis < 0 else parenthesis + 1

@@ -15,10 +15,10 @@ import polars as pl
 
 from toolformer_dag.identity import content_hash
 from toolformer_dag.texts.document import date_from_url
-from toolformer_dag.texts.formats import FIELDS, MISSING, Layout, Unread, shown, values_at, whole_text
+from toolformer_dag.texts.formats import FIELDS, MISSING, Layout, Unread, shown, value_at, values_at, whole_text
 
 RAW = pl.Schema({"line": pl.Int64()} | {name: pl.String() for name in FIELDS})
-"""What is read from a record; null where it holds nothing. `line`: line or row of the shard, from 1."""
+"""A record's fields as text; null where it has none. `line`: its line or row in the shard, from 1."""
 DOCUMENTS = pl.Schema(
     {
         "digest": pl.String(),
@@ -32,15 +32,15 @@ DOCUMENTS = pl.Schema(
 )
 """The columns of documents."""
 LATEST_DATE = date(2026, 12, 31)
-"""A later day is no date of the page; fixed, so that the same shard gives the same rows on every clock."""
+"""A later date is not used. It is fixed, so that the same shard gives the same rows whenever it is read."""
 HOLDS_TEXT = r"[^\s\x1c-\x1f]"
-"""A sign that is no white space as Python's `str.isspace` has it, which counts ASCII's four separators as such."""
+r"""Matches a text that is not blank, as Python's `str.isspace` counts white space: also \x1c to \x1f."""
 YEAR = r"(?:199[0-9]|20[0-9]{2})(?:[-_/]|[0-9]{4})"
-"""Every form of a date in a URL holds this; the others need no closer look."""
+"""Matches a URL that may hold a date: a year and a separator or four digits. Other URLs are not looked at closer."""
 DAY = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})"
-"""The day at the beginning of a date of ISO 8601."""
+"""Matches a date of ISO 8601, with its day as the group: 2020-01-02 of 2020-01-02T10:00:00Z."""
 HOST = r"^[^:/?#]+://([^/?#]*)"
-"""The host of a URL."""
+"""Matches a URL, with its host as the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive records of a shard."""
+    """Consecutive records of a shard, and the lines between them that are refused."""
 
-    layout: Layout
+    layout: Layout  # where the records keep each field
     frame: pl.DataFrame
     """A row per record that was not refused, in the columns RAW or DOCUMENTS."""
     rejections: tuple[Rejection, ...] = ()
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Optional fields that held something else than text and count as null: how often, by a message that says so."""
+    """Message about an optional field that held no text and counts as null -> number of records."""
 
 
 Column = Sequence[Any] | pl.Series
@@ -69,11 +69,11 @@ Column = Sequence[Any] | pl.Series
 
 
 class _WrongCell(NamedTuple):
-    """A value that is no text."""
+    """A value of a column that is no text."""
 
-    row: int
+    row: int  # its index in the column
     reason: str  # wrong_type or not_utf8
-    content: str  # what it is, in words
+    message: str  # "metadata.url: expected text, found list"
 
 
 def raw_batch(
@@ -83,34 +83,30 @@ def raw_batch(
     records: Sequence[Mapping[str, Any]] = (),
     rejections: Iterable[Rejection] = (),
 ) -> Batch:
-    """Return records as raw columns. Refused: missing_field, wrong_type, not_utf8.
+    """Return records as a batch of raw columns (RAW), without the refused: missing_field, wrong_type, not_utf8.
 
     lines: the line or row of each record.
-    columns: by field, the values at each of its ways, of which the first that is not null counts.
-    records: the records themselves where a field can be missing, which is another reason than null; none for tables.
-    rejections: those of lines that hold no record; they come first in the result.
+    columns: field -> a column for each path at which the field may stand; the first value that is not null counts.
+    records: the records themselves, to tell a missing field from null. Empty for tables, where no field is missing.
+    rejections: lines that hold no record; they come first in the batch's rejections.
     """
     texts: dict[str, Column] = {"line": lines}
-    refused: dict[int, Rejection] = {}  # by line; the first field at fault counts
+    refused: dict[int, Rejection] = {}  # by line, for the first faulty field
     ignored: Counter[str] = Counter()
     for field in FIELDS:
         column = _first_of(columns[field], len(lines))
-        may_be_null = field not in layout.required
-        if _types(column) <= ({str, type(None)} if may_be_null else {str}):
-            texts[field] = column
-            continue
         texts[field], wrong_cells = _as_texts(field, column, layout)
         for cell in wrong_cells:
-            message = f"{layout.paths(field)}: expected text, found {cell.content}"
             if not _is_refused(field, cell, layout):
-                ignored[message] += 1
+                ignored[cell.message] += 1
                 continue
             line = lines[cell.row]
             missing = _missing_fields(layout, records[cell.row]) if records else ""
             if missing:
-                refused.setdefault(line, Rejection(line, "missing_field", missing))
+                rejection = Rejection(line, "missing_field", missing)
             else:
-                refused.setdefault(line, Rejection(line, cell.reason, message))
+                rejection = Rejection(line, cell.reason, cell.message)
+            refused.setdefault(line, rejection)
     frame = pl.DataFrame(texts, schema=RAW)
     if refused:
         frame = frame.filter(~pl.col("line").is_in(list(refused)))
@@ -120,30 +116,32 @@ def raw_batch(
 def records_batch(
     layout: Layout, lines: Sequence[int], records: Sequence[Mapping[str, Any]], rejections: Iterable[Rejection]
 ) -> Batch:
-    """Return records that were parsed one by one as raw columns, as `raw_batch` does."""
+    """Return records that were parsed from JSON as a batch of raw columns, see `raw_batch`."""
     columns = {}
-    for field, ways in layout.places.items():
-        columns[field] = [values_at(records, way) for way in ways]
+    for field, paths in layout.steps.items():
+        columns[field] = [values_at(records, path) for path in paths]
     return raw_batch(layout, lines, columns, records, rejections)
 
 
-def _first_of(columns: Sequence[Column], rows: int) -> Column:
-    """Return, for each of the rows, the first value in the columns that is neither null nor blocked (Unread).
+def _first_of(columns: Sequence[Column], row_count: int) -> Column:
+    """Return for each row its first value in the columns: [1, 3] for the columns [1, None] and [2, 3].
 
-    A row without one keeps the last Unread, else null.
+    Neither None nor Unread (a value that cannot be reached) counts as a value. A row without a value gets its last
+    Unread, else None. A single column comes back as it is.
     """
     if len(columns) == 1:
         return columns[0]
-    values: Column = [None] * rows
+    values: Column = [None] * row_count
     for column in columns:
-        values = [_better_of(value, later) for value, later in zip(values, column, strict=True)]
+        values = [_first_value(value, later) for value, later in zip(values, column, strict=True)]
     return values
 
 
-def _better_of(value: Any, later: Any) -> Any:
-    """Return a value, or the one of a later way where the first is null or blocked and the later is not null."""
-    has_value = value is not None and not isinstance(value, Unread)
-    return value if has_value or later is None else later
+def _first_value(value: Any, later: Any) -> Any:
+    """Return `value`, but `later` if `value` is None or Unread and `later` is not None."""
+    if value is None or isinstance(value, Unread):
+        return value if later is None else later
+    return value
 
 
 def _types(column: Column) -> set[type]:
@@ -153,11 +151,15 @@ def _types(column: Column) -> set[type]:
     return {type(value) for value in column}
 
 
-def _as_texts(field: str, column: Column, layout: Layout) -> tuple[list[str | None], list[_WrongCell]]:
-    """Return each value of a field as text, null where it is none, and the values that are none without being null.
+def _as_texts(field: str, column: Column, layout: Layout) -> tuple[Column, list[_WrongCell]]:
+    """Return a field's values as texts, None where a value is no text; and the cells with a wrong value.
 
-    A null counts as wrong where the field is required.
+    A value is wrong if it is neither text nor null, or if it is null and the field is required. For the column
+    ["a", [5]], ["a", None] and the cell of row 1.
     """
+    valid_types = {str} if field in layout.required else {str, type(None)}
+    if _types(column) <= valid_types:  # the usual case, which needs no loop
+        return column, []
     texts: list[str | None] = []
     wrong_cells: list[_WrongCell] = []
     for row, value in enumerate(column):
@@ -166,14 +168,16 @@ def _as_texts(field: str, column: Column, layout: Layout) -> tuple[list[str | No
         is_optional_null = value is None and field not in layout.required
         if text is None and not is_optional_null:
             reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
-            wrong_cells.append(_WrongCell(row, reason, _content_in_words(value)))
+            message = f"{layout.paths(field)}: expected text, found {_content_in_words(value)}"
+            wrong_cells.append(_WrongCell(row, reason, message))
     return texts, wrong_cells
 
 
 def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
-    """Return a value as text: bytes in UTF-8, and numbers of ids and of fields that need not be text; else None.
+    """Return a value as text; None where it is no text.
 
-    A date is written as text whatever it is: what is no date is counted later, by `documents_of`.
+    Bytes in UTF-8 are text. A whole number is text in an id, and in a field that is not strict: "5" for 5. A field is
+    strict if it must be text (`Layout.strict`).
     """
     if isinstance(value, bytes):
         try:
@@ -185,12 +189,13 @@ def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
     if type(value) is int and (field == "id" or not is_strict):
         return str(value)
     if field == "date" and value is not None:
+        # Any other value becomes the name of its type: `documents_of` counts it as a text that is no date.
         return value.isoformat() if isinstance(value, date) else type(value).__name__
     return None
 
 
 def _content_in_words(value: Any) -> str:
-    """Say what a value is that is no text, for a message."""
+    """Return what a value that is no text is, for a message: "null", "list", "bytes that are not UTF-8"."""
     if value is None:
         return "null"
     if isinstance(value, bytes):
@@ -201,16 +206,19 @@ def _content_in_words(value: Any) -> str:
 
 
 def _is_refused(field: str, cell: _WrongCell, layout: Layout) -> bool:
-    """Return whether a value that is no text makes its record refused; else it counts as null."""
+    """Return whether a record is refused for a wrong value in a field; else the value counts as null."""
     refusing_fields = layout.required if cell.reason == "not_utf8" else layout.strict
     return field in refusing_fields
 
 
 def _missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
-    """Say which required fields a record has not even as null, and which fields it has; "" where it has all."""
+    """Return a message with the required fields that a record lacks: "id or doc_id; the record has url and text".
+
+    A field is missing if none of its paths is in the record; null is there. Returns "" if no field is missing.
+    """
     missing = []
     for field in layout.required:
-        values = [values_at([record], way, MISSING)[0] for way in layout.places[field]]
+        values = [value_at(record, path, absent=MISSING) for path in layout.steps[field]]
         if all(value is MISSING for value in values):
             missing.append(layout.paths(field))
     if not missing:
@@ -219,11 +227,13 @@ def _missing_fields(layout: Layout, record: Mapping[str, Any]) -> str:
 
 
 def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
-    """Yield the documents of a shard's raw columns, in order. Refused: empty_text, duplicate_digest (within the shard).
+    """Yield the batches of a shard with documents (DOCUMENTS) in place of raw columns.
 
-    - digest: the record's id, or a hash of the text without one.
-    - date: the day in the URL; where the layout has a field for dates, the record's own where it holds one (ISO 8601).
-    - title, url, domain: empty where there is none. language: null.
+    Refused: empty_text, and duplicate_digest for all but the first document of a digest in the shard.
+
+    - digest: the record's id, or a hash of its text if it has no id.
+    - date: the record's field `date` if it holds a date (ISO 8601), else the date in the URL.
+    - title, url, domain: "" if the record has none. language: null.
 
     Memory: about 100 bytes per document of the shard, for its digest.
     """
@@ -245,13 +255,13 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
 
         ignored = dict(batch.ignored)
         dates = url_dates(frame["url"])
-        if batch.layout.places["date"]:
-            own_dates = _own_dates(frame["date"])
-            unread_dates = int((own_dates.is_null() & (frame["date"] != "")).sum())
+        if batch.layout.steps["date"]:
+            record_dates = _record_dates(frame["date"])
+            unread_dates = int((record_dates.is_null() & (frame["date"] != "")).sum())
             if unread_dates:
                 expected = f"expected a date, YYYY-MM-DD until {LATEST_DATE}"
                 ignored[f"{batch.layout.paths('date')}: {expected}"] = unread_dates
-            dates = own_dates.zip_with(own_dates.is_not_null(), dates)
+            dates = record_dates.zip_with(record_dates.is_not_null(), dates)
 
         documents = frame.with_columns(
             pl.col("url", "title").fill_null(""),
@@ -263,7 +273,7 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
-    """Return for each digest whether it came before, here or in `digests_so_far`; add them all to this set."""
+    """Return for each digest whether it came before, in `digests` or in `digests_so_far`. Adds all to this set."""
     is_repeated = []
     for digest in digests.to_list():
         is_repeated.append(digest in digests_so_far)
@@ -271,31 +281,32 @@ def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
     return pl.Series(is_repeated, dtype=pl.Boolean)
 
 
-def _own_dates(texts: pl.Series) -> pl.Series:
-    """Return the days that texts begin with, null where there is none, or a later one than LATEST_DATE."""
+def _record_dates(texts: pl.Series) -> pl.Series:
+    """Return the date at the beginning of each text; null where there is none, or a later one than LATEST_DATE."""
     day = pl.col("date").str.extract(DAY).str.to_date("%Y-%m-%d", strict=False)
     return texts.to_frame("date").select(pl.when(day <= LATEST_DATE).then(day)).to_series()
 
 
 def url_dates(urls: pl.Series) -> pl.Series:
-    """Return the date in each URL, as `date_from_url` does."""
+    """Return the date in each URL (`date_from_url`), null where there is none."""
     dates: list[date | None] = [None] * len(urls)
-    rows = urls.str.contains(YEAR).fill_null(False).arg_true()  # of URLs that may have a date
-    for row, url in zip(rows.to_list(), urls.gather(rows).to_list(), strict=True):
+    rows_with_year = urls.str.contains(YEAR).fill_null(False).arg_true()
+    for row, url in zip(rows_with_year.to_list(), urls.gather(rows_with_year).to_list(), strict=True):
         dates[row] = date_from_url(url, LATEST_DATE)
     return pl.Series(dates, dtype=pl.Date)
 
 
 def _digests(frame: pl.DataFrame) -> pl.Series:
-    """Return the digest of each record: its id, or where that is null or empty a hash of its text.
+    """Return the digest of each record: its id, or a hash of its text where the id is null or "".
 
-    frame: the columns RAW, among them `id` and `text`.
+    frame: records in the columns RAW; `id` and `text` are read.
     """
     ids = frame["id"]
-    rows = (ids.is_null() | (ids == "")).arg_true()  # of records without an id
-    if rows.is_empty():
+    rows_without_id = (ids.is_null() | (ids == "")).arg_true()
+    if rows_without_id.is_empty():
         return ids
-    hashes = [content_hash(text) for text in frame["text"].gather(rows).cast(pl.Binary).to_list()]
-    if len(rows) == len(ids):
+    texts = frame["text"].gather(rows_without_id).cast(pl.Binary)
+    hashes = [content_hash(text) for text in texts.to_list()]
+    if len(hashes) == len(ids):  # no record has an id, as in many corpora
         return pl.Series(hashes, dtype=pl.String)
-    return ids.scatter(rows, hashes)
+    return ids.scatter(rows_without_id, hashes)

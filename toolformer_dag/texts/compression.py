@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, and decompressing it in blocks.
+"""Tell what a file is by its first bytes, and decompress it in blocks.
 
 A file is decompressed in one pass, so a wrong checksum shows only after its last block.
 """
@@ -23,11 +23,11 @@ MAGIC = {
     b"\x04\x22\x4d\x18": "lz4",
     b"PK\x03\x04": "zip",
 }
-"""The first bytes of compressed files."""
+"""First bytes of a compressed file -> its compression."""
 GIT_LFS = b"version https://git-lfs"
 """The first bytes of a file of Git LFS that was not fetched."""
-UTF = {b"\1\0\0\0": "32LE", b"\0\0\0\1": "32BE", b"\1\0\1\0": "16LE", b"\0\1\0\1": "16BE"}
-"""Encodings of a text without a byte order mark, by which of its first four bytes are zero (0 here)."""
+UTF_BY_ZEROS = {b"\1\0\0\0": "32LE", b"\0\0\0\1": "32BE", b"\1\0\1\0": "16LE", b"\0\1\0\1": "16BE"}
+"""Which of a text's first four bytes are zero (1: not zero) -> its encoding, without a byte order mark."""
 OTHER_FILES = {
     GIT_LFS: "a pointer of Git LFS, not the file; fetch the file with `git lfs pull`",
     b"\xff\xfe\0\0": "UTF-32; write UTF-8, as `iconv -f UTF-32 -t UTF-8` does",
@@ -44,19 +44,19 @@ OTHER_FILES = {
     b"\x80": "a pickle, perhaps; write JSON lines",
     b"%PDF": "a PDF",
 }
-"""The first bytes of files that hold no records as they are, with the remedy; the first that fits counts."""
+"""First bytes of a file that cannot be read as records -> what it is, with a remedy. The first that fits counts."""
 HEAD_BYTES = 512
-"""First bytes of a file that tell what it is."""
+"""How many bytes at the beginning of a file are looked at to tell what it is."""
 BLOCK_BYTES = 1 << 24
-"""About the size of a block, 16 MB: what is done once per block costs a millisecond."""
+"""About the size of a block, 16 MB, so large that the work per block, about a millisecond, does not matter."""
 ZSTD_STEP = 1 << 13
-"""Compressed bytes per step. A step's output cannot be limited: at worst these expand to 256 MB."""
+"""Compressed bytes that are decompressed at a time. At worst they expand to 256 MB, which cannot be limited."""
 LARGEST_WINDOW = 1 << 31
-"""The window of `zstd --long=31`, which takes as much memory."""
+"""The largest window of zstd that is read (`zstd --long=31`); it takes as many bytes of memory."""
 
 
 def kind_of(head: bytes) -> str | None:
-    """Return how a file is compressed, such as "gzip", by its first bytes; None for what is not compressed."""
+    """Return how a file is compressed, such as "gzip", by its first bytes; None if it is not compressed."""
     for magic, name in MAGIC.items():
         if head.startswith(magic):
             return name
@@ -64,23 +64,23 @@ def kind_of(head: bytes) -> str | None:
 
 
 def is_tar(head: bytes) -> bool:
-    """Return whether a file begins as a tar archive does, whose first member may be lines of text."""
+    """Return whether a file, by its first bytes, is a tar archive; a text that only contains "ustar" is none."""
     return head[257:262] == b"ustar" and b"\0" in head[:257]
 
 
 def kind_in_words(head: bytes) -> str | None:
-    """Say what a file that should hold records is, with the remedy, by its first bytes; None where they do not tell.
+    """Return what a file is that should hold records, with a remedy: "an archive of tar; unpack it".
 
-    For a compressed file these are the first bytes of its content.
+    head: its first bytes, decompressed if the file is compressed. Returns None if they do not show it.
     """
     compression = kind_of(head)
     if compression is not None:
         return f"{compression}; unpack it or compress it once, with gzip or zstd"
     if is_tar(head):
         return "an archive of tar; unpack it"
-    zeros = bytes(byte != 0 for byte in head[:4])
-    if zeros in UTF:
-        encoding = UTF[zeros]
+    zero_pattern = bytes(byte != 0 for byte in head[:4])  # b"\1\0\1\0" for letters in UTF-16LE
+    if zero_pattern in UTF_BY_ZEROS:
+        encoding = UTF_BY_ZEROS[zero_pattern]
         remedy = f"write UTF-8, as `iconv -f UTF-{encoding} -t UTF-8` does"
         return f"UTF-{encoding[:2]} without a byte order mark; {remedy}"
     if head.lstrip().startswith(b"<"):
@@ -94,7 +94,7 @@ def kind_in_words(head: bytes) -> str | None:
 def text_of(file: Path) -> str:
     """Return the text of a file in UTF-8, without its byte order mark if it has one.
 
-    Raises OSError, and ValueError for a file that is no text; it says what the file is where its first bytes tell.
+    Raises OSError, and ValueError for a file that is no text; its message says what the file is, if that is known.
     """
     require_regular(file)
     with file.open("rb") as stream:
@@ -106,7 +106,7 @@ def text_of(file: Path) -> str:
         if compression is not None:
             raise ValueError(f"it is {compression}; unpack it") from error
         raise ValueError(f"it is {kind_in_words(head) or f'no UTF-8: {error}'}") from error
-    # Other first bytes prove nothing: words such as ORC may begin a text.
+    # The first bytes of other kinds prove nothing: a text may begin with a word such as ORC.
     if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:
         raise ValueError(f"it is {kind_in_words(head) or 'no text: it holds NUL characters'}")
     return text
@@ -117,10 +117,10 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
 
     kind: "gzip", "zstd", or None for a file that is not compressed.
 
-    Several gzip members or zstd frames in a row are one content. Zeros after the last gzip member are padding;
-    skippable frames are skipped. A zstd frame without a checksum is only checked for its structure.
+    A file may consist of several gzip members or zstd frames. Zeros after the last gzip member are padding; skippable
+    frames are skipped. A zstd frame without a checksum is only checked for its structure.
 
-    Raises ShardFault, after the blocks before the fault: truncated_gzip, corrupt_gzip, truncated_zstd, corrupt_zstd,
+    Raises ShardFault, after the blocks before the damage: truncated_gzip, corrupt_gzip, truncated_zstd, corrupt_zstd,
     unsupported_compression.
     """
     if kind == "zstd":
@@ -137,7 +137,7 @@ def blocks(stream: IO[bytes], kind: str | None) -> Iterator[bytes]:
 
 
 def _fault(state: str, kind: str) -> ShardFault:
-    """Return the fault of compressed data that is truncated or corrupt."""
+    """Return the error for compressed data that is "truncated" or "corrupt" (`state`)."""
     return ShardFault(
         f"{state}_{kind}", "the checksum or the end of the compressed data is wrong: no document of it is used"
     )
@@ -158,16 +158,22 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decompressed_zstd(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of the zstd frames of a file, a piece per ZSTD_STEP. Raises ShardFault as `blocks` does."""
+    """Yield the decompressed content of a zstd file, frame after frame, a piece per ZSTD_STEP.
+
+    Raises ShardFault as `blocks` does.
+    """
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
     frame = decompressor.decompressobj()
     is_open = False  # whether the frame has begun and not ended
-    compressed = b""
+    left_over = b""  # compressed bytes that were read, and belong to the next frame
     try:
-        while compressed := compressed or stream.read(ZSTD_STEP):
+        while True:
+            compressed = left_over or stream.read(ZSTD_STEP)
+            if not compressed:  # the end of the file
+                break
             yield frame.decompress(compressed)
             is_open = not frame.eof
-            compressed = frame.unused_data  # the beginning of the next frame, after the end of this one
+            left_over = frame.unused_data
             if frame.eof:
                 frame = decompressor.decompressobj()
     except zstandard.ZstdError as error:

@@ -32,17 +32,17 @@ DAY = "(?P<day>[0-9]{1,2})"
 
 # The lookbehinds for the text before the year come after it: a pattern that begins with a digit is ten times faster.
 FOLDERS = re.compile(f"/{YEAR}(?:/|-(?=[0-9]{{2}}/)){MONTH}/{DAY}(?=[/?;&]|\\.[a-z]|$)")
-"""The first form of `date_from_url`."""
+"""The first form of `date_from_url`: `/2017/03/09/`."""
 SPELLED = re.compile(f"{YEAR}(?<![0-9].{{4}})(?P<between>[-_]){MONTH}(?P=between){DAY}(?![0-9])")
-"""The second form."""
+"""The second form: `2017-03-09`."""
 COMPACT = re.compile(f"{YEAR}(?<![^/_.-].{{4}})(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?![^/_.?-])")
-"""The third form."""
+"""The third form: `20170309`."""
 MONTH_DAY = re.compile(f"/{YEAR}/(?P<month>[0-9]{{2}})(?P<day>[0-9]{{2}})(?=/)")
-"""The fourth form."""
+"""The fourth form: `/2017/0309/`."""
 YEAR_AND_MONTH = re.compile(f"/{YEAR}/{MONTH}(?=/)")
-"""Folders that may contradict a date: `/2015/01/`"""
+"""Matches folders with a year and a month, which may contradict a date: `/2015/01/`."""
 YEAR_FOLDER = re.compile(f"/{YEAR}(?=/)")
-"""A folder that may contradict a date: `/2015/`"""
+"""Matches a folder with a year, which may contradict a date: `/2015/`."""
 
 
 def date_from_url(url: str, latest: date) -> date | None:
@@ -55,9 +55,10 @@ def date_from_url(url: str, latest: date) -> date | None:
     3. `20170309` between `/`, `-`, `_` or `.`
     4. `/2017/0309/`
 
-    A date in a slug is ignored where the folders name another year or month (`/2015/01/minutes-2014-12-16/`,
-    `/2015/minutes-2014-12-16/`). Years before 1990 are ignored. Not covered: year and month alone, a day followed by a
-    slug (`/2017/03/10-tips/`), day first, dots as separators, timestamps, the host, the fragment.
+    A slug is the last part of a path, made of the title: `minutes-2014-12-16`. A date in a slug is ignored if the
+    folders name another year or month (`/2015/01/minutes-2014-12-16/`, `/2015/minutes-2014-12-16/`). Years before 1990
+    are ignored. Not covered: year and month alone, a day followed by a slug (`/2017/03/10-tips/`), day first, dots as
+    separators, timestamps, the host, the fragment.
     """
     path = _path_of(url)
     match = FOLDERS.search(path) or SPELLED.search(path) or COMPACT.search(path) or MONTH_DAY.search(path)
@@ -73,7 +74,7 @@ def date_from_url(url: str, latest: date) -> date | None:
 
 
 def _path_of(url: str) -> str:
-    """Return the path and the query of a URL in lower case, with its first `/`, without host and fragment."""
+    """Return the path and the query of a URL in lower case: "/a/b?c=1" for "https://host.org/A/b?c=1#d"."""
     without_fragment, _, _ = url.lower().partition("#")
     _, _, without_scheme = without_fragment.partition("://")
     _, _, path = (without_scheme or without_fragment).partition("/")
@@ -81,20 +82,23 @@ def _path_of(url: str) -> str:
 
 
 def _contradicted(day: date, path: str, *, is_in_slug: bool) -> bool:
-    """Return whether the folders of a path name another month, or for a date in a slug another year.
+    """Return whether folders of a path name another year or month than `day`, the date that stands in the path.
 
-    A year alone does not contradict a date in folders: `/2016/2015/12/03/` is of 2015.
+    - `/2015/01/minutes-2014-12-16/`: yes, by another year and month.
+    - `/2015/minutes-2014-12-16/`: yes, by another year, because the date is in a slug.
+    - `/2016/2015/12/03/`: no. A year alone does not count if the date is made of folders.
     """
-    folders = YEAR_AND_MONTH.search(path)
-    if folders is not None and _year_and_month(folders) != (day.year, day.month):
+    month_folders = YEAR_AND_MONTH.search(path)
+    if month_folders is not None and _year_and_month(month_folders) != (day.year, day.month):
         return True
     if not is_in_slug:
         return False
-    return any(int(folder["year"]) != day.year for folder in YEAR_FOLDER.finditer(path))
+    years_of_folders = [int(folder["year"]) for folder in YEAR_FOLDER.finditer(path)]
+    return any(year != day.year for year in years_of_folders)
 
 
 def _day(match: re.Match[str]) -> date | None:
-    """Return the day that a pattern matched; None where there is none, such as February 30."""
+    """Return the date that a pattern matched; None if there is no such day, as February 30."""
     year, month = _year_and_month(match)
     try:
         return date(year, month, int(match["day"]))
@@ -103,7 +107,10 @@ def _day(match: re.Match[str]) -> date | None:
 
 
 def _year_and_month(match: re.Match[str]) -> tuple[int, int]:
-    """Return the year and the month that a pattern matched; the month may be a name. A number may be no month (13)."""
+    """Return the year and the month that a pattern matched: (2017, 3) for "2017" and "03" or "mar".
+
+    A month in digits is not checked: it may be 13.
+    """
     year = int(match["year"])
     month = match["month"]
     if month.isdecimal():

@@ -14,10 +14,10 @@ LONG_NUMBER = re.compile(rb"\d{19}")
 
 
 def exact_value(content: bytes) -> Any:
-    """Return the value of a JSON document or of a line of one.
+    """Parse JSON without losing anything of it.
 
-    Numbers keep all their digits. NaN and Infinity are read as Python writes them; half a surrogate pair, which no text
-    can hold, becomes U+FFFD. Raises ValueError, of which UnicodeDecodeError says that the content is not UTF-8.
+    Numbers keep all their digits. NaN and Infinity are accepted; half a surrogate pair, which no text can hold, becomes
+    U+FFFD. Raises UnicodeDecodeError if the content is not UTF-8, and another ValueError if it is not JSON.
     """
     try:
         value = orjson.loads(content)
@@ -32,7 +32,7 @@ def exact_value(content: bytes) -> Any:
 
 
 def _lenient_value(content: bytes) -> Any:
-    """Return the value of what orjson refuses, where Python's json takes it. Raises ValueError."""
+    """Parse JSON that orjson refuses, with Python's json, which accepts more. Raises ValueError."""
     text = content.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
     try:
         return read_json(text)

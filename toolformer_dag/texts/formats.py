@@ -1,6 +1,7 @@
 """The forms in which corpora are published, as data: where a record keeps text, id, URL, title, domain, language.
 
-A dotted path, such as `metadata.url` or `lang.0`, names a place in a record; its steps in a record are a `Steps`.
+A path leads to a value in a record. It is written with dots, as `metadata.url` or `lang.0`, and followed as a tuple of
+steps, ("metadata", "url") or ("lang", 0): a step is a key of an object, or an index in a list.
 """
 
 import json
@@ -12,13 +13,13 @@ from typing import Any
 from toolformer_dag.texts.shard_faults import ShardFault
 
 Steps = tuple[str | int, ...]
-"""The way to a value in a record: names of fields, and numbers of list items. `("lang", 0)`"""
+"""A path to a value in a record, as keys and list indices: ("lang", 0) leads to record["lang"][0]."""
 FIELDS = ("text", "id", "url", "title", "domain", "language", "date")
 """What is read of a record."""
 SHOWN = 30
 """Names of fields that a message lists."""
 MISSING = object()
-"""Stands for a field that a record does not have, where null means that it has one without a value."""
+"""Stands for a field that a record does not have; None stands for a field that is null."""
 HALF = re.compile(r"\\u[dD]|[\ud800-\udfff]")
 """What may be half a surrogate pair in JSON, escaped or not."""
 
@@ -27,14 +28,14 @@ HALF = re.compile(r"\\u[dD]|[\ud800-\udfff]")
 class CorpusFormat:
     """A form in which corpora are published.
 
-    The dates that such records hold are those of the crawl, so none of them is used.
+    No format has a date: the dates in published records say when a page was crawled.
     """
 
     name: str
     recognized_by: tuple[str, ...]
-    """Dotted paths that all have to be in a record."""
+    """Dotted paths; a record that has them all is in this format."""
     fields: Mapping[str, tuple[str, ...]]
-    """For each of FIELDS that the format has, dotted paths, of which the first with a value counts."""
+    """Field -> its dotted paths. The first path with a value counts. Only the FIELDS that the format has."""
     required: tuple[str, ...] = ("text",)
     """Fields without which a record is refused."""
 
@@ -136,7 +137,7 @@ class FormatChoice:
     format: str = AUTO
     """A format's name, or AUTO."""
     fields: tuple[tuple[str, str], ...] = ()
-    """Fields and the dotted paths that replace those of the format."""
+    """Pairs of a field and the dotted path that replaces the format's: (("text", "body.content"),)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,32 +146,33 @@ class Layout:
 
     format: str
     """The format's name; `fields` where the settings alone name the paths."""
-    places: Mapping[str, tuple[Steps, ...]]
-    """For each field the ways to a value, of which the first with one counts; none for a field that is not read."""
+    steps: Mapping[str, tuple[Steps, ...]]
+    """Field -> its paths; the first one with a value counts. Empty for a field that is not read."""
     required: tuple[str, ...]
     """Fields without which a record is refused."""
     strict: frozenset[str]
-    """The required fields, and those that the settings name: another type than text is refused there, else null."""
+    """Fields whose values must be text: the required ones, and those that the settings name. A value of another type
+    makes its record refused there; in other fields it counts as null."""
 
     def paths(self, field: str) -> str:
         """Return the dotted paths at which a field is looked for, for messages: `metadata.url or url`."""
-        return " or ".join(dotted(steps) for steps in self.places[field])
+        return " or ".join(dotted(steps) for steps in self.steps[field])
 
 
 def dotted(steps: Steps) -> str:
-    """Write a way as a dotted path."""
+    """Write a path with dots: "lang.0" for ("lang", 0)."""
     return ".".join(str(step) for step in steps)
 
 
 def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Layout:
-    """Return the layout of a shard whose first records are `records`.
+    """Return where the records of a shard keep each field; `records` are its first ones.
 
-    A field that the settings name, and the format's required ones, must be in one of these records at least. The others
+    A field that the settings name, or that the format requires, must be in at least one of these records. Other fields
     may come later: their paths are taken as they are written.
 
     Raises ShardFault, naming the fields that the records have: unknown_format, missing_field.
     """
-    chosen_paths = dict(choice.fields)
+    chosen_paths = dict(choice.fields)  # the paths that the settings name, by field
     corpus_format = BY_NAME.get(choice.format) or _recognized(records)
     if corpus_format is None:
         if "text" not in chosen_paths:
@@ -184,7 +186,10 @@ def layout_of(choice: FormatChoice, records: Sequence[Mapping[str, Any]]) -> Lay
 
 
 def _recognized(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
-    """Return the first of FORMATS all of whose paths lead somewhere in the records, each in any of them."""
+    """Return the first of FORMATS that the records have; None without one.
+
+    They have a format if each path in its `recognized_by` leads to a value in at least one record.
+    """
     for corpus_format in FORMATS:
         if all(_steps_in_any(records, path) for path in corpus_format.recognized_by):
             return corpus_format
@@ -194,10 +199,10 @@ def _recognized(records: Sequence[Mapping[str, Any]]) -> CorpusFormat | None:
 def _layout(
     corpus_format: CorpusFormat, chosen_paths: Mapping[str, str], records: Sequence[Mapping[str, Any]]
 ) -> Layout:
-    """Return where the fields of a document (text, url, date, ...) stand in the records of a shard.
+    """Return where the records of a shard keep each field of a document (text, url, date, ...).
 
-    corpus_format: a known format, with the paths of its fields. chosen_paths: field -> the path that the settings name
-    in place of the format's. records: the first of the shard, which show how a path is to be read.
+    chosen_paths: field -> the path that the settings name in place of the format's.
+    records: the first records of the shard. They show how a path is to be read: `a.b` may be one key or two.
 
     Raises ShardFault missing_field where no record has a required or chosen field.
     """
@@ -208,20 +213,25 @@ def _layout(
     for field in FIELDS:
         if field in strict and not any(_steps_in_any(records, path) for path in paths[field]):
             source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
-            raise ShardFault(
-                "missing_field",
-                f"{source} reads {field} from {' or '.join(paths[field])}, which the first records lack; "
-                f"they have {shown(_field_names(records))}",
-            )
-    places = {}
+            raise _missing_field(field, paths[field], source, records)
+    steps_by_field: dict[str, tuple[Steps, ...]] = {}
     for field in FIELDS:
-        ways = [_steps_in_any(records, path) or _steps_as_written(path) for path in paths.get(field, ())]
-        places[field] = tuple(ways)
-    return Layout(corpus_format.name, places, corpus_format.required, strict)
+        alternatives = [_steps_in_any(records, path) or _steps_as_written(path) for path in paths.get(field, ())]
+        steps_by_field[field] = tuple(alternatives)
+    return Layout(format=corpus_format.name, steps=steps_by_field, required=corpus_format.required, strict=strict)
+
+
+def _missing_field(field: str, paths: Iterable[str], source: str, records: Sequence[Mapping[str, Any]]) -> ShardFault:
+    """Return the error for a field that no record has at its paths. source: the setting or format that names them."""
+    return ShardFault(
+        "missing_field",
+        f"{source} reads {field} from {' or '.join(paths)}, which the first records lack; "
+        f"they have {shown(_field_names(records))}",
+    )
 
 
 def _steps_in_any(records: Sequence[Mapping[str, Any]], path: str) -> Steps | None:
-    """Return what a dotted path means in the first of the records in which it leads somewhere; None without one."""
+    """Return the steps of a dotted path in the first record in which it leads to a value (`steps_to`), else None."""
     for record in records:
         steps = steps_to(record, path)
         if steps is not None:
@@ -230,28 +240,28 @@ def _steps_in_any(records: Sequence[Mapping[str, Any]], path: str) -> Steps | No
 
 
 def _steps_as_written(path: str) -> Steps:
-    """Return what a dotted path means where no record tells: names hold no dots, and digits number items of a list."""
+    """Split a path at its dots, without a record that shows its keys: ("lang", 0) for "lang.0". Digits are indices."""
     return tuple(int(step) if step.isdecimal() else step for step in path.split("."))
 
 
 def steps_to(record: Any, path: str) -> Steps | None:
-    """Return the way that a dotted path means in a record; None where it leads nowhere.
+    """Return the steps by which a dotted path leads to a value in a record; None where the record has no such value.
 
-    Names of fields may hold dots: in `{"a.b": 1}` the path `a.b` is `("a.b",)`, in `{"a": {"b": 1}}` `("a", "b")`.
+    Keys may hold dots: the path `a.b` is ("a.b",) in `{"a.b": 1}`, and ("a", "b") in `{"a": {"b": 1}}`. An object or a
+    list in a text of JSON counts as one: ("a", "b") in `{"a": '{"b": 1}'}`, too.
     """
-    head, dot, rest = path.partition(".")
-    record = unfolded(record)
+    record = unfolded(record)  # parses such a text
+    if isinstance(record, Mapping) and path in record:
+        return (path,)
+    first, dot, rest = path.partition(".")
     step: str | int
-    if isinstance(record, Mapping):
-        step = path if path in record else head
-        is_there = step in record
+    if isinstance(record, Mapping) and first in record:
+        step = first
+    elif isinstance(record, list) and first.isdecimal() and int(first) < len(record):
+        step = int(first)
     else:
-        step = int(head) if head.isdecimal() else -1
-        is_there = isinstance(record, list) and 0 <= step < len(record)
-    if not is_there:
         return None
-    is_last = step == path or not dot
-    if is_last:
+    if not dot:
         return (step,)
     steps_below = steps_to(record[step], rest)
     return (step, *steps_below) if steps_below else None
@@ -259,22 +269,30 @@ def steps_to(record: Any, path: str) -> Steps | None:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Stands for a value that cannot be reached: another type than an object or a list lies on the way to it."""
+    """Stands for a value that cannot be reached: its path leads through a value that is no object and no list.
+
+    As Unread("int") for the path `meta.url` in {"meta": 5}.
+    """
 
     kind: str
-    """The name of that type."""
+    """The name of that value's type."""
 
 
-def values_at(records: Sequence[Any], way: Steps, absent: Any = None) -> list[Any]:
+def value_at(record: Any, steps: Steps, absent: Any = None) -> Any:
+    """Return what `values_at` returns for a single record."""
+    return values_at([record], steps, absent)[0]
+
+
+def values_at(records: Sequence[Any], steps: Steps, absent: Any = None) -> list[Any]:
     """Follow a path into each record: ("meta", "url") reads record["meta"]["url"].
 
     Returns a value per record: `absent` where a key is missing, Unread where the path leads into something that is
     neither an object nor a list.
     """
     values: Sequence[Any] = records
-    for step in way:
+    for step in steps:
         if isinstance(step, str):
-            # Most values are objects; they take the short way.
+            # Most values are objects: they are read here, without a call.
             values = [
                 value.get(step, absent) if isinstance(value, dict) else _value_below(value, step, absent)
                 for value in values
@@ -285,21 +303,28 @@ def values_at(records: Sequence[Any], way: Steps, absent: Any = None) -> list[An
 
 
 def _value_below(value: Any, step: str | int, absent: Any) -> Any:
-    """Return what a step leads to from any value, such as null, a list, or a text that holds an object as JSON."""
+    """Return what a value has under a step, which is a key of an object or an index of a list.
+
+    Returns `absent` where the value is null or does not have this key or index, and Unread where it is neither an
+    object nor a list. A text that holds an object or a list as JSON counts as that.
+    """
     if isinstance(value, Unread):
         return value
     if value is None or value is absent:
         return absent
-    whole = unfolded(value)
-    if isinstance(step, str) and isinstance(whole, dict):
-        return whole.get(step, absent)
-    if isinstance(step, int) and isinstance(whole, list):
-        return whole[step] if step < len(whole) else absent
+    parsed = unfolded(value)
+    if isinstance(step, str) and isinstance(parsed, dict):
+        return parsed.get(step, absent)
+    if isinstance(step, int) and isinstance(parsed, list):
+        return parsed[step] if step < len(parsed) else absent
     return Unread(type(value).__name__)
 
 
 def unfolded(value: Any) -> Any:
-    """Return the object or list that a text holds as JSON, as some corpora keep `metadata`; anything else as it is."""
+    """Parse text that holds an object or a list as JSON, as `metadata` in some corpora; return others as they are.
+
+    As {"url": "a"} for '{"url": "a"}', and "plain" for "plain".
+    """
     if not isinstance(value, str | bytes) or value.lstrip()[:1] not in ("{", "[", b"{", b"["):
         return value
     try:
@@ -317,7 +342,7 @@ def read_json(text: str) -> Any:
 
 
 def whole_text(text: str) -> str:
-    """Return a text whose halves of surrogate pairs are joined; U+FFFD takes the place of a half alone."""
+    r"""Join surrogate pairs to one character, as "\ud83d\ude00" to "\U0001f600"; a half alone becomes U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -333,7 +358,7 @@ def shown(names: Iterable[str]) -> str:
 
 
 def _field_names(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names of the fields of records, and of those one level below as dotted paths."""
+    """Yield the names of the fields of records, and of the fields one level below: "meta", "meta.url"."""
     for record in records:
         for name, value in record.items():
             yield name

@@ -11,9 +11,10 @@ T = TypeVar("T")
 
 
 def guarded(batches: Iterator[T]) -> Iterator[T]:
-    """Yield what a reader yields; raise ShardFault unreadable_data for any error that a library raises meanwhile.
+    """Yield the items of a reader, and turn any error that a library raises meanwhile into ShardFault unreadable_data.
 
-    So no shard stops the others. ShardFault, ShardError and OSError are passed on; too little memory is a ShardError.
+    So a faulty shard does not stop the others. ShardFault, ShardError and OSError are raised as they are; MemoryError
+    becomes ShardError.
     """
     try:
         yield from batches

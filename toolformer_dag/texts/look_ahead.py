@@ -1,7 +1,8 @@
-"""Which calls look ahead: their input names what the text says only later, as `Calculator(24 * 5)` before "120/24 = 5".
+"""Find calls that look ahead: their input names what the text says only later, as `Calculator(24 * 5)` before "120/24".
 
-Such a call helps to predict the text because it tells the text, and at inference the model cannot ask it. The paper has
-a rule for machine translation alone (appendix A, the whole input); this rule is for every tool and looks at units.
+A call that looks ahead helps to predict the text because it repeats the text; at inference the model cannot write it.
+The paper has a rule for machine translation alone (appendix A, the whole input). This rule is for every tool, and
+compares units: a unit is a number or a word.
 """
 
 import re
@@ -37,7 +38,7 @@ SPELLED: dict[str, tuple[str, ...]] = {
     "week": ("7",),
     "year": ("12", "52", "365"),
 }
-"""Words that stand for numbers: a text that says "twelve" or "a dozen" before the call has said 12."""
+"""Words and the numbers that they stand for: a text with "twelve" or "a dozen" before the call has said 12."""
 FUNCTION_WORDS = """
 a about after all also although an and any are as at be because been before between both but by can could did do does
 during each first for from had has have he her here his how however i if in into is it its just last many may me might
@@ -45,9 +46,9 @@ more most much my name no not now of on one only or other our she should so some
 there these they this those to us very was we were what when where which while who whom whose why will with would yes
 you your born called known made
 """
-"""Words that begin sentences and questions, and are no names for their capital."""
+"""Words that are no names although they may have a capital everywhere, because they begin sentences and questions."""
 UNNAMED = frozenset(FUNCTION_WORDS.split())
-"""The same as a set."""
+"""FUNCTION_WORDS as a set."""
 
 
 class Unit(NamedTuple):
@@ -60,30 +61,31 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextUnits:
-    """Where the numbers and words of a text stand; built once for all calls in it (`of`). Units are named by their key.
+    """Where the numbers and words of a text stand; built once for all calls in the text (`of`).
 
-    - ends: for each unit, the character after its first occurrence
-    - in_words: for each number that words stand for, such as 12 for "twelve" or "a dozen", the character after the
-      first of these words
-    - names: the words that have a capital wherever the text has them
+    "Rome has twelve" gives ends {"rome": 4, "has": 8, "twelve": 15}, ends_of_spelled_numbers {"12": 15} and names
+    {"rome"}.
+
+    - ends: key of a unit -> the character after its first occurrence
+    - ends_of_spelled_numbers: number -> the character after the first word for it, such as "twelve" or "dozen" for 12
+    - names: keys of the words that have a capital wherever they stand in the text
     """
 
     ends: dict[str, int]
-    in_words: dict[str, int]
+    ends_of_spelled_numbers: dict[str, int]
     names: frozenset[str]
 
     @staticmethod
     def of(text: str) -> "TextUnits":
-        """Read the numbers and words (units) of a text, and where each ends for the first time.
+        """Find the numbers and words (units) of a text, where each ends for the first time, and which are names.
 
-        A word counts as a name where it is longer than a character, never stands without a capital, and is none of
-        UNNAMED.
+        A word is a name if it has two characters or more, always has a capital, and is not in UNNAMED.
         """
         ends: dict[str, int] = {}
-        in_words: dict[str, int] = {}
+        ends_of_spelled_numbers: dict[str, int] = {}
         with_capital: set[str] = set()
         without_capital: set[str] = set()
-        previous = ""
+        previous = ""  # the word before, for "twenty four"
         for unit in _units(text):
             ends.setdefault(unit.key, unit.end)
             if unit.written[0].isupper():
@@ -91,20 +93,22 @@ class TextUnits:
             else:
                 without_capital.add(unit.key)
             for number in _numbers_of_word(unit.key, previous):
-                in_words.setdefault(number, unit.end)
+                ends_of_spelled_numbers.setdefault(number, unit.end)
             previous = unit.key
         always_with_capital = with_capital - without_capital - UNNAMED
         names = frozenset(key for key in always_with_capital if len(key) > 1)
-        return TextUnits(ends, in_words, names)
+        return TextUnits(ends, ends_of_spelled_numbers, names)
 
     def ahead(self, offset: int, input: str) -> list[str]:
-        """Return the units of a call's input that the text has only after the call, as the input has them, in order.
+        """Return the numbers and names of a call's input that the text has only after the call, as the input has them.
+
+        ["5"] for the input "24 * 5" before "= 5" in "It is 24 times = 5". Other words do not count, nor does a number
+        or name that the text does not have at all: the input may hold anything new.
+
+        Not covered: numbers that are words in the input, names in scripts without capitals, names with another
+        spelling, and the call's result.
 
         offset: the character at which x_i, the token after the call, begins.
-
-        Only numbers count, and words that are names in this text. A unit that the text has nowhere is no look ahead: a
-        tool may be asked anything. Not covered: numbers that are words in the input, names in scripts without capitals,
-        names that are spelled otherwise, and the call's result.
         """
         later_units: dict[str, str] = {}  # key -> as the input has it first
         for unit in _units(input):
@@ -114,14 +118,15 @@ class TextUnits:
         return list(later_units.values())
 
     def _only_after(self, offset: int, key: str) -> bool:
-        """Return whether the text has a unit, and neither it nor a word for it ends before a character."""
+        """Return whether the text has the unit `key` after the character `offset`, and not before it, nor as a word."""
         if key not in self.ends or self.ends[key] <= offset:
             return False
-        return key not in self.in_words or self.in_words[key] > offset
+        spelled_end = self.ends_of_spelled_numbers.get(key)
+        return spelled_end is None or spelled_end > offset
 
 
 def _numbers_of_word(word: str, previous: str) -> list[str]:
-    """Return the numbers that a word stands for, with the word before it: "four" is 4, and after "twenty" also 24.
+    """Return the numbers that a word stands for: ["4"] for "four", and ["4", "24"] if the `previous` word is "twenty".
 
     Words are keys of units. A plural ("dozens", "thirds") counts as its singular.
     """
@@ -142,7 +147,7 @@ def _units(text: str) -> Iterator[Unit]:
 
 
 def _number_key(written: str) -> str:
-    """Write a number without commas and without zeros that say nothing: `1,240.50` is `1240.5`, `0.5` is `.5`."""
+    """Write a number without commas and needless zeros: "1240.5" for "1,240.50", ".5" for "0.5"."""
     whole, _, decimals = written.replace(",", "").partition(".")
     whole = whole.lstrip("0")
     decimals = decimals.rstrip("0")

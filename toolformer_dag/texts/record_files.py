@@ -1,7 +1,7 @@
-"""The records of a file: what stands in each line, in each row, or in each item of a JSON list.
+"""Read the records of a file: its lines of JSON, its rows, or the items of its JSON list.
 
-For records whose form is read later, such as conversations. Documents are read by `shard_reader`, which knows their
-columns; both open a file in the same way: by its first bytes, decompressed in blocks, one pass.
+Records may have any form, as those of conversations. Documents are read by `shard_reader`, which knows their columns.
+Both open a file in the same way: what it is shows in its first bytes, and it is decompressed in blocks, in one pass.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,9 +24,9 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 from toolformer_dag.texts.shard_reader import ENDINGS, NAMED, PARQUET, READ_BYTES, compression
 
 LONGEST_LINE = 1 << 26
-"""The most bytes of a line, 64 MB: a conversation holds whole files that its tools have read."""
+"""The most bytes of a line, 64 MB: a conversation may contain whole files that its tools have read."""
 LARGEST_DOCUMENT = 1 << 28
-"""The most bytes of a file that is one JSON document, 256 MB: it is parsed as a whole. JSON lines have no limit."""
+"""The most bytes of a file that is a single JSON document, 256 MB, because it is parsed as a whole."""
 RECORD_ENDINGS = (*(f"{ending}{packed}" for ending in ENDINGS for packed in ("", *NAMED)), PARQUET)
 """How names of files with records end."""
 
@@ -34,8 +34,8 @@ RECORD_ENDINGS = (*(f"{ending}{packed}" for ending in ENDINGS for packed in ("",
 class NumberedRecord(NamedTuple):
     """A record of a file.
 
-    - `number`: its line or row, or its place in a JSON list, from 1
-    - `value`: what stands there: parsed JSON, or a row of a table as JSON has it
+    - `number`: its line, row, or number in a JSON list, from 1
+    - `value`: the parsed JSON; for a row of a table a dict, as JSON would have it
     """
 
     number: int
@@ -43,25 +43,31 @@ class NumberedRecord(NamedTuple):
 
 
 def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the records of a file in their order, and in place of a line that is not JSON why it is not.
+    """Yield the records of a file in their order; for a line that is not JSON, yield a Rejection in its place.
 
-    The file is Parquet, JSON lines, or one JSON document: a list of records, or a record; plain, or compressed with
-    gzip or zstd. Blank lines are passed over. Reasons of lines: not_json, not_utf8, line_too_long.
+    The file is Parquet, JSON lines, or a single JSON document (a list of records, or a record). It may be compressed
+    with gzip or zstd. Blank lines are skipped. Reasons of rejections: not_json, not_utf8, line_too_long.
 
-    Memory: a block of 16 MB and a line; of a JSON document all of it.
+    Memory: a block of 16 MB and a line, or the whole file if it is a single JSON document.
 
-    Raises ShardFault, after the records before the fault, where nothing of the file may be used: it is damaged, in no
-    form that is read (not_json_lines), or too large a document (document_too_large). Raises ShardError where it is
-    missing or unreadable, which may be otherwise another time.
+    Raises ShardFault, after the records before the fault, if nothing of the file may be used:
+    - it is damaged, or a library fails while it is read (unreadable_data)
+    - it is in no form that is read (not_json_lines)
+    - it is a JSON list of more than LARGEST_DOCUMENT bytes (document_too_large)
+
+    Raises ShardError if it is missing or cannot be read now.
     """
+    records: Iterator[NumberedRecord | Rejection]
     try:
         require_regular(path)
         with BufferedReader(cast(RawIOBase, path.open("rb", buffering=0)), READ_BYTES) as stream:
             head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
             if head.startswith(parquet_shards.MAGIC):
-                yield from guarded(_rows(whole_parquet(path, stream)))
+                records = _rows(whole_parquet(path, stream))
             else:
-                yield from guarded(_values(blocks(stream, compression(head, path.suffix))))
+                decompressed = blocks(stream, compression(head, path.suffix))
+                records = _values(decompressed)
+            yield from guarded(records)  # errors of libraries become ShardFault
     except OSError as error:
         raise ShardError(
             f"{printable(path)} cannot be read ({error.strerror or error}); correct its path, or the disk"
@@ -69,7 +75,7 @@ def file_records(path: Path) -> Iterator[NumberedRecord | Rejection]:
 
 
 def _rows(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
-    """Yield the rows of a Parquet file. Raises ShardFault."""
+    """Yield the rows of a Parquet file, numbered from 1. Raises ShardFault."""
     number = 0
     with opened_parquet(source) as file:
         for batch in file.iter_batches(rows_per_batch(file), use_threads=False):
@@ -79,10 +85,12 @@ def _rows(source: Path | IO[bytes]) -> Iterator[NumberedRecord]:
 
 
 def _values(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
-    """Yield the records of decompressed content in blocks, which is JSON lines or one JSON document.
+    """Yield the records of JSON lines or of a single JSON document. content: in blocks, decompressed.
 
-    Content that begins with a line which holds an object is JSON lines. Other content is read as a whole first, and as
-    lines where that is not JSON.
+    If the first line holds an object, the content is JSON lines. Other content is parsed as a whole; if that fails, or
+    if it is too large for that, it is JSON lines after all.
+
+    Raises ShardFault not_json_lines, document_too_large.
     """
     first_block = next(content, b"")
     kind = kind_in_words(first_block[:HEAD_BYTES])
@@ -91,27 +99,27 @@ def _values(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
     if _begins_with_object(first_block):
         yield from _lines(chain([first_block], content))
         return
-    document, rest = _held(first_block, content)
-    is_whole = not rest
+    held = _held(first_block, content)
+    if held.next_block is not None:
+        if held.beginning.lstrip().startswith(b"["):
+            raise ShardFault(
+                "document_too_large",
+                f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
+            )
+        yield from _lines(chain([held.beginning, held.next_block], content))
+        return
     try:
-        value = exact_value(document) if is_whole else None
+        document = exact_value(held.beginning)
     except ValueError:
-        is_whole = False
-    if is_whole:
-        records = value if isinstance(value, list) else [value]
-        for number, record in enumerate(records, 1):
-            yield NumberedRecord(number, record)
-    elif rest and document.lstrip().startswith(b"["):
-        raise ShardFault(
-            "document_too_large",
-            f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
-        )
-    else:
-        yield from _lines(chain([document], rest, content))
+        yield from _lines([held.beginning])
+        return
+    records = document if isinstance(document, list) else [document]
+    for number, record in enumerate(records, 1):
+        yield NumberedRecord(number, record)
 
 
 def _begins_with_object(block: bytes) -> bool:
-    """Return whether the first line of a block that is not blank holds a JSON object."""
+    """Return whether the first line of a block holds a JSON object; blank lines and a byte order mark are skipped."""
     first_line, _, _ = block.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     try:
         return first_line.startswith(b"{") and isinstance(exact_value(first_line), dict)
@@ -119,20 +127,27 @@ def _begins_with_object(block: bytes) -> bool:
         return False
 
 
-def _held(first_block: bytes, content: Iterator[bytes]) -> tuple[bytes, list[bytes]]:
-    """Return the content up to LARGEST_DOCUMENT bytes, and the block that goes beyond it, if there is one."""
-    held = [first_block]
+class _Held(NamedTuple):
+    """The content of a file up to LARGEST_DOCUMENT bytes, held in memory."""
+
+    beginning: bytes
+    next_block: bytes | None  # the block after it, which was read too; None if `beginning` is the whole content
+
+
+def _held(first_block: bytes, content: Iterator[bytes]) -> _Held:
+    """Read blocks of `content` until it ends, or until it has more than LARGEST_DOCUMENT bytes."""
+    held_blocks = [first_block]
     total_bytes = len(first_block)
     for block in content:
         total_bytes += len(block)
         if total_bytes > LARGEST_DOCUMENT:
-            return b"".join(held), [block]
-        held.append(block)
-    return b"".join(held), []
+            return _Held(b"".join(held_blocks), next_block=block)
+        held_blocks.append(block)
+    return _Held(b"".join(held_blocks), next_block=None)
 
 
 def _lines(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
-    """Yield what stands in each line that is not blank, or why it is no record."""
+    """Yield the record of each line, or why it holds none, with the line's number; blank lines are skipped."""
     number = 0
     for lines in line_batches(content, LONGEST_LINE):
         for line in lines:
@@ -144,7 +159,7 @@ def _lines(content: Iterable[bytes]) -> Iterator[NumberedRecord | Rejection]:
 
 
 def _line_record(number: int, line: bytes) -> NumberedRecord | Rejection:
-    """Return the record of a line, or why it holds none."""
+    """Parse a line; return its record, or a Rejection (not_utf8, not_json). number: the line's number in the file."""
     try:
         return NumberedRecord(number, exact_value(line))
     except UnicodeDecodeError as error:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 CUTTING = 2
 """The version of the cutting: raise it when the same document would give other segments."""
 TokenCounter = Callable[[Sequence[str]], Sequence[int]]
-"""Returns the tokens of each of some texts, as the model counts them."""
+"""Returns how many tokens each of some texts has for the model: [2, 1] for ["a b", "c"]."""
 
 PARAGRAPHS = re.compile(r"\n\s*")
 """The white space between two paragraphs."""
 SENTENCES = re.compile(r"(?:(?<=[.!?…])|(?<=[.!?…][\"'”’)\]]))\s+|(?<=[。！？])")
-"""The white space after the end of a sentence and a quote or bracket; signs of Chinese and Japanese need none."""
+"""The white space after a sentence, with a quote or bracket at its end; after 。！？, the gap may be empty."""
 WORDS = re.compile(r"\s+")
 CUTS = (PARAGRAPHS, SENTENCES, WORDS)
 """Where a document may be cut, from coarse to fine."""
@@ -22,7 +22,7 @@ CUTS = (PARAGRAPHS, SENTENCES, WORDS)
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A text: a part of a document that is annotated as a whole."""
+    """A part of a document that is annotated as a whole: a text of the method."""
 
     index: int  # its number in the document, from 0
     offset: int  # the character of the document at which it begins
@@ -30,7 +30,7 @@ class Segment:
 
 
 def text_digest(text: str) -> str:
-    """Return a hash of a text, 32 hexadecimal characters: equal texts share what was computed for them."""
+    """Return a hash of a text, 32 hexadecimal digits, by which equal texts share their results."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -54,10 +54,10 @@ def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[P
     """Cut a document into pieces of 1 to `max_tokens` tokens, each of as many whole paragraphs as fit.
 
     - A document that fits stays whole.
-    - A paragraph that does not fit is cut after sentences; a sentence that does not fit is cut between words.
-    - A word that does not fit is a piece with more tokens. All text between pieces is white space.
+    - A paragraph that is too long is cut after sentences; a sentence that is too long is cut between words.
+    - A word that is too long becomes a piece with more tokens. All text between pieces is white space.
 
-    `count_tokens` is applied to about twice the document.
+    `count_tokens` reads the document about twice.
     """
     paragraph_spans = _cut(text, _Span(0, len(text)), PARAGRAPHS)
     fitting = list(_fitting(text, paragraph_spans, (SENTENCES, WORDS), max_tokens, count_tokens))
@@ -66,7 +66,10 @@ def pieces(text: str, max_tokens: int, count_tokens: TokenCounter) -> Iterator[P
 
 
 def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
-    """Return the segments of a document at these places, each an offset and a length in characters."""
+    """Return the segments of a document at `places`, pairs of an offset and a length in characters.
+
+    Segments with the texts "ab" and "d" for the document "ab d" and the places (0, 2), (3, 1).
+    """
     result = []
     for index, (offset, length) in enumerate(places):
         result.append(Segment(index, offset, text[offset : offset + length]))
@@ -74,7 +77,7 @@ def segments(text: str, places: Iterable[tuple[int, int]]) -> list[Segment]:
 
 
 def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
-    """Cut segments of a document at the ends of their paragraphs; the results are numbered anew, from 0."""
+    """Return the paragraphs of segments of one document, as segments that are numbered from 0."""
     result: list[Segment] = []
     for segment in texts:
         for span in _cut(segment.text, _Span(0, len(segment.text)), PARAGRAPHS):
@@ -86,11 +89,12 @@ def paragraphs(texts: Sequence[Segment]) -> list[Segment]:
 def _fitting(
     text: str, spans: Sequence[_Span], cuts: Sequence[re.Pattern[str]], max_tokens: int, count: TokenCounter
 ) -> Iterator[Piece]:
-    """Yield spans of a text as pieces with their token counts; cut those that do not fit by the first of `cuts`.
+    """Yield spans of a text as pieces with their token counts; a span that is too long is cut into several pieces.
 
-    Their parts are cut by the next of `cuts`, and so on; where none is left, a piece may have too many tokens. The
-    character before a span is counted with it: it is white space, which many tokenizers join to the next word.
+    It is cut by the first of `cuts`, parts that are still too long by the next, and so on. Parts that no pattern of
+    `cuts` is left for are yielded with too many tokens.
     """
+    # The character before a span is counted with it: white space, which many tokenizers join to the next word.
     counts = count([text[max(span.start - 1, 0) : span.end] for span in spans])
     for span, tokens in zip(spans, counts, strict=True):
         if tokens <= max_tokens or not cuts:
@@ -101,9 +105,9 @@ def _fitting(
 
 
 def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
-    """Return what stands between the matches of `gap` in a span of a text, without white space around it.
+    """Cut a span of a text at the matches of `gap`; return the parts, stripped of white space, without empty ones.
 
-    Parts of nothing but white space are left out.
+    [(0, 2), (3, 4)] for the text "ab c", the span (0, 4) and the gap WORDS.
     """
     parts = []
     start = span.start
@@ -115,7 +119,7 @@ def _cut(text: str, span: _Span, gap: re.Pattern[str]) -> list[_Span]:
 
 
 def _stripped(text: str, span: _Span) -> _Span:
-    """Return a span of a text without the white space at its ends."""
+    """Return a span of a text without the white space at its ends: (1, 3) for the text " ab " and the span (0, 4)."""
     without_start = text[span.start : span.end].lstrip()
     start = span.end - len(without_start)
     return _Span(start, start + len(without_start.rstrip()))
@@ -124,10 +128,11 @@ def _stripped(text: str, span: _Span) -> _Span:
 def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter) -> list[list[Piece]]:
     """Pack consecutive pieces of a text into groups of at most `max_tokens` tokens, each as full as it can be.
 
-    The tokens of a group are the sum of its pieces' counts. A piece that has more than `max_tokens` has its own group.
+    Pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5] with 8 as the maximum. A piece of more than `max_tokens`
+    is a group alone.
 
-    Many tokenizers add a token to each text that they count, so a sum may be too large. Where the sum of all pieces is
-    above `max_tokens`, but at most twice that, they are counted joined as well, and all are one group if they fit.
+    Sums of tokens can be too large, because many tokenizers add a token to each text. So all pieces are also counted as
+    one text if their sum is above `max_tokens`, but at most twice that.
     """
     tokens_of_all = sum(piece.tokens for piece in pieces)
     if max_tokens < tokens_of_all <= 2 * max_tokens:
@@ -137,36 +142,40 @@ def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter
             return [pieces]
 
     groups: list[list[Piece]] = []
-    room = 0  # tokens that the last group may still take; below 0 after a piece that is too long
+    tokens_left = 0  # that the last group may still take; below 0 after a piece that is too long
     for piece in pieces:
-        if piece.tokens > room:
+        if piece.tokens > tokens_left:
             groups.append([])
-            room = max_tokens
+            tokens_left = max_tokens
         groups[-1].append(piece)
-        room -= piece.tokens
+        tokens_left -= piece.tokens
     return groups
 
 
 def _joined(text: str, groups: Sequence[Sequence[Piece]], max_tokens: int, count: TokenCounter) -> Iterator[Piece]:
-    """Join the pieces of each group to one; halve groups that have too many tokens when they are joined.
+    """Yield each group of pieces joined to one piece; a group that is too long then is halved until its parts fit.
 
-    A group of a single piece is halved by its sentences or words; a single word stays too long.
+    A group of a single piece is halved between its sentences or words. A single word is yielded although it is too
+    long.
     """
     counts = count([text[group[0].start : group[-1].end] for group in groups])
     for group, tokens in zip(groups, counts, strict=True):
-        fits = tokens <= max_tokens
-        parts = _parts(text, group[0]) if not fits and len(group) == 1 else group
-        if fits or len(parts) == 1:
-            yield Piece(group[0].start, group[-1].end, tokens)
-        else:
-            half = len(parts) // 2
-            yield from _joined(text, [parts[:half], parts[half:]], max_tokens, count)
+        joined = Piece(group[0].start, group[-1].end, tokens)
+        if tokens <= max_tokens:
+            yield joined
+            continue
+        parts = group if len(group) > 1 else _parts(text, group[0])
+        if len(parts) == 1:  # a single word
+            yield joined
+            continue
+        half = len(parts) // 2
+        yield from _joined(text, [parts[:half], parts[half:]], max_tokens, count)
 
 
 def _parts(text: str, piece: Piece) -> list[Piece]:
-    """Return the sentences of a piece, or the words of a single sentence; their tokens are not counted (0).
+    """Return the sentences of a piece, or the words of a piece of one sentence, or the piece itself if it is a word.
 
-    A piece that fitted with the character before it may be too long without: some tokenizers need a token more then.
+    The caller counts the tokens of the parts; here they are 0.
     """
     for gap in (SENTENCES, WORDS):
         spans = _cut(text, _Span(piece.start, piece.end), gap)

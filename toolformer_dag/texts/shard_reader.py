@@ -1,4 +1,4 @@
-"""Read a shard that is a file: Parquet, or plain or compressed content whose form a `Container` reads."""
+"""Read the documents of a shard, a file of a corpus: Parquet, or JSON lines, plain or compressed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from toolformer_dag.texts.shard_faults import ShardError, ShardFault
 READ_BYTES = 1 << 18
 """Bytes that are read of a file at a time."""
 PARQUET = ".parquet"
-"""How names of Parquet files end."""
+"""The ending of a Parquet file's name."""
 NAMED = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
-"""How names of compressed files end."""
+"""The ending of a compressed file's name -> its compression."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A form of content, after it is decompressed."""
+    """A form that the content of a file may have after it is decompressed, such as JSON lines."""
 
     read: Callable[[Iterable[bytes], FormatChoice], Iterator[Batch]]
-    """Reads its records as raw columns: (content in blocks, format) -> batches."""
+    """Reads the records as batches of raw columns, from content in blocks and the format that the settings name."""
     endings: tuple[str, ...] = ()
-    """How names of such files end; in a folder, files with other endings are not read."""
+    """The endings of names of files in this form. Files of a folder with other endings are not read."""
     magic: bytes = b""
-    """The bytes that such content has at byte `magic_at`; none for a form that any content may have."""
+    """The bytes by which this form is recognized. They stand at byte `magic_at`. b"" fits any content."""
     magic_at: int = 0
 
 
@@ -43,22 +43,28 @@ CONTAINERS = (
     Container(web_archive_batches, magic=web_archives.MAGIC),
     Container(json_batches, endings=(".jsonl", ".ndjson", ".json")),
 )
-"""The first that fits reads the content. JSON lines have no magic: they are the last. Parquet is none of them: it is
-read from the file itself, which is not compressed as a whole."""
+"""The first one whose magic fits reads the content. JSON lines have no magic, so they are last. Parquet is not among
+them, because it is read from the file itself and is not compressed as a whole."""
 ENDINGS = tuple(ending for container in CONTAINERS for ending in container.endings)
-"""How names of files end that a container reads."""
+"""The endings of names of files that a container reads."""
 
 
 def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Iterator[Batch]:
-    """Yield the documents of a shard (columns.DOCUMENTS), in the order of the file, with the lines that hold none.
+    """Yield the documents of a shard in batches (columns.DOCUMENTS), in the order of the file.
 
-    - The file is read in one pass. Memory: a block of 16 MB in a few forms, and 100 bytes per document for its digest.
-    - Reasons of rejected lines: those of `json_batches`, `raw_batch` and `documents_of`.
+    A batch also has the rejections of lines without a document; their reasons are named at `json_batches`, `raw_batch`
+    and `documents_of`. choice: the format that the settings name; None to recognize it.
 
-    Raises ShardFault, after the documents before the fault, where nothing of the shard may be used: it is damaged
-    (`blocks`, `whole_parquet`, `parquet_batches`), in no known form (unknown_format, missing_field, web_archive,
-    unsupported_compression, not_gzip, not_zstd, not_parquet), nothing that its library reads (unreadable_data), or
-    empty (empty_shard). Raises ShardError where the file is missing or unreadable.
+    The file is read in one pass. Memory: a few times 16 MB, a block, and 100 bytes per document for its digest.
+
+    Raises ShardFault, after the documents before the fault, if nothing of the shard may be used:
+    - It is damaged: see `blocks`, `whole_parquet`, `parquet_batches`.
+    - Its form is not known: unknown_format, missing_field, not_json_lines, web_archive, unsupported_compression.
+    - It is not what its name says: not_gzip, not_zstd, not_parquet.
+    - A library fails while it is read: unreadable_data, from `guarded`.
+    - It is empty: empty_shard.
+
+    Raises ShardError if the file is missing or cannot be read.
     """
     path = Path(path)
     choice = choice or FormatChoice()
@@ -78,19 +84,23 @@ def shard_batches(path: Path | str, choice: FormatChoice | None = None) -> Itera
 
 
 def _container_batches(content: Iterator[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Read decompressed content by the first of CONTAINERS whose magic it has."""
+    """Return the batches of raw columns that the first of CONTAINERS with a fitting magic reads from the content.
+
+    content: in blocks, decompressed.
+    """
     first_block = next(content, b"")
     whole_content = chain([first_block], content)
-    container = next(
-        container for container in CONTAINERS if first_block.startswith(container.magic, container.magic_at)
-    )
-    return container.read(whole_content, choice)
+    fitting = [container for container in CONTAINERS if first_block.startswith(container.magic, container.magic_at)]
+    return fitting[0].read(whole_content, choice)
 
 
 def compression(head: bytes, suffix: str) -> str | None:
-    """Return how a file is compressed, by its first bytes: "gzip", "zstd", or None for a file that is not.
+    """Return how a file is compressed: "gzip", "zstd", or None if it is not.
 
-    Raises ShardFault for another compression, and where the file's name (its suffix) says otherwise.
+    head: its first bytes. suffix: the ending of its name, such as ".gz".
+
+    Raises ShardFault unsupported_compression for another compression. Raises not_gzip, not_zstd or not_parquet if the
+    suffix says that the file is that and its first bytes say that it is not.
     """
     kind = kind_of(head)
     if kind not in (None, "gzip", "zstd"):
@@ -104,6 +114,6 @@ def compression(head: bytes, suffix: str) -> str | None:
 
 
 def _in_words(head: bytes) -> str:
-    """Say what a file is by its first bytes, or which these are."""
+    """Return what a file is by its first bytes: "is HTML or XML", or else "begins with b'abcd'"."""
     kind = kind_in_words(head)
     return f"is {kind}" if kind else f"begins with {head[:4]!r}"

@@ -1,4 +1,8 @@
-"""Find texts again in others by passages of 13 words, as corpora are compared with benchmarks (Brown et al. 2020)."""
+"""Find which texts share a passage of 13 words with others, as corpora are checked for benchmarks (Brown et al. 2020).
+
+A run is any sequence of consecutive words of a text. A passage is a run by which a text is recognised: one of
+PASSAGE_WORDS words, or a whole shorter text.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,7 +16,7 @@ PASSAGE_WORDS = 13
 FEWEST_WORDS = 8
 """Words of the shortest text that is looked for as a whole (as there)."""
 MATCHING = 1
-"""Raised when other texts would be found in the same ones."""
+"""Version of the matching: raised when the same texts would match differently."""
 WORD = r"[\p{L}\p{M}\p{N}]+"
 """A run of letters, marks and digits, as Rust's pattern."""
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -20,7 +24,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 BITS = np.uint64(2**22 - 1)
 """The low bits of a hash, by which most passages are ruled out at once."""
 PAIRS = pl.Schema({"place": pl.Int64(), "text": pl.Int64()})
-"""A text that was searched (`place`), and a text whose passage it has (`text`), each by its number."""
+"""Two texts that share a passage, by number: the searched text (`place`) and the text of the passage (`text`)."""
 Hashes64 = NDArray[np.uint64]
 TextNumbers = NDArray[np.int64]
 
@@ -29,15 +33,24 @@ class _Words(NamedTuple):
     """The words of some texts, one after another; both arrays have an entry per word."""
 
     hashes: Hashes64
-    texts: TextNumbers  # the number of the text that has the word, ascending
+    texts: TextNumbers  # the number of the text that the word is from, ascending: [0, 0, 1] for ["a b", "c"]
 
 
 class _Passages(NamedTuple):
-    """Runs of as many words as `length` says; both arrays have an entry per run."""
+    """Runs of one length, from all texts; both arrays have an entry per run."""
 
-    length: int
+    length: int  # words of each run
     hashes: Hashes64
-    texts: TextNumbers
+    texts: TextNumbers  # the number of the text that the run is from
+
+    def chosen(self, is_chosen: NDArray[np.bool_]) -> "_Passages":
+        """Return the runs whose entry in `is_chosen` is True."""
+        return _Passages(self.length, self.hashes[is_chosen], self.texts[is_chosen])
+
+    def sorted_by_hash(self) -> "_Passages":
+        """Return the same runs in ascending order of their hashes."""
+        order = np.argsort(self.hashes, kind="stable")
+        return _Passages(self.length, self.hashes[order], self.texts[order])
 
 
 def _words(texts: Sequence[str]) -> _Words:
@@ -52,10 +65,10 @@ def _words(texts: Sequence[str]) -> _Words:
 
 
 def _passages(words: _Words) -> Iterator[_Passages]:
-    """Hash all runs of consecutive words within a text; yield them length by length, from FEWEST_WORDS on.
+    """Hash every run of consecutive words within a text; yield all runs of 8 words, then all of 9, up to 13.
 
-    words: a hash per word of all texts, one after the other, and the number of the text of each. The hash of a run is
-    computed from that of the run that is a word shorter (a rolling hash).
+    The lengths are FEWEST_WORDS to PASSAGE_WORDS. The hash of a run is computed from the hash of the run that is a word
+    shorter (a rolling hash).
     """
     longest = min(PASSAGE_WORDS, len(words.hashes))
     run_hashes = words.hashes  # at each word, the hash of the run that begins there
@@ -71,56 +84,63 @@ def _passages(words: _Words) -> Iterator[_Passages]:
 
 
 class SharedPassages:
-    """The passages of some texts, by hashes of 64 bits; memory grows with these texts, not with what is searched.
+    """The passages of some texts, as hashes of 64 bits, to be looked for in other texts.
 
-    Every run of PASSAGE_WORDS words is a passage; a text of FEWEST_WORDS words or more that has fewer is one as a
-    whole. Words are runs of letters and digits: languages without spaces are not covered. Hashes hold in one process.
+    Every run of 13 words (PASSAGE_WORDS) is a passage. A text of 8 to 12 words (from FEWEST_WORDS on) is one passage as
+    a whole; shorter texts have none. Words are runs of letters and digits: languages without spaces are not covered.
+
+    Memory grows with these texts, not with the texts that are searched. Hashes differ from process to process.
+
+    words: how many words each text has.
     """
 
+    words: list[int]
+
     def __init__(self, texts: Sequence[str]) -> None:
-        """Hash the passages of `texts`; memory holds their hashes and the numbers of their texts."""
+        """Hash the passages of `texts` and group them by their number of words.
+
+        `_by_length` has the passages of each length that occurs, sorted by hash; `_low_bits` has, by length, a table
+        that rules out most other runs at once.
+        """
         words = _words(texts)
         words_per_text = np.bincount(words.texts, minlength=len(texts))
-        self.words: list[int] = words_per_text.tolist()
-        """Words of each text; those with fewer than FEWEST_WORDS are never found."""
+        self.words = words_per_text.tolist()
         self._by_length: dict[int, _Passages] = {}
+        self._low_bits: dict[int, NDArray[np.bool_]] = {}
         for runs in _passages(words):
-            if runs.length < PASSAGE_WORDS:
-                # A shorter run is a passage only where it is its whole text.
-                is_passage = words_per_text[runs.texts] == runs.length
-            else:
-                is_passage = np.ones(len(runs.texts), np.bool_)
-            hashes = runs.hashes[is_passage]
-            text_numbers = runs.texts[is_passage]
-            if len(hashes):
-                order = np.argsort(hashes, kind="stable")
-                self._by_length[runs.length] = _Passages(runs.length, hashes[order], text_numbers[order])
-        self._low_bits = {length: _low_bits(passages.hashes) for length, passages in self._by_length.items()}
+            passages = runs
+            if runs.length < PASSAGE_WORDS:  # a short run is a passage only if it is its whole text
+                passages = runs.chosen(words_per_text[runs.texts] == runs.length)
+            if len(passages.hashes):
+                self._by_length[runs.length] = passages.sorted_by_hash()
+                self._low_bits[runs.length] = _low_bits(passages.hashes)
 
     def found_in(self, others: Sequence[str]) -> pl.DataFrame:
-        """Search `others` for the passages.
+        """Return a row for each pair of a text in `others` and a text of this object that share a passage.
 
-        Returns a row for each of `others` (its number, as `place`) and text that it shares a passage with (its number,
-        as `text`), sorted by both.
+        Columns: `place`, the index in `others`; `text`, the index of the text of this object. Sorted by both. As
+        [(1, 0)] where others[1] has a passage of the first text.
         """
-        pairs = [PAIRS.to_frame()]
+        pairs = [PAIRS.to_frame()]  # no rows, so that the columns are there without any pair
         if self._by_length:
+            # Only runs with as many words as a passage can equal it.
             for runs in _passages(_words(others)):
                 if runs.length in self._by_length:
                     pairs.append(self._pairs(runs))
         return pl.concat(pairs).unique().sort(PAIRS.names())
 
     def _pairs(self, runs: _Passages) -> pl.DataFrame:
-        """Return which texts have which of these runs as a passage, in the columns of PAIRS; pairs may repeat."""
-        passages = self._by_length[runs.length]
+        """Return which of the runs, all of one length, equal a passage, in the columns of PAIRS; pairs may repeat."""
         may_be_passage = self._low_bits[runs.length][runs.hashes & BITS]
-        candidates = pl.DataFrame({"hash": runs.hashes[may_be_passage], "place": runs.texts[may_be_passage]})
-        own_passages = pl.DataFrame({"hash": passages.hashes, "text": passages.texts})
-        return candidates.join(own_passages, on="hash").select(PAIRS.names())
+        candidates = runs.chosen(may_be_passage)
+        passages = self._by_length[runs.length]
+        searched = pl.DataFrame({"hash": candidates.hashes, "place": candidates.texts})
+        stored = pl.DataFrame({"hash": passages.hashes, "text": passages.texts})
+        return searched.join(stored, on="hash").select(PAIRS.names())
 
 
 def _low_bits(hashes: Hashes64) -> NDArray[np.bool_]:
-    """Return a table of all values of BITS: True for those that one of the hashes has as its low bits."""
+    """Return an array with an entry for each value of the low 22 bits: True where a hash has these low bits."""
     table = np.zeros(int(BITS) + 1, np.bool_)
     table[hashes & BITS] = True
     return table

@@ -1,6 +1,7 @@
-"""What decoding keeps of a JSON schema: a document for llguidance per argument; the rest is checked afterwards.
+"""What constrained decoding reads of a tool's JSON schema: a schema per argument, without what it cannot keep to.
 
-llguidance is the library that lets a model write only what a grammar admits.
+llguidance is the library of constrained decoding: it lets a model write only what a grammar admits. The whole schema is
+checked afterwards, by `read_arguments`.
 """
 
 import json
@@ -13,15 +14,15 @@ _WRITTEN = {
     "x-guidance": {
         "whitespace_flexible": False,
         "item_separator": ", ",
-        "key_separator": ": ",  # else white space is free
-        "lenient": True,
-        "coerce_one_of": True,  # `read_arguments` checks what decoding does not
+        "key_separator": ": ",  # without these three, white space is free
+        "lenient": True,  # keywords that it does not know are no error
+        "coerce_one_of": True,  # `oneOf` is read as `anyOf`
     }
 }
-"""llguidance's options for every document: JSON is written as `json.dumps` does it."""
-_BY_NAME = {"properties", "dependentSchemas", "dependencies"}
-"""Keywords that hold schemas by name."""
-_NESTED = _BY_NAME | {
+"""llguidance's options for every schema: JSON is written as `json.dumps` does it."""
+_KEYWORDS_WITH_NAMED_SCHEMAS = {"properties", "dependentSchemas", "dependencies"}
+"""Keywords that hold schemas by name: {"properties": {"city": {...}}}."""
+_KEYWORDS_WITH_SCHEMAS = {
     "allOf",
     "anyOf",
     "oneOf",
@@ -38,9 +39,9 @@ _NESTED = _BY_NAME | {
     "additionalItems",
     "unevaluatedItems",
 }
-"""Keywords that hold schemas: one, a list, or by name."""
-_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
-"""Keywords with whole numbers, which JSON Schema lets be written as 3.0, and decoding does not."""
+"""Keywords that hold a schema or a list of schemas: {"items": {...}}, {"anyOf": [{...}, {...}]}."""
+_KEYWORDS_WITH_COUNTS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+"""Keywords that hold a whole number. JSON Schema allows 3.0 there, llguidance only 3."""
 _LEFT_OUT = {
     "$schema",
     "$id",
@@ -54,9 +55,9 @@ _LEFT_OUT = {
     "default",
     "examples",
 }
-"""Keywords that decoding does not need: references are resolved before, and annotations rule nothing."""
-_TRIED = {"pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-"""Keywords of which decoding takes some values alone."""
+"""Keywords that decoding does not need: those for references, which are resolved before, and annotations."""
+_PARTLY_SUPPORTED = {"pattern", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+"""Keywords of which llguidance supports only some values; each value is tried."""
 PATTERN_SECONDS = 1.0
 """Seconds that a pattern with look-around may take for one text."""
 
@@ -64,8 +65,10 @@ PATTERN_SECONDS = 1.0
 def matches(pattern: str, value: str) -> bool:
     """Return whether a regular expression matches somewhere in a text, in limited time.
 
-    Rust's engine, which polars has, searches in linear time. It reads no look-around: such patterns are searched with
-    a limit of time. Python's `re` may take for ever. Raises TimeoutError, and ValueError for what is no pattern.
+    polars' engine (Rust) searches in linear time, but does not support look-around: the library `regex` searches
+    patterns with look-around, for at most PATTERN_SECONDS. Python's `re` could take for ever.
+
+    Raises TimeoutError after that time, and ValueError if `pattern` is not a regular expression.
     """
     import polars as pl
     import regex
@@ -81,16 +84,21 @@ def matches(pattern: str, value: str) -> bool:
 
 @cache
 def unwritable(value_schema: str) -> str | None:
-    """Return, in llguidance's words, why decoding cannot keep to the schema of a value (JSON); None where it can."""
+    """Return why llguidance cannot compile a JSON schema (given as JSON), in its words; None if it can.
+
+    As "Unimplemented keys: ["uniqueItems"]".
+    """
     from llguidance import LLMatcher
 
     grammar = f"%llguidance {{}}\nstart: v\nv: %json {value_schema}"
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if not failed:
         return None
-    # Around the reason stand the name of the step, a listing of the grammar, and the place in the schema.
-    reason = " ".join(messages).partition("compile JSON schema: ")[2]
-    reason = reason.partition("\n   1 |")[0].partition(" while processing json-schema:")[0]
+    # A message: "... failed to compile JSON schema: REASON while processing json-schema: ...\n   1 | (the grammar)"
+    _, _, reason = " ".join(messages).partition("compile JSON schema: ")
+    for what_follows in ("\n   1 |", " while processing json-schema:"):
+        reason, _, _ = reason.partition(what_follows)
+    # Only the message about a schema that is too large has another form, so no reason is found in it.
     return " ".join(reason.split())[:200] or "it is too large"
 
 
@@ -98,91 +106,102 @@ class WrittenValues(NamedTuple):
     """What decoding may write as the arguments of a call."""
 
     schemas: dict[str, str]
-    """By argument, the document for llguidance, as JSON; "" for an argument that can have no value."""
-    elsewhere: set[str]
-    """Arguments that every call needs, and that stand in parts of the schema alone, such as under `anyOf`."""
+    """Argument -> the schema of its value, as JSON for llguidance. Without arguments for which no value is valid."""
+    required_in_parts: set[str]
+    """Arguments that every call needs, but that only parts of the schema name, such as under `anyOf`."""
 
 
 @cache
 def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
-    """Return what decoding keeps of a schema.
+    """Return the schemas by which decoding writes the arguments of a call.
 
-    text: the whole schema, as JSON. names: its arguments (`argument_names`).
+    text: the tool's whole schema, as JSON. names: its arguments (`argument_names`).
 
     Raises ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not
-    finite, patternProperties, and a required argument without a possible value.
+    finite, patternProperties, and a required argument for which no value is valid.
     """
     from referencing import Registry
     from referencing.jsonschema import DRAFT202012, specification_with
 
     schema = json.loads(text)
     dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)
-    parts = _KeptParts(dialect)
+    copier = _SchemaCopier(dialect)
     resolver = Registry().resolver_with_root(dialect.create_resource(schema))
-    root = parts.kept(schema, resolver)
+    root = copier.copy(schema, resolver)
     properties = root.get("properties") or {}
 
-    # Every document is complete: it has the parts that references in it lead to, and the options.
-    additions = {"$defs": parts.shared, **_WRITTEN}
     schemas = {}
     for name in names:
         value_schema = properties.get(name, True)
-        if value_schema is False:
-            schemas[name] = ""
-        elif isinstance(value_schema, dict):
-            schemas[name] = json.dumps({**value_schema, **additions})
-        else:
-            schemas[name] = json.dumps(additions)
+        if value_schema is not False:  # JSON Schema's word for "no value is valid"
+            schemas[name] = _complete(value_schema, copier.shared)
     for name in schema.get("required") or ():
-        if not schemas[name]:
+        if name not in schemas:
             raise ValueError(f"{name}: every call needs it, and no value fits")
-    return WrittenValues(schemas, _needed_elsewhere(root, parts.shared, set(names)))
+    return WrittenValues(schemas, _required_in_parts(root, copier.shared, set(names)))
 
 
-class _KeptParts:
-    """Copies the parts of one schema without what decoding leaves out, and collects the parts that references lead to.
+def _complete(value_schema: Any, shared: Mapping[str, Any]) -> str:
+    """Return an argument's schema as JSON that stands alone, with the `shared` schemas it refers to and the options.
 
-    `shared` grows while parts are copied: the target of each reference so far, by a new name, d0, d1 and so on. A
-    reference becomes `#/$defs/d0`.
+    value_schema: keywords, or True where any value is valid.
+    """
+    keywords = value_schema if isinstance(value_schema, dict) else {}
+    return json.dumps({**keywords, "$defs": shared, **_WRITTEN})
+
+
+class _SchemaCopier:
+    """Copies a JSON schema without the keywords that decoding leaves out, and moves what it refers to into `shared`.
+
+    shared: name -> a schema that is referred to. The names are d0, d1 and so on; a reference to the first becomes
+        {"$ref": "#/$defs/d0"}. It grows with each `copy`.
     """
 
     def __init__(self, dialect: Any) -> None:
         self.shared: dict[str, Any] = {}
-        self._dialect = dialect
-        self._names: dict[int, str] = {}  # id of a target -> its name in `shared`
+        self._dialect = dialect  # the version of JSON Schema, from the library `referencing`
+        self._names: dict[int, str] = {}  # id of a referred schema -> its name in `shared`
 
-    def kept(self, part: Any, resolver: Any) -> Any:
-        """Return a copy of a part of the schema. `resolver`: looks up references from that part. Raises ValueError."""
+    def copy(self, part: Any, resolver: Any) -> Any:
+        """Return a copy of a schema, or of a schema inside of it, with the keywords of `_is_for_decoding`.
+
+        resolver: looks up the references in that part. True and False are schemas too, and come back as they are.
+
+        Raises ValueError for a reference that leads nowhere, and for patternProperties.
+        """
         if not isinstance(part, dict):
             return part
         if part.get("patternProperties"):
             raise ValueError("its schema has patternProperties, whose names are matched without a limit of time")
-        resolver = resolver.in_subresource(self._dialect.create_resource(part))
-        copy = {}
+        resolver = resolver.in_subresource(self._dialect.create_resource(part))  # an "$id" changes what is looked up
+        copied = {}
         for keyword, value in part.items():
-            if _is_kept(keyword, value):
-                copy[keyword] = self._kept_value(keyword, value, resolver)
+            if _is_for_decoding(keyword, value):
+                copied[keyword] = self._copy_of_value(keyword, value, resolver)
         if isinstance(part.get("$ref"), str):
-            copy["$ref"] = self._shared_target(part["$ref"], resolver)
+            copied["$ref"] = self._shared_reference(part["$ref"], resolver)
         if isinstance(part.get("$dynamicRef"), str):
-            # Decoding leaves it out; it has to lead somewhere all the same.
-            self._shared_target(part["$dynamicRef"], resolver)
-        return copy
+            # Decoding leaves it out, but a wrong one is an error all the same.
+            self._shared_reference(part["$dynamicRef"], resolver)
+        return copied
 
-    def _kept_value(self, keyword: str, value: Any, resolver: Any) -> Any:
-        """Return a copy of what a keyword holds: schemas, or a plain value."""
-        if keyword in _BY_NAME:
-            return {name: self.kept(schema, resolver) for name, schema in value.items()}
-        if keyword in _NESTED:
-            if isinstance(value, list):
-                return [self.kept(schema, resolver) for schema in value]
-            return self.kept(value, resolver)
-        if keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+    def _copy_of_value(self, keyword: str, value: Any, resolver: Any) -> Any:
+        """Return a copy of a keyword's value: schemas in it are copied by `copy`; a count of 3.0 becomes 3."""
+        if keyword in _KEYWORDS_WITH_NAMED_SCHEMAS:
+            return {name: self.copy(schema, resolver) for name, schema in value.items()}
+        if keyword in _KEYWORDS_WITH_SCHEMAS and isinstance(value, list):
+            return [self.copy(schema, resolver) for schema in value]
+        if keyword in _KEYWORDS_WITH_SCHEMAS:
+            return self.copy(value, resolver)
+        if keyword in _KEYWORDS_WITH_COUNTS and isinstance(value, float) and value.is_integer():
             return int(value)
         return value
 
-    def _shared_target(self, reference: str, resolver: Any) -> str:
-        """Copy what a reference leads to into `shared`, unless it is there; return the new reference."""
+    def _shared_reference(self, reference: str, resolver: Any) -> str:
+        """Copy the schema that a reference leads to into `shared`, if it is missing there. Return the new reference.
+
+        As "#/$defs/d0" for "#/definitions/City". Raises ValueError if it leads nowhere.
+        """
         from referencing.exceptions import Unresolvable
 
         try:
@@ -191,50 +210,57 @@ class _KeptParts:
             raise ValueError(f"its reference {reference:.100} leads nowhere") from error
         name = self._names.setdefault(id(target.contents), f"d{len(self._names)}")
         if name not in self.shared:
-            self.shared[name] = True  # holds the place meanwhile: a part may refer to itself
-            self.shared[name] = self.kept(target.contents, target.resolver)
+            self.shared[name] = True  # marks it as copied: it may refer to itself
+            self.shared[name] = self.copy(target.contents, target.resolver)
         return f"#/$defs/{name}"
 
 
-def _needed_elsewhere(root: Mapping[str, Any], shared: Mapping[str, Any], names: set[str]) -> set[str]:
-    """Return arguments that every call needs and that are not among `names`, the properties at the top of the schema.
+def _required_in_parts(root: Mapping[str, Any], shared: Mapping[str, Any], names: set[str]) -> set[str]:
+    """Return arguments that every call needs but that are not among `names`, the properties of the whole schema.
 
-    root: the schema as decoding keeps it. shared: its parts, by the names in their references.
+    {"id", "name"} for {"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}: whichever alternative a call takes, it
+    needs an argument that the whole schema does not name.
 
-    A call keeps to the root, to each part of `allOf`, and to one part of `anyOf` and of `oneOf`. Where each part of
-    such a group needs an argument that is not at the top, every call needs one. The first such group counts: for
-    `{"anyOf": [{"required": ["id"]}, {"required": ["name"]}]}` it is {"id", "name"}.
+    root: the copied schema (`_SchemaCopier`). shared: the schemas that it refers to.
     """
+    # A call takes one alternative of each of these groups; `allOf` is a group of one for each of its schemas.
     groups: list[Iterable[Any]] = [[part] for part in root.get("allOf", ())]
     groups += [[root], root.get("anyOf", ()), root.get("oneOf", ())]
-    for group in groups:
-        needed = [_needed(part, shared, any_property=not names) - names for part in group]
-        if needed and all(needed):
-            return set.union(*needed)
+    for alternatives in groups:
+        required = []
+        for part in alternatives:
+            # A schema that names no argument itself would seem to be for a tool without arguments.
+            part_names = _required_names(part, shared, or_all_properties=not names)
+            required.append(part_names - names)
+        if required and all(required):
+            return set.union(*required)
     return set()
 
 
-def _needed(part: Any, shared: Mapping[str, Any], *, any_property: bool) -> set[str]:
-    """Return the arguments that a part of a schema requires.
+def _required_names(part: Any, shared: Mapping[str, Any], *, or_all_properties: bool) -> set[str]:
+    """Return the arguments that a schema requires: {"id"} for {"required": ["id"], "properties": {"id": {}, "no": {}}}.
 
-    any_property: where it requires none, return all its properties. A schema without arguments at the top would
-    otherwise seem to be that of a tool without arguments.
+    or_all_properties: if it requires none, return all its properties instead.
     """
     if isinstance(part, dict) and "$ref" in part:
-        part = shared[part["$ref"].rpartition("/")[2]]
+        _, _, shared_name = part["$ref"].rpartition("/")  # of "#/$defs/d0"
+        part = shared[shared_name]
     if not isinstance(part, dict):
         return set()
     if part.get("required"):
         return set(part["required"])
-    return set(part.get("properties", ())) if any_property else set()
+    return set(part.get("properties", ())) if or_all_properties else set()
 
 
-def _is_kept(keyword: str, value: Any) -> bool:
-    """Return whether decoding may keep to a keyword. Raises ValueError for one that nothing can be compared with."""
+def _is_for_decoding(keyword: str, value: Any) -> bool:
+    """Return whether llguidance gets a keyword of a schema with this value.
+
+    Raises ValueError for a pattern that no engine reads, and for a multipleOf that is not finite.
+    """
     if keyword == "pattern":
         matches(value, "")
     if keyword == "multipleOf" and not math.isfinite(value):
         raise ValueError(f"its multipleOf is no number but {value}")
     if keyword in _LEFT_OUT:
         return False
-    return keyword not in _TRIED or not unwritable(json.dumps({keyword: value}))
+    return keyword not in _PARTLY_SUPPORTED or unwritable(json.dumps({keyword: value})) is None

@@ -27,42 +27,45 @@ class HubError(ShardError):
 
 @dataclass(frozen=True, slots=True)
 class HubSplit:
-    """A split of a data set at a fixed revision."""
+    """A split of a data set, such as "train", at a fixed revision."""
 
     hub: str
-    """The data set's id on the hub, or the path of its folder."""
+    """The data set's id on the hub, or the path of a local folder."""
     configuration: str | None
     split: str
     revision: str
-    """The commit on the hub; the fingerprint of the data files of a folder."""
+    """The commit on the hub; for a folder, a hash of its data files."""
     local: bool
-    """Whether it is a folder."""
+    """Whether the data set is a local folder."""
     named: bool
-    """Whether `files` are paths. The shards of other data sets, such as those in archives, have only numbers."""
+    """Whether `files` are paths. Data sets whose shards are not files, such as those in archives, have none."""
     files: tuple[str, ...]
-    """Its data files, by their path in the data set, or as names with their numbers."""
+    """The shards of the split: the paths of its files, "data/a.parquet", or "train-00000-of-00002" if not `named`."""
 
 
 def resolve(hub: str, configuration: str | None, split: str, revision: str | None) -> HubSplit:
-    """Look up a split of a data set: on the hub, with the token that `huggingface_hub` finds, or in a local folder.
+    """Return a split of a data set at its revision now, with the list of its data files.
 
-    revision: a branch, tag or commit on the hub; None for what the main branch is now.
+    hub: a data set's id on the hub, read with the token that `huggingface_hub` has stored; or a local folder.
+    revision: a branch, tag or commit on the hub; None for the main branch. Not used for a folder.
 
-    No code of a data set is run. Raises HubError.
+    No code of the data set is run. Raises HubError.
     """
     is_local = Path(hub).is_dir()
     commit = None if is_local else _commit(hub, revision)
     opened = _opened(hub, configuration, split, commit)
     urls = [str(url) for url in (opened.builder.config.data_files or {}).get(split, ())]
+    paths = [_path_in_dataset(url, hub, is_local) for url in urls]
+
     shard_count = opened.stream.num_shards
-    is_named = len(urls) == shard_count
-    if is_named:
-        files = [_path_in_dataset(url, hub, is_local) for url in urls]
-    else:
+    is_named = len(paths) == shard_count  # else the shards are not files, as in archives that hold several
+    files = paths
+    if not is_named:
         files = [f"{split}-{number:05}-of-{shard_count:05}" for number in range(shard_count)]
-    if commit is None:
-        file_hashes = {_path_in_dataset(url, hub, is_local): file_hash(Path(_without_chain(url))) for url in urls}
-        commit = fingerprint(file_hashes)
+
+    if commit is None:  # a folder's revision is a hash of its files
+        hashes = [file_hash(Path(_without_chain(url))) for url in urls]
+        commit = fingerprint(dict(zip(paths, hashes, strict=True)))
     return HubSplit(
         hub=hub,
         configuration=configuration,
@@ -75,7 +78,7 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
 
 
 def resolve_splits(hub: str) -> list[HubSplit]:
-    """Look up all splits of a data set of the hub at the commit that its main branch is on now. Raises HubError."""
+    """Return all splits of a data set of the hub, at the present commit of its main branch. Raises HubError."""
     from datasets import get_dataset_split_names
     from datasets.exceptions import DatasetsError
 
@@ -97,19 +100,19 @@ def hub_rows(split: HubSplit) -> Iterator[Any]:
 
 
 def hub_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the documents of a data file, and what was refused, as `shard_batches` does.
+    """Yield the documents of a data file in batches, with the rejections of each batch.
 
-    number: that of the data file in the split, from 0. Rows are numbered within the file.
+    number: the number of the data file in the split, from 0. Rows are numbered within the file.
 
-    Raises ShardFault for data that `datasets` cannot read (unreadable_data), which stops no other data file, and
-    ShardError where the hub cannot be reached. One malformed JSON line makes its whole data file unreadable, and so
-    does a field that the first data file lacks, or that is null there.
+    Raises ShardFault unreadable_data if `datasets` cannot read the file; other files can be read all the same. A single
+    malformed JSON line is enough, or a field that the first data file does not have or that is null there. Raises
+    ShardError if the hub cannot be reached.
     """
     return guarded(documents_of(_raw_batches(split, number, choice)))
 
 
 def _raw_batches(split: HubSplit, number: int, choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the records of a data file as raw columns. Raises ShardFault empty_shard, and what `_tables` raises."""
+    """Yield the rows of a data file as batches of raw columns. Raises ShardFault empty_shard, and as `_tables` does."""
     records: TableRecords | None = None
     for table in _tables(split, number):
         if records is None:
@@ -176,17 +179,23 @@ def _commit(hub: str, revision: str | None) -> str:
 
 
 def _path_in_dataset(url: str, hub: str, is_local: bool) -> str:
-    """Return the path of a data file within its data set. `url`: as `datasets` names it."""
+    """Return the path of a data file within its data set: "data/a.gz" for hf://datasets/org/name@commit/data/a.gz.
+
+    url: the address of the file, as `datasets` names it.
+    """
     address = _without_chain(url)
     if is_local:
         return Path(address).resolve().relative_to(Path(hub).resolve()).as_posix()
-    _, _, commit_and_path = address.partition("@")  # hf://datasets/org/name@commit/path
+    _, _, commit_and_path = address.partition("@")
     _, _, path = commit_and_path.partition("/")
     return path or address
 
 
 def _without_chain(url: str) -> str:
-    """Return the address of a data file without how it is unpacked: `gzip://a::/data/a.gz` is `/data/a.gz`."""
+    """Return the address of a data file without the part that says how to unpack it.
+
+    "/data/a.gz" for "gzip://a::/data/a.gz".
+    """
     _, _, address = url.partition("::")
     return address or url
 

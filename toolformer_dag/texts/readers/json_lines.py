@@ -1,4 +1,4 @@
-"""JSON lines -> raw columns: whole lines of a block, each parsed alone."""
+"""JSON lines -> raw columns: a file is read in blocks, and each of their lines is parsed alone."""
 
 import re
 from codecs import BOM_UTF8
@@ -15,23 +15,24 @@ from toolformer_dag.texts.shard_faults import ShardFault
 MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
 FIRST_RECORDS = 100
-"""Lines by whose records a format is recognized; without a record in them, the rest of the first block is looked at."""
+"""Lines whose records show the format; if they hold no record, the rest of the first block is searched for one."""
 ARRAY = re.compile(rb"\s*\[\s*\{")
-"""The beginning of an array of objects, of which no line before the last is an object."""
+"""Matches the beginning of a JSON array of objects, which is not JSON lines."""
 
 
 def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the records of a file as raw columns, a batch per block, in the order of the file.
+    """Yield the records of a file as batches of raw columns, about a batch per block, in the order of the file.
 
-    content: the file in blocks, decompressed. A line without a record is among the batch's rejections, with one of
-    these reasons: not_json, not_utf8, wrong_type, missing_field, line_too_long (MAX_LINE_BYTES or more). Blank lines
-    are passed over.
+    content: the file in blocks, decompressed.
 
-    Raises ShardFault: unknown_format, missing_field (no record of the first has what the format needs), not_json_lines
-    (the first block has no record, or begins a JSON array or an archive of tar), empty_shard.
+    A line without a record is among the rejections of its batch, with one of these reasons: not_json, not_utf8,
+    wrong_type, missing_field, line_too_long (MAX_LINE_BYTES or more). Blank lines are skipped.
+
+    Raises ShardFault: unknown_format, missing_field (none of the first records has what the format needs),
+    not_json_lines (the first block has no record, or begins a JSON array or a tar archive), empty_shard.
     """
-    layout: Layout | None = None
-    first_number = 1  # of the first line of a block
+    layout: Layout | None = None  # where records keep each field; the first records show it
+    first_number = 1  # the number of the first line of a batch
     for lines in line_batches(content):
         if layout is None:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
@@ -43,8 +44,8 @@ def json_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Bat
 
 
 def _batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
-    """Return the records of consecutive lines, of which the first has this number, as raw columns."""
-    numbers: list[int] = []  # of the lines with a record
+    """Return the records of consecutive lines as raw columns. first_number: the number of lines[0] in the file."""
+    numbers: list[int] = []  # the line of each record
     records: list[dict[str, Any]] = []
     rejections: list[Rejection] = []
     for number, line in enumerate(lines, first_number):
@@ -62,19 +63,20 @@ def _batch(layout: Layout, lines: Sequence[bytes], first_number: int) -> Batch:
 
 
 def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Return the objects with fields in the first FIRST_RECORDS lines, or without any there the first one after them.
+    """Return the objects with fields in the first FIRST_RECORDS lines; if these have none, the first one after them.
 
-    Raises ShardFault where the lines have none, and where they begin a JSON array or an archive of tar.
+    Raises ShardFault if no line holds such an object, or if the lines begin a JSON array or a tar archive.
     """
     head = b"\n".join(lines[:FIRST_RECORDS])
+    if ARRAY.match(head) or is_tar(head):
+        raise _no_records(head, is_blank=False)
     records: list[dict[str, Any]] = []
-    if not (ARRAY.match(head) or is_tar(head)):
-        for number, line in enumerate(lines):
-            if number >= FIRST_RECORDS and records:
-                break
-            value = _parsed(line)
-            if isinstance(value, dict) and value:
-                records.append(value)
+    for number, line in enumerate(lines):
+        if number >= FIRST_RECORDS and records:
+            break
+        value = _parsed(line)
+        if isinstance(value, dict) and value:
+            records.append(value)
     if not records:
         is_blank = not any(line.strip() for line in lines)
         raise _no_records(head, is_blank=is_blank)
@@ -82,7 +84,7 @@ def _first_records(lines: Sequence[bytes]) -> list[dict[str, Any]]:
 
 
 def _no_records(head: bytes, *, is_blank: bool) -> ShardFault:
-    """Return the fault of a file without a record, which says what it is.
+    """Return the error for a file without a record, with a message about what the file is instead.
 
     head: its first lines. is_blank: whether all lines of its first block are blank.
     """
@@ -102,56 +104,61 @@ def _no_records(head: bytes, *, is_blank: bool) -> ShardFault:
 
 
 def other_shape(head: bytes) -> str | None:
-    """Say what a file is in place of JSON lines, with a remedy, by its beginning; None where that does not tell."""
+    """Return what a file is instead of JSON lines, with a remedy; None if its beginning, `head`, does not show it.
+
+    "the content is a tar archive; ...", "one JSON array; ..." or "every line ends with a comma; ...".
+    """
     kind = kind_in_words(head)
     if kind is not None:
         return f"the content is {kind}"
     if head.lstrip().startswith(b"["):
         return "one JSON array; write one object per line, as `jq -c '.[]'` does"
     first_line, _, _ = head.lstrip().partition(b"\n")
-    comma = _comma_beside_object(first_line)
-    return f"every {comma}" if comma else None
+    return _comma_fault(first_line, subject="every line")
 
 
-def _comma_beside_object(line: bytes) -> str | None:
-    """Say where the comma is in a line that holds an object and a comma, with a remedy; None for any other line."""
+def _comma_fault(line: bytes, subject: str) -> str | None:
+    """Return where the comma is in a line that holds an object and a comma, with a remedy; None for any other line.
+
+    "every line ends with a comma; ..." for b'{"text": "a"},' and the subject "every line".
+    """
     line = line.strip()
     if line.endswith(b",") and isinstance(_parsed(line[:-1]), dict):
-        return "line ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
+        return f"{subject} ends with a comma; take it off, as `sed 's/,\\s*$//'` does"
     if line.startswith(b",") and isinstance(_parsed(line[1:]), dict):
-        return "line begins with a comma; take it off, as `sed 's/^\\s*,//'` does"
+        return f"{subject} begins with a comma; take it off, as `sed 's/^\\s*,//'` does"
     return None
 
 
 def line_batches(content: Iterable[bytes], longest: int = MAX_LINE_BYTES) -> Iterator[list[bytes]]:
-    """Cut blocks of a file into lines, without their ends; yield the lines that end in each block.
+    r"""Yield the lines of a file, without their ends, as a list for each block in which lines end.
 
-    A line that goes over the end of a block is in the batch of the block in which it ends. Of one with more than
-    `longest` bytes, only longest + 1 may be left. A last line without an end is in one batch with the lines before it,
-    because the first batch shows the format.
+    [b"a"] and [b"bc", b"d"] for the blocks b"a\nb", b"c\n" and b"d". Each list is held back until the next one has
+    begun, so that a last line without an end can join the lines before it: the first list shows the format of the file.
+
+    A line of more than `longest` bytes may be cut to longest + 1.
     """
-    waiting: list[bytes] = []  # the lines of the last block, which are yielded once another line has ended
-    open_line = b""  # what the last block has after its last line end
+    held_back: list[bytes] = []
+    open_line = b""  # what follows the last line end so far
     for block in content:
         lines = block.split(b"\n")
         lines[0] = open_line + lines[0]
         open_line = lines.pop()[: longest + 1]
         if not lines:
             continue
-        if waiting:
-            yield waiting
-        waiting = lines
+        if held_back:
+            yield held_back
+        held_back = lines
     if open_line:
-        waiting = [*waiting, open_line]
-    if waiting:
-        yield waiting
+        held_back = [*held_back, open_line]
+    if held_back:
+        yield held_back
 
 
 def _parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON; MISSING for what is not JSON.
+    """Parse a line of JSON; return MISSING for a line that is no JSON.
 
-    Where orjson refuses a line, an object is read by Python's json: it takes NaN, Infinity and half a surrogate pair,
-    which Python writes too.
+    An object that orjson refuses is parsed by Python's json, which accepts NaN, Infinity and half a surrogate pair.
     """
     try:
         return orjson.loads(line)
@@ -171,18 +178,27 @@ class _LineFault(NamedTuple):
     detail: str
 
 
-def _line_fault(line: bytes, value: Any) -> _LineFault:
-    """Return why a line holds no record. `value`: what `_parsed` returned for it; MISSING where it was not parsed."""
+def _line_fault(line: bytes, parsed_value: Any) -> _LineFault:
+    """Return why a line holds no record.
+
+    parsed_value: what `_parsed` returned for the line, or MISSING for a line that is too long to be parsed.
+    """
     if len(line) >= MAX_LINE_BYTES:
         return _LineFault("line_too_long", f"more than {MAX_LINE_BYTES} bytes")
-    if value is not MISSING:
-        return _LineFault("wrong_type", f"the line holds a {type(value).__name__}, not an object")
+    if parsed_value is not MISSING:
+        return _LineFault("wrong_type", f"the line holds a {type(parsed_value).__name__}, not an object")
     try:
         line.decode()
-        orjson.loads(line)
     except UnicodeDecodeError as error:
         return _LineFault("not_utf8", str(error))
+    detail = _comma_fault(line, subject="the line") or _json_error(line)
+    return _LineFault("not_json", detail)
+
+
+def _json_error(line: bytes) -> str:
+    """Return orjson's message about a line that is no JSON."""
+    try:
+        orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        comma = _comma_beside_object(line)
-        return _LineFault("not_json", f"the {comma}" if comma else str(error))
-    return _LineFault("not_json", "the line is no JSON")
+        return str(error)
+    return "the line is no JSON"

@@ -27,24 +27,27 @@ READ_BYTES = 1 << 20
 
 
 def whole_parquet(path: Path, stream: IO[bytes]) -> Path | IO[bytes]:
-    """Return what `parquet_batches` may open of a Parquet file: its path, or `stream` where the path is not UTF-8.
+    """Return what `parquet_batches` can open: the file's path, or `stream` if the path is not UTF-8.
 
-    stream: the open file. Raises ShardFault truncated_parquet for a file without its end.
+    pyarrow opens a path only if it is UTF-8.
+
+    stream: the open file. Raises ShardFault truncated_parquet if the end of the file is missing.
     """
     size = stream.seek(0, 2)
     stream.seek(max(0, size - len(MAGIC)))
     if size < SHORTEST or stream.read() != MAGIC:
         raise ShardFault("truncated_parquet", "the file has no Parquet footer: no row of it is used")
-    is_utf8 = printable(path) == str(path)
+    is_utf8 = printable(path) == str(path)  # `printable` escapes what is not UTF-8
     return path if is_utf8 else stream
 
 
 def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Iterator[Batch]:
-    """Yield the rows of a Parquet file as raw columns.
+    """Yield the rows of a Parquet file as batches of raw columns.
 
-    Memory: pages and a batch, whatever the size of file and row groups.
-    Raises ShardFault: corrupt_parquet, empty_shard, and those of TableRecords; OSError where the file cannot be read.
-    Checksums of pages are verified where the writer made them; most make none.
+    Memory: a batch and the pages it is read from, whatever the size of the file and its row groups.
+
+    Raises ShardFault: corrupt_parquet, empty_shard, and the reasons of TableRecords. Raises OSError if the file cannot
+    be read. Checksums of pages are verified if the file has them; most have none.
     """
     with opened_parquet(source) as file:
         records = TableRecords(file.schema_arrow, choice, _first_tables(file, choice))
@@ -56,9 +59,10 @@ def parquet_batches(source: Path | str | IO[bytes], choice: FormatChoice) -> Ite
 
 @contextmanager
 def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file to be read by batches; checksums of pages are verified where there are some.
+    """Open a Parquet file to be read by batches; checksums of pages are verified if the file has them.
 
-    Raises ShardFault corrupt_parquet, also for what is read inside the block; OSError where the file cannot be read.
+    Raises ShardFault corrupt_parquet, also for damage that shows inside the `with` block. Raises OSError if the file
+    cannot be read.
     """
     try:
         with pq.ParquetFile(
@@ -66,21 +70,27 @@ def opened_parquet(source: Path | str | IO[bytes]) -> Iterator[pq.ParquetFile]:
         ) as file:
             yield file
     except (OSError, pa.ArrowException, EOFError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
+        if isinstance(error, OSError) and error.errno is not None:  # the system's error; pyarrow's have no number
             raise
         reason = str(error).splitlines()[0] if str(error) else repr(error)
         raise ShardFault("corrupt_parquet", f"{reason}: no row of it is used") from error
 
 
 def _first_tables(file: pq.ParquetFile, choice: FormatChoice) -> Iterator[pa.Table]:
-    """Yield the first rows of the columns whose fields the schema does not show, as TableRecords looks at them."""
+    """Yield the file's rows from the beginning, in the columns whose content the schema does not show.
+
+    TableRecords reads the first table to see which fields they hold.
+    """
     columns = hiding_columns(file.schema_arrow, choice)
     for batch in file.iter_batches(FIRST_ROWS, columns=columns, use_threads=False):
         yield pa.Table.from_batches([batch])
 
 
 def rows_per_batch(file: pq.ParquetFile) -> int:
-    """Return how many rows take BATCH_BYTES, by the row group with the largest rows; 1 to BATCH_ROWS."""
+    """Return how many rows have about BATCH_BYTES, from 1 to BATCH_ROWS.
+
+    The size of a row is the mean of the row group with the largest rows.
+    """
     largest_row = 1.0  # bytes
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
