@@ -23,7 +23,7 @@ def generate(
     *,
     backend: Backend | None = None,
 ) -> list[Generation]:
-    """Decode each prompt greedily, with calls to tools; return a Generation each (paper, section 4.2).
+    """Continue each prompt greedily, with calls to tools, and return a `Generation` for each (paper, section 4.2).
 
     - A call starts where ` [` is among the k most likely next tokens, but neither after the last of the calls that
       the rules allow nor where p is below every tool's `min_probability`. Calls have text between them, but for up to
@@ -67,9 +67,9 @@ def generate(
 
 
 def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
-    """Return the state of each prompt's text before decoding: its tokens, after BOS where the model has one.
+    """Return a `WrittenText` for each prompt, with nothing written yet after its tokens (and BOS, if the model has it).
 
-    contexts: for each prompt, what its tools are told beside their input, such as the date.
+    contexts: for each prompt, what its tools get beside their input, such as the date.
     """
     encoding = rules.language_model.encoding
     texts = []
@@ -80,22 +80,25 @@ def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
 
 
 def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
-    """Split texts into batches for the model, texts of similar length together; the split changes no result.
+    """Split texts into batches for the model, with texts of similar length together; this changes no result.
 
-    A batch has at most BATCH_TOKENS tokens, padding and the tokens still to be written included, and at most
-    `backend.greedy_rows` texts. A text that may reach the end of the model's context is alone in its batch: beside it,
-    the padding of shorter texts would exceed the context.
+    A batch has at most `backend.greedy_rows` texts and, in the sum of `_counted_length`, at most BATCH_TOKENS tokens.
     """
     by_length = sorted(texts, key=lambda text: len(text.tokens_to_prefill()))
-    # A text counts as at least this long, so that the limit of tokens is one of `greedy_rows` texts too.
-    least_length = ceil(BATCH_TOKENS / backend.greedy_rows)
-    counted_lengths = []
-    for text in by_length:
-        if text.most_tokens > backend.context_length:
-            counted_lengths.append(BATCH_TOKENS)  # fills a batch
-        else:
-            counted_lengths.append(max(text.most_tokens, least_length))
+    counted_lengths = [_counted_length(text, backend) for text in by_length]
     batches_of_texts = []
     for indices in batches(range(len(by_length)), counted_lengths, BATCH_TOKENS):
         batches_of_texts.append([by_length[index] for index in indices])
     return batches_of_texts
+
+
+def _counted_length(text: WrittenText, backend: Backend) -> int:
+    """Return how many of the BATCH_TOKENS tokens of a batch a text takes: the tokens that it may grow to.
+
+    It counts as at least BATCH_TOKENS / `greedy_rows` tokens, so that no batch gets more than `greedy_rows` texts. A
+    text that may outgrow the model's context counts as a whole batch: in a batch of several, rows are padded to the
+    longest, and the padding could exceed the context.
+    """
+    if text.most_tokens > backend.context_length:
+        return BATCH_TOKENS
+    return max(text.most_tokens, ceil(BATCH_TOKENS / backend.greedy_rows))
