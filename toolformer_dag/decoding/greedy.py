@@ -25,25 +25,33 @@ def generate(
 ) -> list[Generation]:
     """Continue each prompt greedily, with calls to tools, and return a `Generation` for each (paper, section 4.2).
 
-    - A call starts where ` [` is among the k most likely next tokens, but neither after the last of the calls that
-      the rules allow nor where p is below every tool's `min_probability`. Calls have text between them, but for up to
-      `depth` that follow each other: after a call the next one starts where ` [` is the likeliest token.
-    - A call that stands in the text with its result is not repeated: the text goes on without it.
-    - Where p of ` [` is below a tool's `min_probability`, a call to it ends after its name, and the text goes on
-      without it.
-    - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
-      is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
-      the k most likely tokens there; else it has no result.
-    - At `->` in the text, the row leaves its batch. The calls of all rows run together. Then e(c, r), tokenized as in
-      C*, replaces the open call, and decoding continues.
-    - A call without a result is taken back: C* holds none. Within `calls`, the same place calls the next likeliest
-      tool, each once. Where none answers, the text ends there, and the last of its calls has the reason.
-    - Where tools are offered (`offer`), only those that the text before a place fits best may be called there, and none
-      where it shares no word with any.
-    - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
+    Where calls begin:
+
+    - A call begins if ` [` is among the k likeliest next tokens, unless the limit on calls is reached, or p of ` [` is
+      below the `min_probability` of every tool. Calls have text between them. Only in a chain, up to `depth` calls
+      directly follow each other: after a call the next one begins if ` [` is the likeliest token.
+    - With `offer`, only the tools that fit the text best may be called, and none if no tool shares a word with it.
+    - Text that only looks like a call, such as `<QA(`, is removed from its bracket on, and the text goes on without a
+      bracket there.
+
+    How a call is written:
+
+    - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with a tool that may be
+      called. If p of ` [` is below the `min_probability` of the tool, the call is removed after its name.
+    - At the limit of tokens, a call is cut where `)` was likeliest in its input, if it was among the k likeliest tokens
+      there; else it has no result.
+
+    What follows a call:
+
+    - A text whose call is complete leaves its batch, and the calls of all texts run together. Then e(c, r), the call
+      with its result, tokenized as in C*, replaces the call, and decoding continues.
+    - A call without a result is removed, for C* has none. The same position calls the next likeliest tool, each tool
+      once. If none answers, the text ends there, and its last call has the reason.
+    - A call that is already in the text with its result is not repeated: the text goes on without it.
     - After a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
-    `contexts` are ISO dates for the calendar. `backend` runs the model; by default its own (`backend_of`).
+    contexts: for each prompt an ISO date, which the calendar gets. backend: what runs the model; by default the model's
+    own (`backend_of`).
     """
     if backend is None:
         backend = backend_of(rules.language_model)

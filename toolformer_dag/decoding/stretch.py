@@ -84,7 +84,7 @@ class Stretch:
         """Return the characters that `token` would add to the text."""
         return self.rules.vocabulary.text([token], self.tokens())
 
-    def take_back_to(self, characters: int) -> None:
+    def shorten_to(self, characters: int) -> None:
         """Remove the last tokens until the stretch has at most `characters` characters."""
         while len(self.text()) > characters:
             self.written.pop()
@@ -156,7 +156,7 @@ class Stretch:
 
     # Which tokens may not come next
 
-    def bars(self, token: int) -> bool:
+    def forbids(self, token: int) -> bool:
         """Return whether a rule forbids `token` as the next one. Only tokens with brackets or `->` can be forbidden.
 
         - Where no tool call may begin, the last token of ` [`, which begins one.

@@ -158,7 +158,7 @@ def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[i
         forbidden = []  # pairs of a row and a token
         for row, text in enumerate(texts):
             text.stop_before_look_alike(likeliest[row])
-            if text.bars(likeliest[row]):
+            if text.forbids(likeliest[row]):
                 forbidden.append((row, likeliest[row]))
         if not forbidden:
             return likeliest

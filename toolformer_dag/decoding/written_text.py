@@ -207,7 +207,7 @@ class WrittenText:
             return
         look_alike_start = self.stretch.look_alike_start(token)  # its first character; None without one
         if look_alike_start is not None:
-            self.stretch.take_back_to(look_alike_start)
+            self.stretch.shorten_to(look_alike_start)
             self._feed.show_text(self.stretch, self._likelihoods, whole=True)
             self._look_alikes += 1
             self._restart_stretch(no_bracket=True)
@@ -216,9 +216,9 @@ class WrittenText:
         """Make ` [`, which begins a call, the next tokens, whatever the model's scores."""
         self._forced = list(self.rules.vocabulary.start)
 
-    def bars(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one of the text (`Stretch.bars`)."""
-        return self.model_chooses_next and self.stretch.bars(token)
+    def forbids(self, token: int) -> bool:
+        """Return whether a rule forbids `token` as the next one of the text (`Stretch.forbids`)."""
+        return self.model_chooses_next and self.stretch.forbids(token)
 
     def next_token(self, likeliest: int) -> int:
         """Return the token to append next: a forced one if there is any, else `likeliest`."""
