@@ -213,7 +213,7 @@ PLOTTED: Mapping[str, Bars] = {
 """How each view of the paper's tables is drawn."""
 
 
-def forbids(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
+def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
     """Draw a bar per row with its figure and, where it has low and high, its 95 % interval; the paper's are grey.
 
     - `named`: the columns that name a bar

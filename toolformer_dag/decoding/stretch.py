@@ -14,7 +14,7 @@ from toolformer_dag.decoding.written_call import INCOMPLETE
 class CallSite:
     """Which tool calls may begin at the first token of a stretch, given the calls before it.
 
-    - `places_with_calls`: the number of positions in the text so far at which a call was made.
+    - `places_with_calls`: the number of positions in the text so far at which calls were made.
     - `results_before`: the number of calls with results directly before the stretch.
     - `failed_tools`: the tools that were called here and gave no result; another tool is called next.
     - `no_start`: whether no call may begin here, because one was refused here.
@@ -85,7 +85,7 @@ class Stretch:
         return self.rules.vocabulary.text([token], self.tokens())
 
     def shorten_to(self, characters: int) -> None:
-        """Remove the last tokens until the stretch has at most `characters` characters."""
+        """Remove the last tokens of the stretch until its text has at most `characters` characters."""
         while len(self.text()) > characters:
             self.written.pop()
         del self._likelihoods[self.token_count :]

@@ -1,4 +1,4 @@
-"""A text while it is written: the states from its prompt to its end, and what leads from one to the next."""
+"""A text while it is written after a prompt: its states, and what leads from one state to the next."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,20 +25,20 @@ from toolformer_dag.tools.tool import ToolCall
 
 
 class TextState(Enum):
-    """What a text is doing. The numbers are those of the walk in `toolformer_dag.decoding`."""
+    """What a text is doing. The numbers are those of the steps in `toolformer_dag.decoding`."""
 
-    READY = "ready"  # waits for its tokens to be prefilled (1)
+    READY = "ready"  # waits until the model reads its tokens, the prefill (1)
     WRITING_TEXT = "writing text"  # gets a token at each step of its batch (2)
-    WRITING_CALL = "writing a call"  # so too, after ` [` (3)
-    WAITING = "waiting for a tool"  # has an open call, and is in no batch (4)
+    WRITING_CALL = "writing a call"  # its open call gets a token at each step, after ` [` (3)
+    WAITING = "waiting for a tool"  # waits for the answer of its open call, and is in no batch (4)
     ENDED = "ended"
 
 
 class WrittenText:
     """A text that is being written after a prompt, with its calls.
 
-    There is one object per text, from its prompt to its end. What a rule has to remember about a text has its
-    place here: `rules` are shared by all texts, and a `Stretch` ends with each call. Not safe for threads.
+    There is one object per text, from its prompt to its end, and all that rules have to remember about a text is in
+    it: `rules` are shared by all texts, and a `Stretch` ends with each call. Not safe for threads.
 
     | from | to | by |
     |---|---|---|
@@ -47,7 +47,7 @@ class WrittenText:
     | WRITING_TEXT | READY | `stop_before_look_alike` |
     | WRITING_TEXT | ENDED | `append` or `stop_before_sentence`: an end token, a stop word, a sentence, a limit |
     | WRITING_CALL | WAITING | `append` of `->` or of the last token that fits; `end_call` |
-    | WRITING_CALL | READY | `append` of the name of a tool that needs a likelier start: the call is taken back |
+    | WRITING_CALL | READY | `append` of the name of a tool that needs a likelier start: the call is removed |
     | WAITING | READY, ENDED | `go_on` with the answer of the call |
     | any | ENDED | `drop` |
 
@@ -65,7 +65,7 @@ class WrittenText:
     def __init__(
         self, rules: DecodingRules, prompt_tokens: Sequence[int], *, prompt: int = 0, context: str = ""
     ) -> None:
-        """Begin READY after the tokens of a prompt; ENDED where the prompt is empty or fills the context.
+        """Start in the state READY after the tokens of a prompt; ENDED if the prompt is empty or fills the context.
 
         prompt: its index among the prompts. context: what tools get beside their input, such as the date.
         """
@@ -131,7 +131,7 @@ class WrittenText:
 
     @property
     def notes_start(self) -> bool:
-        """Return whether p of ` [` is to be kept here: where one more call is allowed, or no call was made yet."""
+        """Return whether to keep p of ` [` here: one more call is allowed, or no call was made yet."""
         return self.model_chooses_next and (self.stretch.has_calls_left(self.stretch.token_count) or not self.calls)
 
     @property
@@ -167,7 +167,7 @@ class WrittenText:
     # 2. Choose
 
     def note_start(self, start: StartScore) -> None:
-        """Keep the model's p of ` [` as the next tokens."""
+        """Keep the model's p of ` [` after the last token, for `min_probability` and for the trace."""
         scores = self.stretch.scores
         if self.notes_start:
             scores.p_starts[self.stretch.token_count] = start.probability
@@ -194,7 +194,7 @@ class WrittenText:
             self._end()
 
     def _text_without_calls(self) -> str:
-        """Return all text so far, without calls and their results."""
+        """Return all text so far, without calls and their results, while plain text is being written."""
         return self.plain + self.stretch.text()
 
     def stop_before_look_alike(self, token: int) -> None:
@@ -244,23 +244,20 @@ class WrittenText:
         self.stretch.written.append(token)
         if self._ends_with_call_start():
             self._open_call()
-        elif self._cut_at_end_of_answer() or self._is_at_limit():
+            return
+        answer_length = self._answer_length()
+        if answer_length is not None:
+            self._end_answer(answer_length)
+        elif self.stretch.is_full and not self._forced:  # the forced tokens of ` [` may exceed the limit
             self._end()
         else:
             self._feed.show_text(self.stretch, self._likelihoods, whole=False)
 
-    def _is_at_limit(self) -> bool:
-        """Return whether a limit of tokens ends the text now; it may be exceeded to complete ` [`."""
-        return self.stretch.is_full and not self._forced
-
-    def _cut_at_end_of_answer(self) -> bool:
-        """Return whether the answer is over, by a stop word or its only sentence; if so, cut the stretch there."""
-        answer_length = self._end_of_answer()
-        if answer_length is None:
-            return False
+    def _end_answer(self, answer_length: int) -> None:
+        """-> ENDED: end the text after so many characters of the text without calls."""
         # The answer may end before the stretch begins: then no character of the stretch is left.
         self.stretch.characters = max(answer_length - len(self.plain), 0)
-        return True
+        self._end()
 
     def _ends_with_call_start(self) -> bool:
         """Return whether the text now ends with ` [` and one more call is allowed there."""
@@ -268,8 +265,8 @@ class WrittenText:
         ends_with_start = self.stretch.written[-len(start_tokens) :] == start_tokens
         return ends_with_start and self.stretch.has_calls_left(self.stretch.token_count - len(start_tokens))
 
-    def _end_of_answer(self) -> int | None:
-        """Return the length in characters at which the text without calls ends; None if it goes on.
+    def _answer_length(self) -> int | None:
+        """Return after how many characters of the text without calls the answer ends; None if it goes on.
 
         It ends before the first stop word of `rules.stop` and, under `one_sentence`, after its first sentence or line.
         """
@@ -422,7 +419,7 @@ class WrittenText:
     # Stretches and ends
 
     def drop(self) -> None:
-        """End the text at once, because its reader is gone: `generation` is not complete then."""
+        """-> ENDED at once, because nobody waits for the text: `generation` is not complete then."""
         self.state = TextState.ENDED
 
     def _begin_stretch(self, tokens: list[int], site: CallSite) -> None:
