@@ -1,7 +1,7 @@
 """Decoding with tools: the model calls a tool inside a sentence and continues (paper, sections 2 and 4.2).
 
-A text is written in five steps. `generate` in greedy.py has them in code; `serving/` takes the same steps for texts that
-come and go:
+A text is written in five steps. `generate` in greedy.py has them in code; `serving/` takes the same steps for texts
+that come and go:
 
 1. Prefill: the tokens so far run through the model, many texts in a batch (`Backend.greedy`).
 2. Choose: each text gets the likeliest token that no rule forbids (token_choice.py; the rules are in rules.py, what

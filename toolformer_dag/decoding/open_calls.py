@@ -39,4 +39,4 @@ def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return runner.run(calls)
     except ToolDown as error:
         _log.warning("%s", error)
-        return [ToolResult(None, TOOL_DOWN) for _ in calls]
+        return [ToolResult(result=None, reason=TOOL_DOWN) for _ in calls]

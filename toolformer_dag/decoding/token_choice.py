@@ -14,12 +14,12 @@ LISTED = 64
 
 
 def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[WrittenText]:
-    """Append the next token to each text, and run it through the model; return the texts that take another token.
+    """Append the next token to each text, and run it through the model; return the texts that get another token.
 
     `texts` are the rows of `batch`, in order. A text leaves both when it has ended, when its tool call is complete and
     has to be run, or when its last characters were removed and the rest has to be prefilled again.
     """
-    # By the model's scores, texts end or begin a tool call, and open calls end.
+    # Some texts end or begin a tool call, and some open calls end, by the model's scores alone.
     starts = _call_starts(batch, texts)
     _note_scores(batch, texts, starts)
     _stop_before_sentences(batch, texts)
@@ -27,14 +27,20 @@ def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[Writte
     _measure_closings(batch, texts)
     _forbid_outside_grammar(batch, texts)
 
-    likeliest = _likeliest_tokens(batch, texts)
     tokens = []
-    for row, text in enumerate(texts):
-        token = text.next_token(likeliest=likeliest[row])  # another one where the rules force it
+    for text, likeliest in zip(texts, _likeliest_tokens(batch, texts), strict=True):
+        token = text.next_token(likeliest=likeliest)  # another token if a rule forces it
         tokens.append(token)
         if text.is_writing:
             text.append(token)
+    return _run_remaining(batch, texts, tokens)
 
+
+def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequence[int]) -> list[WrittenText]:
+    """Run the last token of each text that is still being written through the model; return these texts.
+
+    The rows of other texts are removed from `batch`. `tokens`: the last token of each of `texts`.
+    """
     remaining_rows = [row for row, text in enumerate(texts) if text.is_writing]
     if not remaining_rows:
         return []

@@ -90,14 +90,14 @@ def read_call(body: str) -> DecodedCall:
         read_call("Calculator(2+")  # tool "Calculator", input "2+", reason NO_END
         read_call("Calcul")  # tool "", input "Calcul", reason NO_END
     """
-    arrow = find_behind_input(RESULT_ARROW, body)
+    arrow_start = find_behind_input(RESULT_ARROW, body)  # -1 without an arrow after the input
     tool, bracket, input = body.partition("(")
-    if arrow < 0 and not bracket:
-        return DecodedCall("", body, result=None, reason=NO_END)
-    if arrow < 0:
+    if arrow_start < 0:
+        if not bracket:  # not even the name is complete
+            return DecodedCall(tool="", input=body, result=None, reason=NO_END)
         return DecodedCall(tool, input, result=None, reason=NO_END)
     try:
-        call = parse_call(body[:arrow].rstrip())
+        call = parse_call(body[:arrow_start].rstrip())
     except MalformedCall as error:  # a string of a named argument may hold what no call may
         return DecodedCall(tool, input, result=None, reason=error.reason)
     return DecodedCall(call.tool, call.input, result=None, reason=None)

@@ -209,7 +209,7 @@ class SharedDecoder:
         now = time.monotonic()
         late = [writing for writing in self._calling if writing.call_deadline <= now]
         for writing in late:
-            self._take_answer(writing, writing.text.call, ToolResult(None, OUT_OF_TIME))
+            self._take_answer(writing, writing.text.call, ToolResult(result=None, reason=OUT_OF_TIME))
 
     def _let_texts_join(self) -> None:
         """Move waiting texts into batches, the first ones first, as long as memory has room (`batch_for`).
@@ -267,7 +267,7 @@ class SharedDecoder:
         writing.call_deadline = writing.call_began + seconds_left
         self._calling.add(writing)
         if parsed_call.reason is not None or seconds_left <= 0:
-            self._take_answer(writing, written_call, ToolResult(None, parsed_call.reason or OUT_OF_TIME))
+            self._take_answer(writing, written_call, ToolResult(result=None, reason=parsed_call.reason or OUT_OF_TIME))
             return
         self._tool_threads[parsed_call.tool].submit(
             text.tool_call(),
