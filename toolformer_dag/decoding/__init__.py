@@ -1,14 +1,14 @@
 """Decoding with tools: the model calls a tool inside a sentence and continues (paper, sections 2 and 4.2).
 
-How a text is written; `generate` in greedy.py is this walk in code, and `serving/` takes the same steps for texts that
-come and go:
+A text is written in five steps. `generate` in greedy.py has them in code; `serving/` takes the same steps for texts
+that come and go:
 
 1. Prefill: the tokens so far run through the model, many texts in a batch (`Backend.greedy`).
-2. Choose: each text gets the likeliest token that no rule bars (token_choice.py; the rules are in rules.py, what
-   they bar is in stretch.py). Where ` [` is among the k likeliest tokens, a call begins.
+2. Choose: each text gets the likeliest token that no rule forbids (token_choice.py; the rules are in rules.py, what
+   they forbid is in stretch.py). Where ` [` is among the k likeliest tokens, a call begins.
 3. Write a call: after ` [`, only tokens that can become `Name(input) ->` are chosen (written_call.py).
 4. Wait for its tool: the text leaves its batch, and the call runs (open_calls.py).
 5. Go on: the call with its result becomes part of the text, which is prefilled again.
 
-written_text.py has the states of a text during this walk, and what leads from one to the next.
+written_text.py has the states of a text during these steps, and what leads from one to the next.
 """

@@ -1,7 +1,7 @@
 """Find where a written answer ends: its first sentence, or its first line.
 
-Rules for Latin and East Asian punctuation. Where a text ends with a period, what the model would write next decides, so
-that "3.5" and "p.m. and" go on. Other scripts end at a line end or at the limit of tokens.
+The rules cover Latin and East Asian punctuation. If a text ends with a period, the token that the model would write
+next decides, so that "3.5" and "p.m. and" go on. Text in other scripts ends at a line end or at the limit of tokens.
 """
 
 import re
@@ -31,12 +31,12 @@ _CLOSED = re.compile(r"[.!?…。！？][\"'”’»)\]」』）]*$")
 
 
 def may_have_ended(text: str) -> bool:
-    """Return whether `text` ends like a sentence; what follows decides."""
+    """Return whether `text` ends with the punctuation of a sentence, as "It was 3." does. What follows decides."""
     return _CLOSED.search(text) is not None
 
 
 def answer_end(text: str) -> int | None:
-    """Return the length in characters of the first sentence or line that has words; None where none has ended yet.
+    """Return the length in characters of the first sentence or line that has words; None if none has ended yet.
 
     A sentence ends at `.`, `!`, `?` or `…` before white space, except before a lower-case letter and after an
     abbreviation or an initial; also at `。`, `！`, `？`. Closing quotes and brackets belong to it, a line end does not:
@@ -48,7 +48,7 @@ def answer_end(text: str) -> int | None:
     first_word = re.search(r"\w", text)
     if first_word is None:
         return None
-    for ending in _ENDING.finditer(text):
+    for ending in _ENDING.finditer(text):  # punctuation and line ends
         has_words = first_word.start() < ending.start()
         if has_words and not _goes_on(ending[0], text, ending.start(), ending.end()):
             is_line_end = ending[0] == "\n"
@@ -57,12 +57,12 @@ def answer_end(text: str) -> int | None:
 
 
 def _goes_on(ending: str, text: str, start: int, end: int) -> bool:
-    """Return whether a sentence goes on after a sign that may end it, such as "." or "!".
+    """Return whether a sentence goes on after `ending`, which may end it, such as "." or "!".
 
-    It does where a lower-case word follows ("at 5 p.m. and"), or where the period belongs to an initial ("J. Smith") or
-    to an abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
+    It does if a lower-case word follows ("at 5 p.m. and"), or if the period belongs to an initial ("J. Smith") or to an
+    abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
 
-    start, end: where `ending` stands in `text`.
+    start, end: the characters of `text` between which `ending` stands.
     """
     if ending[0] in "\n。！？":
         return False

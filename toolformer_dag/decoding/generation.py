@@ -1,4 +1,4 @@
-"""What decoding returns: a text with its calls, and pieces of it while it is written. Imports no torch."""
+"""What decoding returns: a text with its tool calls, and pieces of it while it is written. Imports no torch."""
 
 from dataclasses import dataclass, field
 
@@ -6,19 +6,19 @@ from toolformer_dag.texts.calls import Call, format_call
 
 DECODING = 8  # raise this when the same model would write another text after the same prompt
 TOOL_DOWN = "tool_down"
-"""The reason of every call to a tool that raised ToolDown."""
+"""The reason of a call without a result whose tool raised ToolDown."""
 RECORDED = 10
-"""p of ` [` is recorded where fewer tokens are likelier, also where no call may begin: then p > 1/11 is among them."""
+"""p of ` [` is recorded where fewer than 10 tokens are likelier, even if no call may begin; so every p > 1/11 is."""
 REPEATED = "repeated_call"
-"""The reason of a call that stands in the text with its result already."""
+"""The reason of a call that is already in the text with its result."""
 NO_END = "no_end"
 """The reason of a call without `->` within the limit of tokens, in whose input `)` was never likely."""
 EMPTY_PROMPT = "empty_prompt"
-"""Why nothing was written: no prompt, and the tokenizer adds no BOS."""
+"""Why nothing was written: the prompt is empty, and the tokenizer adds no BOS."""
 DOES_NOT_FIT = "does_not_fit"
 """Why nothing was written: the prompt fills the context."""
 UNLISTED = -9999.0
-"""Stands for the log p of a token that is far from the likeliest ones, as in OpenAI's protocol."""
+"""In place of the log p of a token that is not among the recorded likeliest ones, as in OpenAI's protocol."""
 
 REMEDIES = {
     DOES_NOT_FIT: "the text fills the model's context; give a shorter one",
@@ -27,17 +27,18 @@ REMEDIES = {
 
 
 def why_nothing(reason: str) -> str:
-    """Say why nothing was written, by `Generation.reason`, and what to do."""
+    """Return a sentence for users that says why nothing was written (`reason` of a Generation) and what to do."""
     return f"nothing was written, {reason}: {REMEDIES[reason]}"
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedCall:
-    """A call that decoding opened, with its result or the reason for its absence.
+    """A tool call that the model began to write, with its result or the reason why it has none.
 
-    `reason` is the tool's own, the runner's (`lost:...`), `tool_down`, `repeated_call` or `no_end`. After `no_end`,
-    `input` is as far as it was written; `tool` is empty, and `input` all that was written, where not even the name was
-    complete.
+    - `tool`: the tool's name; "" if not even the name was complete.
+    - `input`: the input as far as it was written; all that was written if the name was not complete.
+    - `result`: the tool's answer; None if there is a `reason`.
+    - `reason`: the tool's own, the runner's (`lost:...`), `tool_down`, `repeated_call` or `no_end`; else None.
     """
 
     tool: str
@@ -47,7 +48,10 @@ class DecodedCall:
 
 
 def call_text(call: DecodedCall) -> str:
-    """Return e(c, r) as it stands in the text; "" for a call without a result, which is taken back."""
+    """Return a call with its result as in the text, e(c, r) of the paper; "" without a result: the text leaves it out.
+
+    ` [Calculator(2+3) -> 5]` is an example.
+    """
     if call.result is None:
         return ""
     return format_call(Call(call.tool, call.input), call.result)
@@ -55,11 +59,11 @@ def call_text(call: DecodedCall) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StartChance:
-    """How likely a call was at a position outside calls.
+    """How likely a tool call was at one position of the text, outside calls.
 
-    - `text`: what was written there: a token, or ` [` where a call began.
-    - `probability`: the model's p of ` [`, also where decoding forbids a call.
-    - `rank`: how many tokens were more likely; a call may begin where this is below k.
+    - `text`: what was written there: a token, or ` [` if a call began.
+    - `probability`: the model's p of ` [`, even if the rules forbid a call there.
+    - `rank`: how many tokens were likelier; a call may begin if this is below k.
     """
 
     text: str
@@ -69,7 +73,7 @@ class StartChance:
 
 @dataclass(frozen=True, slots=True)
 class TokenLikelihood:
-    """A token outside calls with its log p by the model, and the likeliest tokens at its place with theirs."""
+    """A token outside calls with its log p, and `likeliest`: the texts and log p of the likeliest tokens there."""
 
     text: str
     log_probability: float
@@ -78,18 +82,20 @@ class TokenLikelihood:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The text written after the prompt: `text` with calls, `plain` without them.
+    """The text that was written after a prompt.
 
-    - `calls`: all calls in order; those without a result are not in `text`.
+    - `text`: the text with its calls and their results.
+    - `plain`: the text without them.
+    - `calls`: all calls in order; calls without a result are not in `text`.
     - `tokens`: the number of tokens that the model chose, including those of calls.
-    - `reason`: why nothing was written: `does_not_fit` (the prompt fills the context) or `empty_prompt` (no prompt, and
-      the tokenizer adds no BOS).
-    - `look_alikes`: how many look-alikes of a call, such as `<QA(`, decoding kept the model from writing.
-    - `chances`: the chance of a call at every position, where `generate` was asked to trace.
-    - `likelihoods`: log p of the tokens of `plain`, where the rules say so. The last ones may lie after the end of
-      `plain`: a stop word and what was written with it is cut off.
-    - `p_start`: the model's p of ` [` where the first call began; of a text without a call, the largest p of ` [`
-      among the places where it was one of the RECORDED likeliest tokens. Batches may round it otherwise.
+    - `reason`: why nothing was written: `does_not_fit` (the prompt fills the context) or `empty_prompt` (the prompt is
+      empty, and the tokenizer adds no BOS); else None.
+    - `look_alikes`: how many times decoding removed text that only looks like a call, such as `<QA(`.
+    - `chances`: the chance of a call at every position, if the rules trace it.
+    - `likelihoods`: the tokens of `plain` with log p, if the rules ask for them. The last ones may be beyond the end of
+      `plain`, where a stop word was cut off.
+    - `p_start`: the model's p of ` [` where the first call began. Without a call, the largest p of ` [` at positions
+      where it was among the RECORDED likeliest tokens. Its last digits depend on the batch.
     """
 
     text: str
@@ -105,13 +111,14 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class WrittenPiece:
-    """A piece of text as soon as it is decoded.
+    """A piece of a text, as a watcher gets it while the text is decoded.
 
     - `prompt`: the index of the prompt.
     - `text`: the characters that were added to the text, or to the call if `in_call`; a call begins with ` [`.
-    - `call`: the call that just ended, with its result or reason; `text` is then empty. A call that was not closed ends
-      earlier than its pieces.
-    - `likelihoods`: log p of the tokens that begin in `text`, outside calls, where the rules say so.
+    - `in_call`: whether the piece belongs to a call.
+    - `call`: in the last piece of a call, the call with its result or reason; `text` is "" then. Of a call that was cut
+      at its limit of tokens, earlier pieces may hold more than `call`.
+    - `likelihoods`: outside calls, the tokens that begin in `text`, with log p, if the rules ask for them.
     """
 
     prompt: int

@@ -23,27 +23,35 @@ def generate(
     *,
     backend: Backend | None = None,
 ) -> list[Generation]:
-    """Decode each prompt greedily, with calls to tools; return a Generation each (paper, section 4.2).
+    """Continue each prompt greedily, with calls to tools, and return a `Generation` for each (paper, section 4.2).
 
-    - A call starts where ` [` is among the k most likely next tokens, but neither after the last of the calls that
-      the rules allow nor where p is below every tool's `min_probability`. Calls have text between them, but for up to
-      `depth` that follow each other: after a call the next one starts where ` [` is the likeliest token.
-    - A call that stands in the text with its result is not repeated: the text goes on without it.
-    - Where p of ` [` is below a tool's `min_probability`, a call to it ends after its name, and the text goes on
-      without it.
-    - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with the name of a tool that
-      is not withheld. At the limit of tokens an open call ends where `)` was likeliest in its input, if it was among
-      the k most likely tokens there; else it has no result.
-    - At `->` in the text, the row leaves its batch. The calls of all rows run together. Then e(c, r), tokenized as in
-      C*, replaces the open call, and decoding continues.
-    - A call without a result is taken back: C* holds none. Within `calls`, the same place calls the next likeliest
-      tool, each once. Where none answers, the text ends there, and the last of its calls has the reason.
-    - Where tools are offered (`offer`), only those that the text before a place fits best may be called there, and none
-      where it shares no word with any.
-    - A look-alike of a call, such as `<QA(`, is not written: the text goes on before its bracket, without one there.
+    Where calls begin:
+
+    - A call begins if ` [` is among the k likeliest next tokens, unless the limit on calls is reached, or p of ` [` is
+      below the `min_probability` of every tool. Calls have text between them. Only in a chain, up to `depth` calls
+      directly follow each other: after a call the next one begins if ` [` is the likeliest token.
+    - With `offer`, only the tools that fit the text best may be called, and none if no tool shares a word with it.
+    - Text that only looks like a call, such as `<QA(`, is removed from its bracket on, and the text goes on without a
+      bracket there.
+
+    How a call is written:
+
+    - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with a tool that may be
+      called. If p of ` [` is below the `min_probability` of the tool, the call is removed after its name.
+    - At the limit of tokens, a call is cut where `)` was likeliest in its input, if it was among the k likeliest tokens
+      there; else it has no result.
+
+    What follows a call:
+
+    - A text whose call is complete leaves its batch, and the calls of all texts run together. Then e(c, r), the call
+      with its result, tokenized as in C*, replaces the call, and decoding continues.
+    - A call without a result is removed, for C* has none. The same position calls the next likeliest tool, each tool
+      once. If none answers, the text ends there, and its last call has the reason.
+    - A call that is already in the text with its result is not repeated: the text goes on without it.
     - After a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
 
-    `contexts` are ISO dates for the calendar. `backend` runs the model; by default its own (`backend_of`).
+    contexts: for each prompt an ISO date, which the calendar gets. backend: what runs the model; by default the model's
+    own (`backend_of`).
     """
     if backend is None:
         backend = backend_of(rules.language_model)
@@ -67,9 +75,9 @@ def generate(
 
 
 def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
-    """Return the state of each prompt's text before decoding: its tokens, after BOS where the model has one.
+    """Return a `WrittenText` for each prompt, with nothing written yet after its tokens (and BOS, if the model has it).
 
-    contexts: for each prompt, what its tools are told beside their input, such as the date.
+    contexts: for each prompt, what its tools get beside their input, such as the date.
     """
     encoding = rules.language_model.encoding
     texts = []
@@ -80,22 +88,25 @@ def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]
 
 
 def _batches(backend: Backend, texts: Sequence[WrittenText]) -> list[list[WrittenText]]:
-    """Split texts into batches for the model, texts of similar length together; the split changes no result.
+    """Split texts into batches for the model, with texts of similar length together; this changes no result.
 
-    A batch has at most BATCH_TOKENS tokens, padding and the tokens still to be written included, and at most
-    `backend.greedy_rows` texts. A text that may reach the end of the model's context is alone in its batch: beside it,
-    the padding of shorter texts would exceed the context.
+    A batch has at most `backend.greedy_rows` texts and, in the sum of `_counted_length`, at most BATCH_TOKENS tokens.
     """
     by_length = sorted(texts, key=lambda text: len(text.tokens_to_prefill()))
-    # A text counts as at least this long, so that the limit of tokens is one of `greedy_rows` texts too.
-    least_length = ceil(BATCH_TOKENS / backend.greedy_rows)
-    counted_lengths = []
-    for text in by_length:
-        if text.most_tokens > backend.context_length:
-            counted_lengths.append(BATCH_TOKENS)  # fills a batch
-        else:
-            counted_lengths.append(max(text.most_tokens, least_length))
+    counted_lengths = [_counted_length(text, backend) for text in by_length]
     batches_of_texts = []
     for indices in batches(range(len(by_length)), counted_lengths, BATCH_TOKENS):
         batches_of_texts.append([by_length[index] for index in indices])
     return batches_of_texts
+
+
+def _counted_length(text: WrittenText, backend: Backend) -> int:
+    """Return how many of the BATCH_TOKENS tokens of a batch a text takes: the tokens that it may grow to.
+
+    It counts as at least BATCH_TOKENS / `greedy_rows` tokens, so that no batch gets more than `greedy_rows` texts. A
+    text that may outgrow the model's context counts as a whole batch: in a batch of several, rows are padded to the
+    longest, and the padding could exceed the context.
+    """
+    if text.most_tokens > backend.context_length:
+        return BATCH_TOKENS
+    return max(text.most_tokens, ceil(BATCH_TOKENS / backend.greedy_rows))

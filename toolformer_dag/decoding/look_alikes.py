@@ -1,4 +1,4 @@
-"""Find what reads like a call, or like the end of a call, but is not one."""
+"""Find what reads like a tool call, or like the end of one, but is none: "<QA(" or a bracket that nothing opened."""
 
 import re
 from collections import Counter
@@ -14,23 +14,32 @@ OPENED_BY = {
 """The opening bracket of each closing one."""
 OPENING = re.compile(r"[(\[{<]")
 BEGUN_BACKWARDS = re.compile(r"(?P<name>[^\s()\[\]]*+)(?P<brackets>(?:\s*+[(\[{<])*+)")
-"""The end of a text that may become a look-alike, read from its end: what a name may begin with, and brackets."""
+"""What may become a look-alike at the end of a text, in a text read backwards: part of a name, then brackets."""
 
 
 def look_alike_start(text: str, names: Collection[str]) -> int | None:
-    """Return where the first of `names` with `(` after opening brackets begins, with its brackets; None without one."""
-    named = _named(frozenset(names))
-    match = named.search(text)
-    while match:
-        brackets = _brackets_before(text, match.start())
-        if brackets:
-            return match.start() - brackets
-        match = named.search(text, match.start() + 1)
+    """Return the index at which the first look-alike of a call begins, None without one.
+
+    A look-alike is one of `names` with `(` after it and opening brackets before it. Its first bracket counts:
+
+        look_alike_start("Then [<QA(", ["QA"])  # 5
+        look_alike_start("Then QA(", ["QA"])  # None
+    """
+    name_pattern = _name_pattern(frozenset(names))
+    name = name_pattern.search(text)
+    while name is not None:
+        bracket_length = _brackets_before(text, name.start())
+        if bracket_length:
+            return name.start() - bracket_length
+        name = name_pattern.search(text, name.start() + 1)
     return None
 
 
 def begun_start(text: str) -> int:
-    """Return where the end of a text begins that may become a look-alike; else the length of the text."""
+    """Return the index from which the end of a text may become a look-alike of a call; its length if none may.
+
+    `begun_start("Then <Q")` is 5, because "<Q" may become "<QA(".
+    """
     match = BEGUN_BACKWARDS.match(text[::-1])
     assert match is not None  # it may be empty
     if match["brackets"]:
@@ -41,8 +50,8 @@ def begun_start(text: str) -> int:
 
 
 @cache
-def _named(names: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern for one of `names` with `(`; without names it matches nothing."""
+def _name_pattern(names: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern that matches one of `names` followed by `(`; without names it matches nothing."""
     if not names:
         return re.compile(r"(?!)")
     any_name = "|".join(re.escape(name) for name in sorted(names))
@@ -50,7 +59,10 @@ def _named(names: frozenset[str]) -> re.Pattern[str]:
 
 
 def _brackets_before(text: str, end: int) -> int:
-    """Return how many characters opening brackets take right before `end`, with the white space behind each."""
+    """Return the number of characters from the first of the opening brackets directly before `end` to `end`.
+
+    White space between and after the brackets counts: 3 for "[ (" and its end, 0 if there is no bracket.
+    """
     start = end
     position = end
     while position > 0 and (text[position - 1].isspace() or OPENING.match(text[position - 1])):
@@ -60,13 +72,15 @@ def _brackets_before(text: str, end: int) -> int:
     return end - start
 
 
-def closes_nothing(before: str, text: str) -> bool:
+def closes_unopened_bracket(before: str, text: str) -> bool:
     """Return whether `text`, which follows `before`, closes a bracket that neither of them opened.
 
-    Each kind of bracket is counted by itself: `closes_nothing("(a [b", ")")` is False, `closes_nothing("(a", "]")` is
-    True. Such a bracket in `before` alone does not count.
+    Each kind of bracket is counted separately, and only brackets that `text` closes count:
+
+        closes_unopened_bracket("(a [b", ")")  # False
+        closes_unopened_bracket("(a", "]")  # True
     """
-    open_count = Counter[str]()  # by opening bracket; other characters are counted too, and never read
+    open_count = Counter[str]()  # by opening bracket; other characters are counted too, but never read
     for index, character in enumerate(before + text):
         opening = OPENED_BY.get(character)
         if opening is None:

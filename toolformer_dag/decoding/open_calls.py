@@ -1,4 +1,4 @@
-"""Run the calls for which texts wait, those to one tool together."""
+"""Run the tool calls for which texts wait, all calls to one tool together."""
 
 import logging
 from collections.abc import Sequence
@@ -15,25 +15,28 @@ _log = logging.getLogger(__name__)
 
 
 def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[DecodedCall]:
-    """Run the tool call that each text ends with; return the calls in the order of the texts.
+    """Run the tool call for which each text waits; return the answered calls in the order of the texts.
 
-    Each has its result, or the reason why it has none. A call that cannot be parsed has its reason already, and does
-    not run. The calls to one tool run together, within the tool's limits of time and size.
+    Each has its result, or the reason why it has none. A call that cannot be parsed already has a reason and is not
+    run. The calls to one tool run together, within the tool's limits of time and size.
     """
     calls = [text.open_call() for text in texts]
     for name, tool in rules.tools.items():
-        calls_to_tool = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
+        indices = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
         runner = Runner(tool, rules.limits.get(name, ToolLimits()))
-        results = tool_results(runner, [texts[index].tool_call() for index in calls_to_tool])
-        for index, result in zip(calls_to_tool, results, strict=True):
+        results = tool_results(runner, [texts[index].tool_call() for index in indices])
+        for index, result in zip(indices, results, strict=True):
             calls[index] = replace(calls[index], result=result.result, reason=result.reason)
     return calls
 
 
 def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:
-    """Run calls of a tool; where the tool is down, each has the reason TOOL_DOWN: a tool must not derail a text."""
+    """Run calls to a tool, and return a result for each; if the tool is down, each has the reason TOOL_DOWN.
+
+    The error is only logged, because a broken tool must not end a text.
+    """
     try:
         return runner.run(calls)
     except ToolDown as error:
         _log.warning("%s", error)
-        return [ToolResult(None, TOOL_DOWN) for _ in calls]
+        return [ToolResult(result=None, reason=TOOL_DOWN) for _ in calls]

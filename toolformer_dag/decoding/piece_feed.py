@@ -1,4 +1,4 @@
-"""Pass a text to whoever watches it, piece by piece: only what later tokens cannot change."""
+"""Pass a text to `DecodingRules.watch` while it is written: only characters that later tokens cannot change."""
 
 from collections.abc import Sequence
 
@@ -12,88 +12,93 @@ from toolformer_dag.texts.input_ends import find_behind_input
 
 
 class PieceFeed:
-    """Passes the pieces of one text to `watch` of its rules; where there is none, nothing happens.
+    """Passes the newly written characters of one text to the watcher, `rules.watch`; does nothing without one.
 
-    `prompt`: the index of the prompt. A piece costs what is new in it, however long the text is.
+    A text is a sequence of stretches (its tokens between two tool calls) and calls. The feed remembers how many
+    characters and tokens of each it has passed on, and passes on each once. `prompt`: the index of the text's prompt.
     """
 
     def __init__(self, rules: DecodingRules, prompt: int) -> None:
         self._rules = rules
         self._prompt = prompt
-        self._characters_of_stretch = 0  # shown ones of the stretch that is being written
-        self._characters_of_call = 0  # shown ones of the open call
-        self._characters_of_text = 0  # shown ones outside calls
-        self._tokens = 0  # tokens outside calls whose likelihoods were shown
-        self._next_token_begins = 0  # at this character of the text without calls
+        # Characters that the watcher has got:
+        self._stretch_characters_sent = 0  # of the current stretch
+        self._call_characters_sent = 0  # of the open call
+        self._characters_sent = 0  # of all stretches
+        # Tokens of all stretches whose log p the watcher has got:
+        self._tokens_sent = 0
+        self._token_characters_sent = 0  # their characters: the next token begins there in the text without calls
 
     def begin_stretch(self) -> None:
-        """Show another stretch from now on."""
-        self._characters_of_stretch = 0
+        """Start counting for a new stretch, of which nothing is passed on yet."""
+        self._stretch_characters_sent = 0
 
     def begin_call(self) -> None:
-        """Show another call from now on."""
-        self._characters_of_call = 0
+        """Start counting for a new call, of which nothing is passed on yet."""
+        self._call_characters_sent = 0
 
     def show_text(self, stretch: Stretch, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
-        """Pass the characters that are new since the last call to the watcher; do nothing where nobody watches.
+        """Pass the newly written characters of a stretch to the watcher; do nothing without a watcher.
 
         - stretch: the part of the text since the last tool call.
-        - earlier: log p of the tokens before it, where the rules ask for log p.
-        - whole: whether the stretch is over. While it is not, an end that a later token may change is held back: half
-          a character, or the beginning of ` [` or of a stop word.
+        - earlier: the tokens of the stretches before it with log p; empty unless the rules ask for log p.
+        - whole: whether the stretch is over. Until then, an end that a later token may change is held back: half a
+          character, or the beginning of ` [` or of a stop word.
         """
         if self._rules.watch is None:
             return
         text = stretch.text()
         if not whole:
             text = shown_text(text, self._rules.stop)
-        added = text[self._characters_of_stretch :]
+        added = text[self._stretch_characters_sent :]
         if not added:
             return
-        self._characters_of_stretch = len(text)
-        self._characters_of_text += len(added)
+        self._stretch_characters_sent = len(text)
+        self._characters_sent += len(added)
         likelihoods = self._new_likelihoods(stretch, earlier)
         self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
 
     def _new_likelihoods(self, stretch: Stretch, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
-        """Return log p of the tokens that begin in the characters shown so far, each token once.
+        """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.
 
-        Empty where the rules ask for no log p. `earlier` are the tokens before the stretch, so token t of the text is
-        in `earlier` or in the stretch. `self._tokens` counts those that were returned.
+        Each token is returned once. Empty unless the rules ask for log p. The tokens of the text outside calls are
+        `earlier` and then those of the stretch. Advances `_tokens_sent` and `_token_characters_sent`.
         """
         if self._rules.likeliest is None:
             return ()
-        tokens = []
-        written_count = len(earlier) + stretch.place
-        while self._tokens < written_count and self._next_token_begins < self._characters_of_text:
-            if self._tokens < len(earlier):
-                token = earlier[self._tokens]
+        new_tokens = []
+        written_count = len(earlier) + stretch.token_count
+        while self._tokens_sent < written_count and self._token_characters_sent < self._characters_sent:
+            if self._tokens_sent < len(earlier):
+                token = earlier[self._tokens_sent]
             else:
-                token = stretch.likelihood(self._tokens - len(earlier))
-            tokens.append(token)
-            self._tokens += 1
-            self._next_token_begins += len(token.text)
-        return tuple(tokens)
+                token = stretch.likelihood(self._tokens_sent - len(earlier))
+            new_tokens.append(token)
+            self._tokens_sent += 1
+            self._token_characters_sent += len(token.text)
+        return tuple(new_tokens)
 
     def show_call(self, call: WrittenCall, *, is_over: bool) -> None:
-        """Pass the characters of an unfinished tool call that are new to the watcher, from ` [` up to `->`.
+        """Pass the newly written characters of a tool call to the watcher, from ` [` up to `->`.
 
-        `is_over`: whether the call is complete. Nothing is passed before the tool's name is written where a tool has a
-        `min_probability`: the call may still be taken back.
+        `is_over`: whether no further token is written. A call cut at its limit of tokens then ends with its likeliest
+        end (`WrittenCall.closed_body`). If tools have a `min_probability`, nothing is passed on before the tool's name
+        is complete, because the call may still be removed.
         """
         if self._rules.watch is None:
             return
-        if self._rules.min_probability and not call.has_name:
+        may_be_removed = bool(self._rules.min_probability) and not call.has_name
+        if may_be_removed:
             return
         body = call.closed_body() if is_over else call.body()
         text = shown_call(body, self._rules.vocabulary.encoding.markers.arrow)
-        added = text[self._characters_of_call :]
+        added = text[self._call_characters_sent :]
         if added:
-            self._characters_of_call = len(text)
+            self._call_characters_sent = len(text)
             self._rules.watch(WrittenPiece(self._prompt, added, in_call=True))
 
     def show_answer(self, call: DecodedCall) -> None:
-        """Show a call with its result, or with the reason why it has none."""
+        """Pass an answered call to the watcher, with its result or the reason why it has none."""
         if self._rules.watch is not None:
             self._rules.watch(WrittenPiece(self._prompt, "", in_call=True, call=call))
 
@@ -101,18 +106,20 @@ class PieceFeed:
 def shown_text(text: str, stop: Sequence[str]) -> str:
     """Return the beginning of an unfinished text that no later token can change.
 
-    Held back is what may become another character, ` [`, a look-alike of a call such as `<QA(`, or one of the words
-    `stop`, before which the text ends: `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is".
+    `shown_text("It is\\nQu", stop=["\\nQuestion"])` is "It is": a text ends before a stop word, and "\\nQu" may
+    become one. Left out is also an end that may become ` [`, a look-alike of a call such as `<QA(`, or another
+    character.
     """
     longest_beginning = max((_begun_characters(text, word) for word in stop), default=0)
-    certain = text[: len(text) - longest_beginning]
-    return certain[: begun_start(certain)].rstrip(f" {INCOMPLETE}")
+    text = text[: len(text) - longest_beginning]
+    text = text[: begun_start(text)]  # without the brackets that may begin a call or a look-alike
+    return text.rstrip(f" {INCOMPLETE}")  # without spaces, which may belong to ` [`, and without half a character
 
 
 def _begun_characters(text: str, word: str) -> int:
-    """Return how many characters at the end of a text begin a stop word that is not whole yet.
+    """Return the length of the end of `text` with which the stop word `word` begins, 0 without one.
 
-    Of "It is\\nQu" and "\\nQuestion" these are 3.
+    3 for "It is\\nQu" and "\\nQuestion": the text ends with "\\nQu".
     """
     start = max(0, len(text) - len(word) + 1)
     while True:
@@ -125,13 +132,16 @@ def _begun_characters(text: str, word: str) -> int:
 
 
 def shown_call(body: str, arrow: str) -> str:
-    """Return the text of an unfinished call that no later token can change, from ` [` up to `->` without it.
+    """Return ` [` and the beginning of an unfinished call that no later token can change, without its `->`.
 
-    - body: what is written after ` [`. `shown_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)".
-    - arrow: what the model writes for `->`. An end of `body` that may become it, or another character, is held back.
+    `shown_call("Calculator(2+3) -", "->")` is " [Calculator(2+3)", because " -" may become " ->".
+
+    - body: the text written after ` [`.
+    - arrow: the model's marker for `->`. An end of `body` that may become it, or another character, is left out.
     """
-    end = find_behind_input(RESULT_ARROW, body)
-    if end >= 0:
-        body = body[:end]
-    beginning_of_arrow = arrow.strip()[:-1]
-    return API_START + body.rstrip(f" {beginning_of_arrow}{INCOMPLETE}")
+    arrow_start = find_behind_input(RESULT_ARROW, body)  # a `->` within the input does not count; -1 without one
+    if arrow_start >= 0:
+        body = body[:arrow_start]
+    characters_before_arrow_ends = arrow.strip()[:-1]  # "-" of "->"
+    uncertain_characters = f" {characters_before_arrow_ends}{INCOMPLETE}"
+    return API_START + body.rstrip(uncertain_characters)  # each of these characters, in any order

@@ -1,11 +1,11 @@
-"""What the model said at the places of a stretch: how likely a call was, and which tokens were the likeliest."""
+"""The model's probabilities at the places of a stretch: of a call's beginning ` [`, and of the likeliest tokens."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class StartScore(NamedTuple):
-    """The model's p of ` [`, and how many tokens were more likely."""
+    """The model's probability of ` [`, with which a tool call begins, and how many tokens were likelier (`rank`)."""
 
     probability: float
     rank: int
@@ -13,11 +13,11 @@ class StartScore(NamedTuple):
 
 @dataclass(slots=True)
 class PlaceScores:
-    """What the model said outside calls, by place: the number of tokens that the stretch had there.
+    """The model's probabilities outside calls, by place: the number of tokens of the stretch before the next one.
 
-    - `p_starts`: p of ` [`, where it was noted; `min_probability` of a tool is compared with it.
-    - `starts`: p of ` [` and its rank, where the rules trace them.
-    - `likeliest`: log p by token, the likeliest first, where the rules keep the likeliest.
+    - `p_starts`: p of ` [`, if it was noted there; the `min_probability` of tools is compared with it.
+    - `starts`: p of ` [` and its rank, if the rules trace them.
+    - `likeliest`: log p by token, the likeliest first, if the rules keep the likeliest tokens.
     """
 
     p_starts: dict[int, float] = field(default_factory=dict)

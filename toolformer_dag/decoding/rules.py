@@ -1,4 +1,4 @@
-"""The rules of decoding as one value: what a text may call, where, and what ends it."""
+"""The rules of decoding as one value: which tools a text may call, where calls may begin, and what ends the text."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,25 +17,25 @@ from toolformer_dag.tools.tool import Tool, schemas_of
 
 @dataclass(frozen=True)
 class DecodingRules:
-    """Rules for all texts of a model; `replace` changes some of them. They hold nothing about a single text.
+    """Rules for all texts of a model, the same for each text; `dataclasses.replace` makes variants.
 
-    - `tools`: by their names in the text, which are the keys of `limits` and `min_probability` too. None of these names
-      is written after other brackets.
-    - `max_new_tokens`: the most tokens outside calls. `max_call_tokens`: the most tokens of a call up to `->`. The
-      context limits both.
-    - `k`: a call starts when ` [` is among the k most likely next tokens. k = 1 is plain greedy. k = 0 sets the
-      probability of ` [` to 0.
-    - `calls`: the most places with calls in an answer.
-    - `depth`: the most calls that follow each other at one place; after a call `k` is 1.
+    - `tools`: by name, as written in the text; `limits` and `min_probability` have the same keys. Text such as `<QA(`,
+      where a name follows another bracket than ` [`, is not written.
+    - `max_new_tokens`: the maximum number of tokens outside calls, within the model's context.
+    - `max_call_tokens`: the maximum number of tokens of a call up to `->`, within the model's context.
+    - `k`: a call begins if ` [` is among the k likeliest next tokens. k = 1 is plain greedy; with 0 no call begins.
+    - `calls`: the maximum number of positions in a text at which calls are made.
+    - `depth`: the maximum number of calls that directly follow each other; after a call, k is 1.
     - `withheld`: the tools that may not be called.
-    - `min_probability`: where p of ` [` is below that of a tool, a call to it ends after its name.
-    - `limits`: those of the tools' calls.
-    - `offer`: which of the callable tools are offered after a text; None where all are.
+    - `min_probability`: per tool, the smallest p of ` [` for a call to it. Below, the call is removed after its name.
+    - `limits`: per tool, the limits of time and size of its calls.
+    - `offer`: a function that chooses, for the text so far, which of the callable tools are offered; None for all.
     - `one_sentence`: whether a text ends with its first sentence or line (`answer_end`).
     - `traced`: whether the chance of a call at every position is kept.
-    - `stop`: words before which a text ends, wherever they stand outside calls.
-    - `likeliest`: how many of the likeliest tokens are kept beside log p of each token outside calls; None: nothing is.
-    - `watch`: gets every piece of text as it is decoded.
+    - `stop`: words before which a text ends, if they occur outside calls.
+    - `likeliest`: how many of the likeliest tokens are kept with log p for each token outside calls; None if log p is
+      not kept at all.
+    - `watch`: a function that gets every piece of text as it is decoded.
     """
 
     language_model: LanguageModel
@@ -72,9 +72,9 @@ class DecodingRules:
 
 
 def rules_for(language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings) -> DecodingRules:
-    """Return the rules under which a model decodes by the settings; it may call the tools of `lanes`.
+    """Return the decoding rules that the settings give for a model; it may call the tools of `lanes`.
 
-    A lane is a tool with the thresholds and limits that the settings give it.
+    A lane is a tool with its thresholds and limits from the settings.
     """
     decoding = settings.decoding
     tools = {lane.tool.name: lane.tool for lane in lanes}

@@ -1,10 +1,10 @@
-"""A stretch, the part of a text between two calls: its tokens, where a call may begin, and which tokens it bars."""
+"""The stretch of a text between two tool calls: its tokens, where a call may begin, and which tokens it forbids."""
 
 from dataclasses import dataclass, field
 from itertools import islice
 
 from toolformer_dag.decoding.generation import UNLISTED, StartChance, TokenLikelihood
-from toolformer_dag.decoding.look_alikes import OPENING, closes_nothing, look_alike_start
+from toolformer_dag.decoding.look_alikes import OPENING, closes_unopened_bracket, look_alike_start
 from toolformer_dag.decoding.place_scores import PlaceScores
 from toolformer_dag.decoding.rules import DecodingRules
 from toolformer_dag.decoding.written_call import INCOMPLETE
@@ -12,13 +12,13 @@ from toolformer_dag.decoding.written_call import INCOMPLETE
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """Which calls may begin where a stretch begins, by those before it.
+    """Which tool calls may begin at the first token of a stretch, given the calls before it.
 
-    - `places_with_calls`: at how many places calls were made so far.
-    - `results_before`: how many calls with results stand right before it.
-    - `failed_tools`: the tools that were called here without a result; another one is called now.
-    - `no_start`: whether no call may begin here, since one was refused.
-    - `no_bracket`: whether no opening bracket may come here, since it would begin a look-alike of a call.
+    - `places_with_calls`: the number of positions in the text so far at which calls were made.
+    - `results_before`: the number of calls with results directly before the stretch.
+    - `failed_tools`: the tools that were called here and gave no result; another tool is called next.
+    - `no_start`: whether no call may begin here, because one was refused here.
+    - `no_bracket`: whether no opening bracket may come here, because text such as `<QA(` was removed here.
     """
 
     places_with_calls: int = 0
@@ -30,17 +30,17 @@ class CallSite:
 
 @dataclass(slots=True)
 class Stretch:
-    """The tokens written since the prompt, the last call, or the last time that something was taken back.
+    """The tokens written since the prompt, the last tool call, or the last removal of text.
 
-    A place in it is the number of its tokens before that place. At place 0 nothing of it is written.
+    A `place` is an index into `written`: at place 2, two tokens of the stretch come before.
 
-    - `prefix`: all tokens before the stretch, those of the prompt among them.
-    - `budget`: the most tokens that it may have.
+    - `prefix`: all tokens of the text before the stretch, including the prompt.
+    - `budget`: the maximum number of tokens in `written`.
     - `site`: which calls may begin at place 0.
-    - `after_call`: whether a call was made anywhere before it, with a result or without.
-    - `written`: its tokens so far.
-    - `characters`: how many characters of its text stay, where a stop word or the end of a sentence cuts it; else None.
-    - `scores`: what the model said at each place.
+    - `after_call`: whether any call was made before the stretch, with a result or without.
+    - `written`: the tokens of the stretch so far. All tokens of the text are `prefix + written`.
+    - `characters`: the length to which the decoded text is cut, at a stop word or the end of a sentence; else None.
+    - `scores`: the model's probabilities, by place.
     """
 
     rules: DecodingRules
@@ -51,46 +51,47 @@ class Stretch:
     written: list[int] = field(default_factory=list)
     characters: int | None = None
     scores: PlaceScores = field(default_factory=PlaceScores)
-    _offers: dict[int, frozenset[str]] = field(default_factory=dict)  # the tools offered, by place
-    _likelihoods: list[TokenLikelihood] = field(default_factory=list)  # of the first tokens, as many as were read
+    _offers: dict[int, frozenset[str]] = field(default_factory=dict)  # cache of `offered_tools`, by place
+    _likelihoods: list[TokenLikelihood] = field(default_factory=list)  # cache of `likelihood`, by place
 
     # What is written
 
     @property
-    def place(self) -> int:
-        """Return the place of the next token."""
+    def token_count(self) -> int:
+        """Return how many tokens are written; this is also the place of the next token."""
         return len(self.written)
 
     @property
-    def room(self) -> int:
-        """Return how many tokens the context has space for after the prefix."""
+    def context_left(self) -> int:
+        """Return how many tokens fit into the model's context after the prefix."""
         return self.rules.language_model.context_length - len(self.prefix)
 
     @property
     def is_full(self) -> bool:
-        """Return whether a limit ends the text here: that of its tokens, or the context."""
-        return self.characters is None and self.place >= min(self.budget, self.room)
+        """Return whether the token budget or the model's context is used up, and no stop word ended the text."""
+        has_reached_limit = self.token_count >= min(self.budget, self.context_left)
+        return has_reached_limit and self.characters is None
 
     def tokens(self) -> list[int]:
-        """Return all tokens of the text so far."""
+        """Return all tokens of the text so far, including the prompt."""
         return self.prefix + self.written
 
     def text(self) -> str:
-        """Return what the tokens of the stretch say, as far as it stays."""
+        """Return the decoded text of the stretch, cut after `characters` if that is set."""
         return self.rules.vocabulary.text(self.written, self.prefix)[: self.characters]
 
     def addition(self, token: int) -> str:
-        """Return the characters that `token` would add."""
+        """Return the characters that `token` would add to the text."""
         return self.rules.vocabulary.text([token], self.tokens())
 
-    def take_back_to(self, characters: int) -> None:
-        """Drop the last tokens until the text has at most so many characters."""
+    def shorten_to(self, characters: int) -> None:
+        """Remove the last tokens of the stretch until its text has at most `characters` characters."""
         while len(self.text()) > characters:
             self.written.pop()
-        del self._likelihoods[self.place :]
+        del self._likelihoods[self.token_count :]
 
     def is_inside_character(self, place: int) -> bool:
-        """Return whether a place is between the tokens of one character."""
+        """Return whether the tokens before `place` end with only some bytes of a character."""
         vocabulary = self.rules.vocabulary
         return vocabulary.text(self.written[:place], vocabulary.start).endswith(INCOMPLETE)
 
@@ -98,30 +99,29 @@ class Stretch:
 
     @property
     def may_chain(self) -> bool:
-        """Return whether a call may begin at place 0, right after a call with a result: up to `depth` in a row."""
+        """Return whether a call may directly follow the call before the stretch: up to `depth` calls in a row may."""
         return 0 < self.site.results_before < self.rules.depth
 
     @property
     def is_right_after_result(self) -> bool:
         """Return whether nothing is written yet after a call with a result."""
-        return self.site.results_before > 0 and self.place == 0
+        return self.site.results_before > 0 and self.token_count == 0
 
     @property
     def k(self) -> int:
-        """Return among how many of the likeliest tokens ` [` has to be here; right after a call it is the likeliest."""
+        """Return k: a call begins here if ` [` is among the k likeliest next tokens. Right after a result k is 1."""
         return min(self.rules.k, 1) if self.is_right_after_result else self.rules.k
 
     def has_calls_left(self, place: int) -> bool:
-        """Return whether the rules allow one more call, at `place` or after it."""
+        """Return whether the limit on calls leaves one more, at `place` or later."""
         has_places_left = self.rules.k > 0 and self.site.places_with_calls < self.rules.calls
         return has_places_left or (place == 0 and self.may_chain)
 
     def may_begin_call(self, place: int) -> bool:
         """Return whether the rules let a tool call begin after the first `place` tokens of the stretch.
 
-        That is so where the limit of calls is not reached, the call does not directly follow another one (except in a
-        chain), some tool may be called, and the last character is complete. How likely the model finds ` [` is not
-        looked at here.
+        It may if the limit on calls is not reached, no call directly precedes (except in a chain), some tool can be
+        called, and the last character is complete. The rank of ` [` among the next tokens is checked elsewhere.
         """
         follows_call = place == 0 and self.after_call
         if follows_call and not self.may_chain:
@@ -131,7 +131,10 @@ class Stretch:
         return bool(self.callable_tools(place)) and not self.is_inside_character(place)
 
     def callable_tools(self, place: int) -> frozenset[str]:
-        """Return the tools that are offered at `place` and whose `min_probability` p of ` [` reaches there."""
+        """Return the offered tools whose threshold the model's probability of ` [` at `place` reaches.
+
+        The thresholds are `rules.min_probability`; a tool without one can always be called.
+        """
         if self.site.no_start and place == 0:
             return frozenset()
         p_start = self.scores.p_starts.get(place, 0.0)
@@ -139,106 +142,122 @@ class Stretch:
         return frozenset(name for name in self.offered_tools(place) if thresholds.get(name, 0.0) <= p_start)
 
     def offered_tools(self, place: int) -> frozenset[str]:
-        """Return the names of the tools that `rules.offer` chooses for the text up to `place`; without it all tools.
+        """Return the names of the tools that fit the text before `place`, chosen by `rules.offer`; without it all.
 
-        The choice is cached per place, since it searches the text.
+        `place`: how many tokens of the stretch belong to that text. The choice is cached, because it searches the text.
         """
         if self.rules.offer is None:
             return self.rules.names
         if place not in self._offers:
-            text_before = self.rules.vocabulary.text(self.prefix + self.written[:place], [])
+            tokens_before = self.prefix + self.written[:place]
+            text_before = self.rules.vocabulary.text(tokens_before)
             self._offers[place] = self.rules.offer(text_before, self.rules.names)
         return self._offers[place]
 
     # Which tokens may not come next
 
-    def bars(self, token: int) -> bool:
+    def forbids(self, token: int) -> bool:
         """Return whether a rule forbids `token` as the next one. Only tokens with brackets or `->` can be forbidden.
 
         - Where no tool call may begin, the last token of ` [`, which begins one.
         - Where something that only looks like a call, such as `<QA(`, was removed: every opening bracket.
         - After a call: `->`, and closing brackets that nothing opened. With them a model would invent a result.
         """
-        vocabulary = self.rules.vocabulary
-        if token not in vocabulary.with_brackets:
+        if token not in self.rules.vocabulary.with_brackets:
             return False
-        if token == vocabulary.start[-1] and self._completes_barred_start():
-            return True
-        added_characters = self.addition(token)
-        follows_removed_text = self.site.no_bracket and self.place == 0
-        if follows_removed_text and OPENING.search(added_characters) is not None:
-            return True
-        return self.after_call and self._ends_call(added_characters)
+        return (
+            self._begins_forbidden_call(token)
+            or self._reopens_removed_bracket(token)
+            or self._ends_invented_call(token)
+        )
 
-    def _completes_barred_start(self) -> bool:
-        """Return whether the last token of ` [` would complete a start of a call where no call may begin.
+    def _begins_forbidden_call(self, token: int) -> bool:
+        """Return whether `token` would complete ` [`, which begins a tool call, where no call may begin.
 
-        ` [` may be several tokens. All but the last have to be written already, at the end of the text.
+        ` [` may be several tokens. With the tokens [7, 8] of ` [`, 8 completes it if the text so far ends with 7.
         """
-        beginning = self.rules.vocabulary.start[:-1]
-        # The beginning may reach back into `prefix`, the tokens before the stretch, so its end is looked at too.
-        last_tokens = self.prefix[-len(beginning) - 1 :] + self.written
-        if last_tokens[len(last_tokens) - len(beginning) :] != beginning:
+        *first_tokens, last_token = self.rules.vocabulary.start
+        completes_start = token == last_token and self._ends_with(first_tokens)
+        if not completes_start:
             return False
-        place_of_start = max(self.place - len(beginning), 0)
+        place_of_start = max(self.token_count - len(first_tokens), 0)
         return not self.may_begin_call(place_of_start)
 
-    def _ends_call(self, addition: str) -> bool:
-        """Return whether the characters `addition` would end an invented call after the text so far.
+    def _ends_with(self, tokens: list[int]) -> bool:
+        """Return whether the text so far, the prompt included, ends with `tokens`; True for no tokens."""
+        if not tokens:
+            return True
+        last_tokens = self.prefix[-len(tokens) :] + self.written  # `tokens` may begin before the stretch
+        return last_tokens[-len(tokens) :] == tokens
 
-        They do where they complete a marker that only calls have, such as `->`, or close a bracket that is not open.
+    def _reopens_removed_bracket(self, token: int) -> bool:
+        """Return whether `token` has an opening bracket just where a look-alike of a call, as `<QA(`, was removed."""
+        follows_removed_text = self.site.no_bracket and self.token_count == 0
+        return follows_removed_text and OPENING.search(self.addition(token)) is not None
+
+    def _ends_invented_call(self, token: int) -> bool:
+        """Return whether `token`, after a real call, would end a call that the model only invents.
+
+        It does if it completes a marker that only calls have, such as `->`, or closes a bracket that is not open.
         """
-        text = self.rules.vocabulary.text(self.tokens(), [])
-        for marker in self.rules.vocabulary.signs:
+        if not self.after_call:
+            return False
+        text = self.rules.vocabulary.text(self.tokens())
+        addition = self.addition(token)
+        for marker in self.rules.vocabulary.call_signs:
             first_start = max(len(text) - len(marker) + 1, 0)  # a marker from here on has characters of `addition`
             if (text + addition).find(marker, first_start) >= 0:
                 return True
-        return closes_nothing(text, addition)
+        return closes_unopened_bracket(text, addition)
 
     def look_alike_start(self, token: int) -> int | None:
-        """Return the first character of the look-alike of a call that `token` completes; None where there is none."""
+        """Return the index in the text at which a look-alike of a call begins that `token` would complete, else None.
+
+        A look-alike is a tool's name after another bracket, such as `<QA(`.
+        """
         if token not in self.rules.vocabulary.with_brackets:
             return None
         return look_alike_start(self.text() + self.addition(token), self.rules.tools)
 
-    # What is told about its tokens
+    # Probabilities of its tokens
 
     def likelihood(self, place: int) -> TokenLikelihood:
-        """Return the log p of the token at `place`, and the likeliest tokens there. Each token is decoded once."""
+        """Return the token at `place` and the likeliest tokens there, as texts with log p. Results are cached."""
         while len(self._likelihoods) <= place:
             self._likelihoods.append(self._decoded_likelihood(len(self._likelihoods)))
         return self._likelihoods[place]
 
     def _decoded_likelihood(self, place: int) -> TokenLikelihood:
-        """Return text and log p of the token written at `place`, and of the likeliest tokens there.
+        """Return text and log p of the token written at `place`, and of the `rules.likeliest` likeliest tokens there.
 
-        As many of these as the rules ask for. A token that was not among the recorded likeliest ones has log p
-        UNLISTED.
+        The written token has log p UNLISTED if it was not among the recorded likeliest ones.
         """
         token = self.written[place]
         log_p_by_token = self.scores.likeliest.get(place, {})  # likeliest first; empty where the token was forced
-        likeliest = list(islice(log_p_by_token, self.rules.likeliest))
-        context = self.prefix + self.written[:place]
-        token_text, *likeliest_texts = self.rules.vocabulary.additions([token, *likeliest], context)
-        texts_with_log_p = []
-        for text, likely_token in zip(likeliest_texts, likeliest, strict=True):
-            texts_with_log_p.append((text, log_p_by_token[likely_token]))
-        return TokenLikelihood(token_text, log_p_by_token.get(token, UNLISTED), tuple(texts_with_log_p))
+        likeliest_tokens = list(islice(log_p_by_token, self.rules.likeliest))
+        tokens_before = self.prefix + self.written[:place]
+        # The text that each token has after the tokens before it.
+        token_text, *likeliest_texts = self.rules.vocabulary.additions([token, *likeliest_tokens], tokens_before)
+        likeliest_log_ps = [log_p_by_token[likely_token] for likely_token in likeliest_tokens]
+        return TokenLikelihood(
+            text=token_text,
+            log_probability=log_p_by_token.get(token, UNLISTED),
+            likeliest=tuple(zip(likeliest_texts, likeliest_log_ps, strict=True)),
+        )
 
     def start_chances(self, last_text: str | None) -> list[StartChance]:
         """Return how likely a tool call was before each token where that was recorded, with the token's text.
 
-        `last_text`: what stands after the last token: ` [` where a call follows, "" where the text ends. With None
-        the chance there is left out, because nothing is written there yet.
+        `last_text`: what follows the last token: ` [` before a call, "" at the end of the text. With None the chance
+        after the last token is left out, because nothing is written there yet.
         """
         chances = []
-        for place, start in self.scores.starts.items():  # a place is a number of tokens before it
-            if place > len(self.written):
-                continue  # the tokens there were removed again
-            written_text = last_text
-            if place < len(self.written):
-                context = self.prefix + self.written[:place]
-                written_text = self.rules.vocabulary.text([self.written[place]], context)
-            if written_text is not None:
-                chances.append(StartChance(written_text, start.probability, start.rank))
+        for place, start in self.scores.starts.items():
+            if place < self.token_count:
+                tokens_before = self.prefix + self.written[:place]
+                text = self.rules.vocabulary.text([self.written[place]], tokens_before)
+                chances.append(StartChance(text, start.probability, start.rank))
+            elif place == self.token_count and last_text is not None:
+                chances.append(StartChance(last_text, start.probability, start.rank))
+            # Scores of places beyond belong to tokens that were removed again.
         return chances

@@ -18,11 +18,13 @@ from toolformer_dag.texts.calls import call_grammar
 class Vocabulary:
     """A model's tokenizer, as decoding needs it.
 
-    - `start`: the tokens of ` [`. `ends`: the tokens that end a text.
-    - `signs`: what is written in calls alone, such as `->`. A bracket that closes a call may close others too, and is
-      not among them.
+    - `encoding`: how the model writes the markers of a tool call, ` [`, `->` and `]`, and how they are tokenized.
+    - `start`: the tokens of ` [`, which begins a call.
+    - `ends`: the tokens that end a text.
+    - `call_signs`: texts that occur in calls alone, such as `->`. The end of a call is one too unless it is a bracket
+      like `]`, which plain text may have as well.
 
-    Special tokens have no text, but for the markers of calls.
+    Special tokens decode to no text, except the markers of calls.
     """
 
     def __init__(self, language_model: LanguageModel) -> None:
@@ -31,66 +33,78 @@ class Vocabulary:
         self.encoding = language_model.encoding
         self.start = self.encoding.start
         self.ends = _ends(language_model)
+        self.call_signs = self._call_signs()
         self._hidden = self._special_tokens_without_text()
+        # llguidance's table of all tokens, without `slices`, an optional speed-up.
         self._table = llguidance.hf.from_tokenizer(self._tokenizer, n_vocab=len(self._tokenizer), slices=[])
-        self._matchers: dict[str, LLMatcher] = {}  # by grammar
-        arrow = self.encoding.markers.arrow.strip()  # of `->`
-        end = self.encoding.markers.end  # of `]`
-        end_is_bracket = not end.strip("])}>")
-        self.signs = (arrow,) if end_is_bracket else (arrow, end)
+        self._matchers: dict[str, LLMatcher] = {}  # cache by grammar; `form` copies them
+
+    def _call_signs(self) -> tuple[str, ...]:
+        """Return the texts that occur in calls alone: ("->",), and the marker of `]` if it is more than brackets."""
+        arrow = self.encoding.markers.arrow.strip()
+        end = self.encoding.markers.end
+        has_only_brackets = all(character in "])}>" for character in end)
+        return (arrow,) if has_only_brackets else (arrow, end)
 
     def _special_tokens_without_text(self) -> set[int] | None:
-        """Return the special tokens to leave out of texts; None for all of them, which the tokenizer does itself."""
+        """Return the special tokens to leave out of texts; None for all of them, which the tokenizer can leave out."""
         markers: set[int] = set()
         for ids in self.encoding.added.values():
             markers.update(ids)
         special = {token for token, added in self._tokenizer.added_tokens_decoder.items() if added.special}
         return special - markers if special & markers else None
 
-    def text(self, ids: Sequence[int], context: Sequence[int]) -> str:
-        """Decode `ids` after `context`, so that leading spaces and characters of several tokens are correct."""
+    def text(self, ids: Sequence[int], context: Sequence[int] = ()) -> str:
+        """Return the text that `ids` add after the tokens `context`.
+
+        Decoded alone, `ids` could lose a leading space, or a character whose bytes begin in `context`.
+        """
         return self._decode([*context, *ids])[len(self._decode(context)) :]
 
     def additions(self, tokens: Sequence[int], context: Sequence[int]) -> list[str]:
-        """Return the text that each of `tokens` alone would have after `context`, which is decoded once for all."""
+        """Return, for each of `tokens`, the text that it alone would add after the tokens `context`."""
         context_length = len(self._decode(context))
         return [self._decode([*context, token])[context_length:] for token in tokens]
 
-    def form(self, names: Collection[str], schemas: Mapping[str, Schema], most: int) -> CallForm:
-        """Return the grammar of a tool call after ` [`, at its beginning: `Name(input) ->`.
+    def form(self, names: Collection[str], schemas: Mapping[str, Schema], max_tokens: int) -> CallForm:
+        """Return a new `CallForm`, which says token by token what may follow in a call after ` [`: `Name(input) ->`.
 
-        - names: the tools that may be called. schemas: the named arguments of those that have them.
-        - most: the most tokens of the call.
+        - names: the tools that may be called.
+        - schemas: the named arguments of tools that have them, by tool.
+        - max_tokens: the maximum length of the call.
 
-        Compiled grammars are cached; each call gets a matcher of its own.
+        Compiled grammars are cached; each call gets its own matcher, which holds how far the call is written.
         """
         markers = self.encoding.markers
-        arrow = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None unless `->` is an added token
-        grammar = call_grammar(names, schemas, markers, arrow)
+        arrow_token = self._tokenizer.get_added_vocab().get(markers.arrow.strip())  # None unless `->` is one token
+        grammar = call_grammar(names, schemas, markers, arrow_token)
         if grammar not in self._matchers:
             self._matchers[grammar] = LLMatcher(self._table, grammar)
         matcher = self._matchers[grammar].deep_copy()
-        return CallForm(grammar=grammar, matcher=matcher, most=most, end=self._table.eos_token)
+        return CallForm(grammar=grammar, matcher=matcher, most=max_tokens, end=self._table.eos_token)
 
     @cached_property
     def closings(self) -> dict[int, str]:
-        """The tokens that may close a call that was written without an end, with their text."""
+        """The tokens whose text, `)` or `")`, can close the input of a call that has no end, with this text."""
         return {token: text for token, text in enumerate(self._texts) if text in (")", '")')}
 
     @cached_property
     def with_brackets(self) -> frozenset[int]:
-        """The tokens that write an opening or a closing bracket, or the end of a marker, as that of `->` is one."""
-        signs = "[](){}<>" + "".join(marker.strip()[-1] for _, marker in self.encoding.markers)
-        pattern = re.compile(f"[{re.escape(signs)}]")
+        """The tokens whose text has a bracket, or the last character of a marker, such as the `>` of `->`."""
+        last_characters = "".join(marker.strip()[-1] for _, marker in self.encoding.markers)
+        pattern = re.compile(f"[{re.escape('[](){}<>' + last_characters)}]")
         return frozenset(token for token, text in enumerate(self._texts) if pattern.search(text))
 
     @cached_property
     def _texts(self) -> list[str]:
-        """The text of each token after ` [`: alone, some tokenizers drop a leading space. "" for special tokens."""
+        """The text of each token of the vocabulary after ` [`; "" for special tokens.
+
+        After ` [`, because some tokenizers drop the leading space of a token that stands alone.
+        """
         return self.additions(range(len(self._tokenizer)), self.start)
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decode tokens from the beginning of a text."""
+        """Return the text of tokens from the beginning of a text, without the hidden special tokens."""
         hidden = self._hidden
         if hidden is not None:
             ids = [token for token in ids if token not in hidden]
@@ -104,16 +118,16 @@ _VOCABULARIES: WeakKeyDictionary[LanguageModel, Vocabulary] = WeakKeyDictionary(
 
 
 def vocabulary_of(language_model: LanguageModel) -> Vocabulary:
-    """Return the model's vocabulary, made once per model: decoding every token takes a second for 50,000."""
+    """Return the model's vocabulary, cached per model: decoding all tokens takes a second for 50,000."""
     if language_model not in _VOCABULARIES:
         _VOCABULARIES[language_model] = Vocabulary(language_model)
     return _VOCABULARIES[language_model]
 
 
 def _ends(language_model: LanguageModel) -> frozenset[int]:
-    """Return all end-of-sequence tokens: those of the model's configuration, of its text part, and of the tokenizer.
+    """Return all end-of-sequence tokens that the model's configuration, its text part and the tokenizer name.
 
-    Each may have none, one or a list.
+    Each may name none, one or a list.
     """
     model_config: Any = language_model.config
     ends: set[int] = set()

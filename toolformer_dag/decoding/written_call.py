@@ -1,4 +1,4 @@
-"""A call that is being written: its tokens, what may follow them, and where its input may end."""
+"""A tool call that is being written: its tokens, which may follow, and where its input could end."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,7 +14,7 @@ INCOMPLETE = "\ufffd"
 
 
 class Closing(NamedTuple):
-    """An end that the input of a call might have had: its log p, and the call's text up to `->` with this end."""
+    """A possible end of a call's input: its log p, and the call's text with this end, up to `->`."""
 
     log_probability: float
     body: str
@@ -22,11 +22,11 @@ class Closing(NamedTuple):
 
 @dataclass(slots=True)
 class WrittenCall:
-    """An open call.
+    """An open call: its tool is not run yet, and it may still be growing.
 
-    - `form`: which tokens may follow.
+    - `form`: the grammar of the call, which says which tokens may follow.
     - `tokens`: its tokens after ` [`.
-    - `likeliest_closing`: the likeliest end of its input so far; None where `)` was never likely.
+    - `likeliest_closing`: the likeliest end of its input so far; None if `)` was never likely.
     """
 
     vocabulary: Vocabulary
@@ -35,37 +35,37 @@ class WrittenCall:
     likeliest_closing: Closing | None = None
 
     def append(self, token: int) -> None:
-        """Append a token."""
+        """Append a token, and advance `form` by it."""
         self.tokens.append(token)
         self.form.matcher.consume_token(token)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether `->` is written after the input, or as many tokens as may be."""
+        """Return whether `->` is written after the input, or the limit of tokens is reached."""
         return len(self.tokens) >= self.form.most or _has_arrow(self.body())
 
     @property
     def has_name(self) -> bool:
-        """Return whether the name of the tool is written, and with it `(`."""
+        """Return whether the name of the tool is complete: `(` is written after it."""
         return "(" in self.body()
 
     def body(self) -> str:
-        """Return the text written after ` [`, in the paper's markers."""
+        """Return the text written after ` [`, with the markers of the paper in place of the model's own."""
         text = self.vocabulary.text(self.tokens, self.vocabulary.start)
         return in_paper_form(text, self.vocabulary.encoding.markers)
 
     def closed_body(self) -> str:
-        """Return the body, which of a call without `->` ends with the likeliest end of its input, if there is one."""
+        """Return the body of a finished call; without a `->` it is cut at the likeliest end of its input, if any."""
         body = self.body()
         if self.likeliest_closing is None or _has_arrow(body):
             return body
         return self.likeliest_closing.body
 
     def measure_closing(self, log_probability: float, closing: str) -> None:
-        """Remember that the call's input could end here with `closing`, such as `)`, if no end so far was likelier.
+        """Keep in `likeliest_closing` that the input could end here with `closing`, if no end so far was likelier.
 
-        A call that reaches the limit of tokens without `->` is cut at the likeliest end. Ignored where `closing` would
-        not end the input, within a string or half a character.
+        `closing`: a text such as `)`. Ignored if it would not end the input, as within a string or half a character. A
+        call that reaches the limit of tokens without `->` is cut at its likeliest end.
         """
         body = self.body()
         closed_body = f"{body}{closing} {RESULT_ARROW}"
@@ -77,7 +77,7 @@ class WrittenCall:
 
 
 def _has_arrow(body: str) -> bool:
-    """Return whether `->` stands after the input of a call; one within a string of the input does not count."""
+    """Return whether `->` follows the input of a call; one within a string of the input does not count."""
     return find_behind_input(RESULT_ARROW, body) >= 0
 
 
@@ -90,14 +90,14 @@ def read_call(body: str) -> DecodedCall:
         read_call("Calculator(2+")  # tool "Calculator", input "2+", reason NO_END
         read_call("Calcul")  # tool "", input "Calcul", reason NO_END
     """
-    arrow = find_behind_input(RESULT_ARROW, body)
+    arrow_start = find_behind_input(RESULT_ARROW, body)  # -1 without an arrow after the input
     tool, bracket, input = body.partition("(")
-    if arrow < 0 and not bracket:
-        return DecodedCall("", body, result=None, reason=NO_END)
-    if arrow < 0:
+    if arrow_start < 0:
+        if not bracket:  # not even the name is complete
+            return DecodedCall(tool="", input=body, result=None, reason=NO_END)
         return DecodedCall(tool, input, result=None, reason=NO_END)
     try:
-        call = parse_call(body[:arrow].rstrip())
+        call = parse_call(body[:arrow_start].rstrip())
     except MalformedCall as error:  # a string of a named argument may hold what no call may
         return DecodedCall(tool, input, result=None, reason=error.reason)
     return DecodedCall(call.tool, call.input, result=None, reason=None)

@@ -1,15 +1,15 @@
-"""What answers of all kinds of requests are made of: new text, calls, tokens, and why a text ended."""
+"""The parts of answers to all kinds of requests: text, calls, tokens, counts, and why a text ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from toolformer_dag.decoding.generation import Generation, TokenLikelihood, WrittenPiece, call_text
+from toolformer_dag.decoding.generation import DecodedCall, Generation, TokenLikelihood, WrittenPiece, call_text
 from toolformer_dag.serving.writings import AnsweredCall, Writing
 
 
 class PlacedToken(NamedTuple):
-    """A token of the text without calls, with the character at which it begins there."""
+    """A token of the text without calls, with log p. `offset`: the number of characters of that text before it."""
 
     offset: int
     token: TokenLikelihood
@@ -17,12 +17,13 @@ class PlacedToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewText:
-    """A text, or what a chunk of a stream adds to it.
+    """A whole text, or what one chunk of a stream adds to it.
 
-    - `index`: the number of the text in the request.
-    - `tokens`: where the request asks for logprobs: those that begin in it.
-    - `calls`: those that were answered in it.
-    - `finish_reason`: why the text ended (`finish_reason`); None before its end.
+    - `index`: the number of the text in the request, from 0.
+    - `text`: the added characters, with calls if the request wants them in the text.
+    - `tokens`: the tokens that begin in these characters, with log p; empty unless the request asks for logprobs.
+    - `calls`: the calls that were answered here.
+    - `finish_reason`: why the text ended, `length` or `stop`; None before its end.
     """
 
     index: int
@@ -33,54 +34,75 @@ class NewText:
 
 
 def whole_text(index: int, writing: Writing, *, calls_in_text: bool) -> NewText:
-    """Return all of a text that has ended. Raises its error."""
+    """Return all of a text that has ended, as the text with number `index` of its request.
+
+    Raises the error that ended the text, if there is one.
+    """
     generation = writing.done.result()
     tokens = []
-    for placed in _placed(generation.likelihoods, 0):
-        if placed.offset < len(generation.plain):  # a stop word is cut off, its tokens are still listed
-            tokens.append(placed)
-    text = generation.text if calls_in_text else generation.plain
-    return NewText(index, text, tokens, writing.calls, finish_reason(writing))
+    for placed_token in _placed_tokens(generation.likelihoods, first_offset=0):
+        is_cut_off = placed_token.offset >= len(generation.plain)  # the tokens of a stop word
+        if not is_cut_off:
+            tokens.append(placed_token)
+    return NewText(
+        index,
+        text=generation.text if calls_in_text else generation.plain,
+        tokens=tokens,
+        calls=writing.calls,
+        finish_reason=finish_reason(writing),
+    )
 
 
 class TextStream:
-    """Turns the pieces of one text into what the chunks of its stream add."""
+    """Turns the pieces of one text, in the order in which they are decoded, into the contents of stream chunks."""
 
     def __init__(self, index: int, writing: Writing, *, calls_in_text: bool) -> None:
         self._index = index
         self._writing = writing
         self._calls_in_text = calls_in_text
-        self._sent_calls = 0
-        self._next_offset = 0  # the character at which the next token begins
+        self._sent_call_count = 0
+        self._next_offset = 0  # the characters, without calls, before the next token
 
     def new_text(self, piece: WrittenPiece | Generation) -> NewText:
-        """Return what a stream sends for a piece of the text: new text, an answered call, or the end of the text.
+        """Return what the next piece adds to the text: the end, a call, or characters.
 
-        A call is sent once it has its result: each piece with a call stands for the next call of the writing.
+        `piece`: the whole `Generation` at the end of the text, before that each `WrittenPiece`, but not those inside a
+        call: nothing of a call is sent before its answer.
         """
         if isinstance(piece, Generation):
-            return NewText(self._index, "", finish_reason=finish_reason(self._writing))
+            return NewText(self._index, text="", finish_reason=finish_reason(self._writing))
         if piece.call is not None:
-            call = self._writing.calls[self._sent_calls]
-            self._sent_calls += 1
-            text = call_text(piece.call) if self._calls_in_text else ""
-            return NewText(self._index, text, calls=[call])
-        tokens = _placed(piece.likelihoods, self._next_offset)
+            return self._new_call(piece.call)
+        tokens = _placed_tokens(piece.likelihoods, first_offset=self._next_offset)
         self._next_offset += sum(len(token.text) for token in piece.likelihoods)
-        return NewText(self._index, piece.text, tokens)
+        return NewText(self._index, text=piece.text, tokens=tokens)
+
+    def _new_call(self, call: DecodedCall) -> NewText:
+        """Return what an answered call adds to the text, and count it as sent.
+
+        `Writing.calls` holds the same calls in the same order, with seconds and offsets.
+        """
+        answered_call = self._writing.calls[self._sent_call_count]
+        self._sent_call_count += 1
+        text = call_text(call) if self._calls_in_text else ""
+        return NewText(self._index, text=text, calls=[answered_call])
 
 
-def _placed(tokens: Sequence[TokenLikelihood], offset: int) -> list[PlacedToken]:
-    """Return tokens that follow each other, with their places; the first begins at the character `offset`."""
-    placed = []
+def _placed_tokens(tokens: Sequence[TokenLikelihood], *, first_offset: int) -> list[PlacedToken]:
+    """Return consecutive tokens with their offsets: "It" and " was" have 5 and 7 if `first_offset` is 5."""
+    placed_tokens = []
+    offset = first_offset
     for token in tokens:
-        placed.append(PlacedToken(offset, token))
+        placed_tokens.append(PlacedToken(offset, token))
         offset += len(token.text)
-    return placed
+    return placed_tokens
 
 
 def call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any]:
-    """Return a call as answers show it; `offset`: the characters of the answer's text before it."""
+    """Return a call as a JSON object; its `offset` is the number of characters of the answer's text before it.
+
+    `calls_in_text`: whether that text has calls in it.
+    """
     call = answered.call
     return {
         "tool": call.tool,
@@ -93,8 +115,8 @@ def call_object(answered: AnsweredCall, *, calls_in_text: bool) -> dict[str, Any
 
 
 def usage(writings: Sequence[Writing]) -> dict[str, int]:
-    """Count tokens; those of calls that the model wrote are among the completion's."""
-    prompt_tokens = sum(writing.prompt_tokens for writing in writings)
+    """Return OpenAI's `usage`: token counts of prompts and completions, tokens of calls included, and their sum."""
+    prompt_tokens = sum(writing.prompt_token_count for writing in writings)
     completion_tokens = sum(writing.done.result().tokens for writing in writings)
     return {
         "prompt_tokens": prompt_tokens,
@@ -104,5 +126,5 @@ def usage(writings: Sequence[Writing]) -> dict[str, int]:
 
 
 def finish_reason(writing: Writing) -> str:
-    """Return why a text ended: `length` for a limit of tokens, else `stop`."""
+    """Return why a text ended: "length" if it reached a limit of tokens, else "stop"."""
     return "length" if writing.text.is_full else "stop"

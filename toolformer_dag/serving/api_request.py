@@ -18,17 +18,17 @@ from toolformer_dag.texts.formats import read_json
 from toolformer_dag.tools.tool import context_fault
 
 MOST_FIELDS = 100
-"""Fields of a request; each that is not known costs a message of its own."""
+"""The maximum number of fields of a request: pydantic builds an error for each unknown one."""
 MOST_STOP_WORDS = 32
-"""Stop words of a request; the text is searched for each of them after each token."""
+"""The maximum number of stop words of a request: after each token the text is searched for each."""
 LONGEST_STOP_WORD = 256
-"""Characters of a stop word."""
+"""The maximum number of characters of a stop word."""
 SURROGATE = b"\\ud"
-"""How JSON writes half of a surrogate pair begins so."""
+"""How the JSON escape of half a surrogate pair begins, such as "\\ud83d"."""
 
 
 class Refused(UserError):
-    """A request that is not answered: the field that is wrong, the HTTP status, and OpenAI's code."""
+    """A request that is refused. `param`: the faulty field. `status`: of HTTP. `code`: OpenAI's word for the reason."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
@@ -38,9 +38,10 @@ class Refused(UserError):
 
 
 def _as_tool_name(tool: Any) -> str:
-    """Return the name of a tool that is named, or sent in one of OpenAI's forms.
+    """Return the name of a tool that is given by its name or in one of OpenAI's forms.
 
-    Its description and parameters are passed over: this server has its own.
+    "QA" is returned for "QA", {"name": "QA"} and {"type": "function", "function": {"name": "QA"}}. Description and
+    parameters are ignored: the server has its own. Raises PydanticCustomError without a name.
     """
     name = tool
     if isinstance(tool, dict):
@@ -52,12 +53,12 @@ def _as_tool_name(tool: Any) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    """Return a single text as a list of it; everything else as it is."""
+    """Return ["a"] for "a", and every other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 
 def _without_token_ids(value: Any) -> Any:
-    """Return an item of a list of texts. Raises for token ids, as numbers or lists of them."""
+    """Return an item of a list of texts unchanged. Raises PydanticCustomError for a token id or a list of these."""
     if isinstance(value, int | list):
         raise PydanticCustomError("not_supported", "token ids are not supported; give text")
     return value
@@ -66,26 +67,25 @@ def _without_token_ids(value: Any) -> Any:
 Texts = Annotated[
     list[Annotated[str, BeforeValidator(_without_token_ids)]], Field(fail_fast=True), BeforeValidator(_as_list)
 ]
-"""A text, or a list of texts. An error names one fault, so the first ends the reading: a list may have a million."""
+"""A text, or a list of texts. Validation stops at the first fault, since a list may have a million items."""
 
 
 class ApiRequest(BaseModel, ABC):
-    """A request for texts, and the form of its answer. A kind of request is one subclass, and a route by its `path`.
+    """A request for texts, and the form of its answer. Each kind of request is a subclass with its own route, `path`.
 
-    Of the class:
+    Attributes of the class:
 
-    - `path`: where it is sent.
+    - `path`: the URL path to which it is sent.
     - `neutral`: fields that are accepted only at the value that matches greedy decoding.
-    - `limit`: the field that limits the tokens of an answer, for messages.
-    - `passed_over`: fields that change no answer here, whatever they hold: notes of the client, and how calls would be
-      handed to it.
+    - `limit`: the name of the field that limits the tokens of an answer, for messages.
+    - `passed_over`: fields that are accepted and ignored: notes of the client, and how calls would be sent to it.
 
-    Of a request:
+    Attributes of a request, beside those of OpenAI's protocol:
 
-    - `seed`: every seed gives the same text.
-    - `tools`: those that may be called; default: all of the server.
-    - `calls`: whether calls are taken out of the text (`apart`) or stand in it.
-    - `max_calls`: the most calls of the answer.
+    - `seed`: accepted and without effect, since every seed gives the same text.
+    - `tools`: the tools that may be called; by default all tools of the server.
+    - `calls`: `apart` if calls are listed beside the text, `in_text` if they are part of it.
+    - `max_calls`: the maximum number of calls in the answer.
     - `context`: the date for the calendar, as 2023-01-30.
     """
 
@@ -125,12 +125,12 @@ class ApiRequest(BaseModel, ABC):
     _id: str = PrivateAttr(default_factory=lambda: uuid4().hex)
     _created: int = PrivateAttr(default_factory=lambda: int(time.time()))  # seconds since 1970
 
-    # What is asked for
+    # What the client wants
 
     @property
     @abstractmethod
     def likeliest(self) -> int | None:
-        """How many of the likeliest tokens are asked for beside log p of each token; None where not even that is."""
+        """How many of the likeliest tokens the client wants with each token's log p; None if it wants no log p."""
 
     @property
     def one_sentence(self) -> bool:
@@ -144,10 +144,13 @@ class ApiRequest(BaseModel, ABC):
 
     @abstractmethod
     def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
-        """Return the prompts as texts, or as tokens with BOS. Raises Refused, NothingWritten."""
+        """Return the prompts as texts, or as token ids with BOS. Raises Refused, NothingWritten."""
 
     def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
-        """Return the tools that may not be called: with `tools`, all that it does not name. Raises Refused."""
+        """Return the tools that may not be called: if the request names `tools`, all others.
+
+        Raises Refused for a tool that the server does not have.
+        """
         if self.tools is None:
             return frozenset()
         unknown = sorted(set(self.tools).difference(decoder.tools))
@@ -169,10 +172,10 @@ class ApiRequest(BaseModel, ABC):
 
     @abstractmethod
     def stream_chunk(self, new: NewText) -> dict[str, Any]:
-        """Return what is sent of a text while it is written; `stream_event` makes an event of it."""
+        """Return the JSON object that tells a client what is new in a text; `stream_event` makes an event of it."""
 
     def stream_event(self, chunk: Mapping[str, Any]) -> bytes:
-        """Return a chunk as a server-sent event."""
+        """Return a chunk (a JSON object) as a server-sent event."""
         return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     @abstractmethod
@@ -183,7 +186,7 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read the body of a request. Raises Refused, which names the field."""
+        """Return the request in the JSON `body`. Raises Refused, which names the faulty field."""
         try:
             fields = _json(body)
             if isinstance(fields, dict):
@@ -201,9 +204,9 @@ class ApiRequest(BaseModel, ABC):
 
     @classmethod
     def _with_known_values(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields that change an answer and have a value.
+        """Return the fields that can change an answer and are not null.
 
-        Raises Refused for neutral ones at other values, and for more than MOST_FIELDS.
+        Raises Refused if a field of `neutral` has another value, and for more than MOST_FIELDS fields.
         """
         if len(fields) > MOST_FIELDS:
             raise Refused(f"the body has {len(fields):,} fields; send at most {MOST_FIELDS}")
@@ -211,12 +214,15 @@ class ApiRequest(BaseModel, ABC):
             _require_neutral(param, fields[param], cls.neutral[param])
         left_out = cls.neutral.keys() | cls.passed_over
         if fields.get("max_completion_tokens") is not None:
-            left_out |= {"max_tokens"}  # its newer name wins
+            left_out |= {"max_tokens"}  # if both are there, the newer name counts
         return {param: value for param, value in fields.items() if param not in left_out and value is not None}
 
 
 def _require_neutral(param: str, value: Any, neutral: object) -> None:
-    """Raise Refused for a value that asks for anything but greedy decoding; True is not 1 here, nor False 0."""
+    """Raise Refused if the field `param` is neither null nor `neutral`, the value that matches greedy decoding.
+
+    True does not count as 1 here, nor False as 0.
+    """
     if value is None:
         return
     is_same_kind = isinstance(value, bool) == isinstance(neutral, bool)
@@ -225,7 +231,10 @@ def _require_neutral(param: str, value: Any, neutral: object) -> None:
 
 
 def _json(body: bytes) -> Any:
-    """Read JSON; half a surrogate pair, which clients cut a text to, is U+FFFD. Raises ValueError."""
+    """Return the value of a JSON text. Raises ValueError.
+
+    Half a surrogate pair, which is left when a client cuts a text in two, becomes U+FFFD.
+    """
     try:
         return orjson.loads(body)
     except ValueError:
@@ -235,17 +244,11 @@ def _json(body: bytes) -> Any:
 
 
 def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> list[TextRequest]:
-    """Return the texts that a request asks for, under the limits of the server. Raises Refused, NothingWritten.
+    """Return a `TextRequest` for each prompt of a request, within the limits of the server.
 
-    `model`: the name by which clients ask for the server's model.
+    `model`: the name of the server's model. Raises Refused, and NothingWritten for a prompt that is too long.
     """
-    require_model(request.model, model)
-    if request.likeliest is not None and request.has_calls_in_text:
-        raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
-    _require_stop_words(request.stop or ())
-    fault = context_fault(request.context, decoder.tools.values())
-    if fault is not None:
-        raise Refused(fault, "context")
+    _require_supported(request, model, decoder)
     decoding = decoder.settings.decoding
     serving = decoder.settings.serving
     usual_tokens = decoding.max_new_tokens if request.one_sentence else serving.max_tokens
@@ -267,15 +270,27 @@ def text_requests(request: ApiRequest, model: str, decoder: SharedDecoder) -> li
     ]
 
 
+def _require_supported(request: ApiRequest, model: str, decoder: SharedDecoder) -> None:
+    """Raise Refused for another model, logprobs of a text with calls, bad stop words, or an unusable context."""
+    require_model(request.model, model)
+    wants_logprobs = request.likeliest is not None
+    if wants_logprobs and request.has_calls_in_text:
+        raise Refused("logprobs are those of the text without calls; leave `calls` out", "logprobs")
+    _require_stop_words(request.stop or ())
+    fault = context_fault(request.context, decoder.tools.values())  # None if the tools can read it
+    if fault is not None:
+        raise Refused(fault, "context")
+
+
 def require_model(requested: str, model: str) -> None:
-    """Raise Refused where a client asks for another model than this server has."""
+    """Raise Refused if the model that a client requests is not `model`, the one of this server."""
     if requested != model:
         message = f"there is no model {requested!r}; this server has {model!r}"
         raise Refused(message, "model", status=404, code="model_not_found")
 
 
 def _require_stop_words(words: Sequence[str]) -> None:
-    """Raise Refused for stop words that are empty, or would take long to look for after each token."""
+    """Raise Refused for empty stop words, and for too many or too long ones: each token is followed by a search."""
     if "" in words:
         raise Refused("stop: a stop word has at least one character", "stop")
     longest = max(map(len, words), default=0)
@@ -285,7 +300,10 @@ def _require_stop_words(words: Sequence[str]) -> None:
 
 
 def _limited(param: str, value: int | None, *, usual: int, most: int) -> int:
-    """Return a limit that a client may set, at most `most`; `usual` where it sets none. Raises Refused."""
+    """Return `value`, the limit that a client sets in the field `param`; without it, `usual` or at most `most`.
+
+    Raises Refused if it is above `most`.
+    """
     if value is None:
         return min(usual, most)
     if value > most:

@@ -1,4 +1,4 @@
-"""The two older kinds of requests of OpenAI's protocol, whose answers have a choice per text."""
+"""Requests to /v1/completions and /v1/chat/completions of OpenAI's protocol: their answers have a choice per text."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,40 +15,44 @@ from toolformer_dag.serving.writings import Writing
 from toolformer_dag.traces.template_trial import template_fault
 
 ROLES = ("system", "developer", "user", "assistant")
-"""Of the messages of a chat."""
+"""The roles that messages of a chat may have."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-"""Types of the parts of a message that hold text."""
+"""The types of those parts of a message that hold text."""
 Part = Literal["message", "delta"]
-"""The field of a chat's choice that holds its text: whole, or what a chunk adds."""
+"""The field of a chat's choice that holds text: `message` for a whole answer, `delta` for what a chunk adds."""
 
 
 class ChoiceRequest(ApiRequest):
-    """A request whose answer has a choice per text, each with its calls. `id_prefix`: how the ids of answers begin."""
+    """A request whose answer has one choice per text, each with its tool calls.
+
+    `id_prefix`: the beginning of the ids of answers, such as "cmpl".
+    """
 
     id_prefix: ClassVar[str]
 
     def answer(self, writings: Sequence[Writing]) -> dict[str, Any]:
-        """Return the choices and the usage."""
+        """Return the whole answer: a choice per text, and the token counts. Raises the error of a text."""
         choices = []
         for index, writing in enumerate(writings):
             text = whole_text(index, writing, calls_in_text=self.has_calls_in_text)
             choices.append(self._choice(text, "message"))
-        return self._around(choices) | {"usage": usage(writings)}
+        return self._envelope(choices) | {"usage": usage(writings)}
 
     def stream_chunk(self, new: NewText) -> dict[str, Any]:
-        """Return a choice with what is new in it."""
-        return self._around([self._choice(new, "delta")], is_chunk=True)
+        """Return a chunk of one choice, with what is new in its text."""
+        return self._envelope([self._choice(new, "delta")], is_chunk=True)
 
     def stream_end(self, writings: Sequence[Writing]) -> bytes:
-        """Return the usage, where it is asked for, and the mark of the end."""
+        """Return the events at the end of a stream: the token counts, if the client wants them, and `[DONE]`."""
         end = b"data: [DONE]\n\n"
         wants_usage = (self.stream_options or {}).get("include_usage")
         if not wants_usage:
             return end
-        return self.stream_event(self._around([], is_chunk=True) | {"usage": usage(writings)}) + end
+        usage_chunk = self._envelope([], is_chunk=True) | {"usage": usage(writings)}
+        return self.stream_event(usage_chunk) + end
 
-    def _around(self, choices: Sequence[Mapping[str, Any]], *, is_chunk: bool = False) -> dict[str, Any]:
-        """Return an answer, or a chunk, with these choices."""
+    def _envelope(self, choices: Sequence[Mapping[str, Any]], *, is_chunk: bool = False) -> dict[str, Any]:
+        """Return an answer, or a chunk of a stream, that holds these choices."""
         return {
             "id": f"{self.id_prefix}-{self._id}",
             "object": self.object_name(is_chunk=is_chunk),
@@ -58,6 +62,7 @@ class ChoiceRequest(ApiRequest):
         }
 
     def _choice(self, new: NewText, part: Part) -> dict[str, Any]:
+        """Return the choice of a text: its characters, calls and log p, or what is new of them."""
         return {
             "index": new.index,
             "finish_reason": new.finish_reason,
@@ -68,19 +73,19 @@ class ChoiceRequest(ApiRequest):
 
     @abstractmethod
     def object_name(self, *, is_chunk: bool) -> str:
-        """Return the name of what is answered: the whole, or a chunk."""
+        """Return the value of the field `object` of a whole answer or of a chunk."""
 
     @abstractmethod
     def text_object(self, text: str, part: Part) -> dict[str, Any]:
-        """Return the field of a choice that holds its text."""
+        """Return the field of a choice that holds its text, as {"text": "..."}."""
 
     @abstractmethod
     def logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
-        """Return the log p of tokens, and of the likeliest at their places."""
+        """Return the tokens with log p, each with the likeliest tokens in its place, in the form of this request."""
 
 
 class CompletionRequest(ChoiceRequest):
-    """A request to /v1/completions: prompts that are continued."""
+    """A request to /v1/completions: each prompt is continued by a text."""
 
     path: ClassVar[str] = "/v1/completions"
     id_prefix: ClassVar[str] = "cmpl"
@@ -90,28 +95,28 @@ class CompletionRequest(ChoiceRequest):
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest tokens are asked for."""
+        """How many of the likeliest tokens the client wants for each token; None if it wants no log p."""
         return self.logprobs
 
     @property
     def one_sentence(self) -> bool:
-        """Whether a text ends as that of the command `generate` does: without `max_tokens`."""
+        """Whether a text ends with its first sentence or line, as in `generate`: if the client sets no `max_tokens`."""
         return self.max_tokens is None
 
     def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
-        """Return the texts as they came."""
+        """Return the prompts as the client sent them."""
         return self.prompt
 
     def object_name(self, *, is_chunk: bool) -> str:
-        """Return the same name for the whole and for chunks."""
+        """Return "text_completion", for whole answers and for chunks."""
         return "text_completion"
 
     def text_object(self, text: str, part: Part) -> dict[str, Any]:
-        """Return the text as it is."""
+        """Return {"text": "..."}."""
         return {"text": text}
 
     def logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
-        """Return lists with an item per token."""
+        """Return four lists, each with an item per token."""
         return {
             "tokens": [placed.token.text for placed in tokens],
             "token_logprobs": [placed.token.log_probability for placed in tokens],
@@ -121,7 +126,10 @@ class CompletionRequest(ChoiceRequest):
 
 
 def _joined(content: Any) -> str:
-    """Return the text of a message: of a text, or of parts, which are joined. Raises for other content."""
+    """Return the content of a message as one text: its parts, texts or objects, are joined; "" for null.
+
+    Raises PydanticCustomError for parts that hold no text.
+    """
     if content is None:
         return ""
     parts = content if isinstance(content, list) else [content]
@@ -129,7 +137,10 @@ def _joined(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
-    """Return the text of a part: a text, or an object of one of TEXT_PARTS. Raises for others, such as images."""
+    """Return the text of a part of a message: "Hi" for "Hi" and for {"type": "text", "text": "Hi"}.
+
+    Raises PydanticCustomError for other parts, such as images.
+    """
     if isinstance(part, str):
         return part
     kind = type(part).__name__
@@ -143,7 +154,7 @@ def _part_text(part: Any) -> str:
 
 
 def _auto_or_none(tool_choice: Any) -> Any:
-    """Return `tool_choice`. Raises for values that force a call."""
+    """Return `tool_choice` unchanged. Raises PydanticCustomError for values that force a call."""
     if tool_choice not in ("auto", "none"):
         message = "the model decides where it calls; give 'auto' or 'none', and name in `tools` those that it may call"
         raise PydanticCustomError("not_supported", message)
@@ -151,7 +162,7 @@ def _auto_or_none(tool_choice: Any) -> Any:
 
 
 class ChatMessage(BaseModel):
-    """A message of a chat, as templates take it; clients add a name, and what an answer holds besides."""
+    """A message of a chat, as the model's template takes it. Other fields that clients send are ignored."""
 
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
@@ -159,6 +170,7 @@ class ChatMessage(BaseModel):
     @field_validator("role")
     @classmethod
     def _known_role(cls, role: str) -> str:
+        """Return `role` unchanged. Raises PydanticCustomError unless it is one of ROLES."""
         if role not in ROLES:
             message = "{role} is not supported; tools run inside the answer, and roles are {roles}"
             raise PydanticCustomError("not_supported", message, {"role": repr(role[:40]), "roles": ", ".join(ROLES)})
@@ -166,7 +178,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(ChoiceRequest):
-    """A request to /v1/chat/completions: messages, to which the next one is written."""
+    """A request to /v1/chat/completions: messages of a chat, after which the assistant's next one is written."""
 
     path: ClassVar[str] = "/v1/chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl"
@@ -178,38 +190,40 @@ class ChatRequest(ChoiceRequest):
 
     @property
     def likeliest(self) -> int | None:
-        """How many of the likeliest tokens are asked for."""
+        """How many of the likeliest tokens the client wants for each token; None if it wants no log p."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompts(self, decoder: SharedDecoder) -> Sequence[str | list[int]]:
-        """Return the tokens of the chat, in which the template's special tokens are such."""
+        """Return one prompt: the token ids of the chat by the model's template, special tokens included."""
         return [chat_tokens(decoder, self.messages, "messages")]
 
     def withheld(self, decoder: SharedDecoder) -> frozenset[str]:
-        """Return the tools that may not be called: with `tool_choice` none, all."""
+        """Return the tools that may not be called: all of them if `tool_choice` is "none"."""
         if self.tool_choice == "none":
             return frozenset(decoder.tools)
         return super().withheld(decoder)
 
     def object_name(self, *, is_chunk: bool) -> str:
-        """Return the name of what is answered."""
+        """Return "chat.completion", or "chat.completion.chunk" for a chunk."""
         return "chat.completion.chunk" if is_chunk else "chat.completion"
 
     def text_object(self, text: str, part: Part) -> dict[str, Any]:
-        """Return the text as the content of a message."""
+        """Return the text as the content of an assistant's message, or of what a chunk adds to it."""
         return {part: {"role": "assistant", "content": text}}
 
     def logprobs_object(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
-        """Return an object per token."""
+        """Return a list with an object per token."""
         return {"content": [_chat_token(placed.token) for placed in tokens], "refusal": None}
 
 
 def _chat_token(token: TokenLikelihood) -> dict[str, Any]:
+    """Return a token with its log p and the likeliest tokens in its place, in OpenAI's form for chats."""
     likeliest = [_chat_logprob(text, log_probability) for text, log_probability in token.likeliest]
     return {**_chat_logprob(token.text, token.log_probability), "top_logprobs": likeliest}
 
 
 def _chat_logprob(text: str, log_probability: float) -> dict[str, Any]:
+    """Return a token's text, log p and UTF-8 bytes, in OpenAI's form for chats."""
     return {"token": text, "logprob": log_probability, "bytes": list(text.encode())}
 
 
@@ -218,13 +232,15 @@ TRIAL_CHAT = (
     {"role": "assistant", "content": "42"},
     {"role": "user", "content": "Thanks."},
 )
-"""Over this chat the model's template has to end before it writes those of clients."""
+"""The chat with which a model's template is tried before it renders those of clients."""
 
 
 def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: str) -> list[int]:
-    """Return the tokens of a chat by the model's own template. Raises Refused, which names the field `param`.
+    """Return the token ids of a chat by the model's own template, up to where the assistant's message begins.
 
-    Before the first chat the template is tried in a process with limits, since it could loop for ever.
+    `param`: the field of the request that holds the messages, for errors. Raises Refused if the model has no usable
+    template or the template refuses the messages, and NothingWritten if they are too long. Before the first chat the
+    template is tried in a process with limits, since it could loop for ever.
     """
     decoder.require_length(sum(len(message.content) for message in messages))
     fault = _template_fault(decoder.tokenizer)
@@ -233,17 +249,17 @@ def chat_tokens(decoder: SharedDecoder, messages: Sequence[ChatMessage], param: 
     chat = [message.model_dump() for message in messages]
     try:
         return list(decoder.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-    except Exception as error:  # of the model's own template
+    except Exception as error:  # whatever the model's template raises
         raise Refused(f"{param}: the model's chat template does not take them: {error}", param) from error
 
 
 def _template_fault(tokenizer: Any) -> str | None:
-    """Return why a model's chat template cannot be used for any chat; None where it can."""
+    """Return why a model's chat template cannot be used, None if it can."""
     if not tokenizer.chat_template:
         return "this model's tokenizer has no chat template"
     try:
         template = tokenizer.get_chat_template()
-    except ValueError as error:  # of several templates none is the default
+    except ValueError as error:  # there are several templates, and none is the default
         return f"this model's chat template is not clear: {error}"
     fault = template_fault(template, TRIAL_CHAT, tokenizer.special_tokens_map)
     return None if fault is None else f"this model's chat template is not used: {fault}"

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""The metrics of a server, for Prometheus: requests, texts, tokens and calls."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,7 +8,15 @@ from toolformer_dag.decoding.generation import Generation
 
 
 class DecoderFigures:
-    """The figures of one server, in a registry of their own."""
+    """The counts of one server; `registry` holds its own Prometheus metrics alone.
+
+    | metric | labels |
+    |---|---|
+    | requests | `path`: as "/v1/completions"; `status`: the HTTP status |
+    | texts now | `state`: "open" for all, and of these "waiting" for a batch or "calling" a tool |
+    | tokens of finished texts | `kind`: "prompt" or "written" |
+    | seconds of calls | `tool`: its name; `got`: "result", "lost" (the tool did not answer) or "none" (it had none) |
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -24,7 +32,7 @@ class DecoderFigures:
         )
 
     def show_texts(self, texts_by_state: Mapping[str, Collection[object]]) -> None:
-        """Show the sizes of these collections as they are whenever the figures are read."""
+        """Report the size of each collection, by state, as it is whenever the metrics are read."""
         for state, texts in texts_by_state.items():
             self._texts.labels(state).set_function(texts.__len__)
 
@@ -38,7 +46,10 @@ class DecoderFigures:
         self._tokens.labels("written").inc(generation.tokens)
 
     def count_call(self, tool: str, seconds: float, *, has_result: bool, lost: bool) -> None:
-        """Count a call for which a text waited. `lost`: its tool gave no answer at all, such as by a time limit."""
+        """Count an answered call and the seconds that its text waited for it.
+
+        `lost`: the tool gave no answer at all, for example within its time limit.
+        """
         if has_result:
             got = "result"
         elif lost:

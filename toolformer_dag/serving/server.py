@@ -1,4 +1,4 @@
-"""The server: OpenAI's routes over a shared decoder, with health and figures."""
+"""The HTTP server: OpenAI's routes, answered by a `SharedDecoder`, with routes for its health and its metrics."""
 
 import asyncio
 import hmac
@@ -27,22 +27,25 @@ from toolformer_dag.serving.shared_decoder import SharedDecoder
 from toolformer_dag.serving.writings import Busy, NothingWritten, Watch, Writing
 
 KINDS: tuple[type[ApiRequest], ...] = (CompletionRequest, ChatRequest)
-"""The kinds of requests that are answered, each at its `path`."""
+"""The kinds of requests for texts; each has a route, its `path`."""
 MOST_BYTES = 1 << 20
-"""Of a request."""
+"""The maximum size of a request's body."""
 LONGEST_ERROR = 1000
-"""Characters of an error."""
+"""The maximum number of characters of an error message."""
 GONE = 499
-"""The status that is counted where the client left."""
+"""The HTTP status under which requests are counted whose client left before the answer."""
 Answering = Callable[[Request], Awaitable[Response]]
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
 
 
 def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlette:
-    """Return the application; it closes the decoder at its end. Which pages may ask is for the caller to guard.
+    """Return the web application of a server; when it ends, it closes the decoder.
 
-    `model`: the name by which clients ask. `key`: what they must show everywhere but at /health; None: nothing.
+    - model: the name of the model in requests.
+    - key: the API key that clients must send, except to /health; None if they need none.
+
+    It does not check from which web pages requests come; that is left to the caller.
     """
     server = _Server(decoder, model, key)
     routes = [
@@ -57,30 +60,30 @@ def serving_app(decoder: SharedDecoder, model: str, key: str | None) -> Starlett
 
 
 class _Server:
-    """What the routes share: the decoder, the name of its model, and the thread in which prompts are tokenized."""
+    """The handlers of the routes, with what they share: the decoder, its model's name, the key, a tokenizing thread."""
 
     def __init__(self, decoder: SharedDecoder, model: str, key: str | None) -> None:
         self._decoder = decoder
         self._model = model
         self._key = key
-        # One thread: tokenizers are not asked by two threads at once, and a long prompt takes seconds.
+        # A thread, since long prompts take seconds; only one, since tokenizers are not safe for several.
         self._tokenizing = ThreadPoolExecutor(1)
-        self._tokenizing_turn = asyncio.Lock()  # requests wait here for the thread, in the order in which they came
+        self._tokenizing_turn = asyncio.Lock()  # requests wait here for the thread, first come, first served
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """Serve until the application ends, and close the decoder then."""
+        """Close the tokenizing thread and the decoder when the application ends."""
         yield
         self._tokenizing.shutdown(wait=False, cancel_futures=True)
         await run_in_threadpool(self._decoder.close)
 
     def route(self, path: str, answer: Answering, *, method: str = "GET", needs_key: bool = True) -> Route:
-        """Return a route that checks the key, turns errors into answers, and counts each request by its status."""
+        """Return a route to the handler `answer`; it checks the key, answers errors, and counts requests by status."""
         respond = partial(self._respond, path=path, answer=answer, needs_key=needs_key)
         return Route(path, respond, methods=[method])
 
     async def _respond(self, request: Request, *, path: str, answer: Answering, needs_key: bool) -> Response:
-        """Answer a request, by an error where there is one; it is counted under `path`."""
+        """Return the response of the handler `answer`, or one that tells the error; count the request under `path`."""
         try:
             if needs_key:
                 self._require_key(request)
@@ -93,25 +96,28 @@ class _Server:
         return response
 
     def _require_key(self, request: Request) -> None:
-        """Raise Refused for a request without the key, where there is one."""
+        """Raise Refused if the server has a key and the request does not send it."""
         if not self._key:
             return
-        shown_key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown_key.encode(), self._key.encode()):
+        sent_key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(sent_key.encode(), self._key.encode()):
             raise Refused("show the key as `Authorization: Bearer KEY`", status=401, code="invalid_api_key")
 
     async def health(self, request: Request) -> Response:
-        """Say whether texts are decoded."""
+        """Return the status 200 while the decoder runs, 503 once it has ended."""
         if self._decoder.alive:
             return _json_response({"status": "ok"})
         return _json_response({"status": "decoding has ended"}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Return the figures for Prometheus."""
+        """Return the metrics for Prometheus."""
         return Response(generate_latest(self._decoder.figures.registry), media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> Response:
-        """Return the list of models, which has one; at a path with a name, the model of this name."""
+        """Return the list of models, which has one; at a path with a model's name, this model alone.
+
+        Raises Refused for the name of another model.
+        """
         entry = {
             "id": self._model,
             "object": "model",
@@ -126,7 +132,10 @@ class _Server:
         return _json_response(entry)
 
     async def complete(self, kind: type[ApiRequest], request: Request) -> Response:
-        """Write the texts that a request asks for; return them, or a stream that writes them."""
+        """Return the texts that a request of this kind asks for, or a stream of them.
+
+        Ends the texts if the client leaves. Raises Refused, NothingWritten, Busy, ClientDisconnect.
+        """
         body = await _body(request)
         api_request = await self._in_tokenizing_thread(request, partial(kind.parse, body))
         if api_request.stream:
@@ -139,6 +148,7 @@ class _Server:
             self._drop(writings)
 
     async def _streamed(self, request: Request, api_request: ApiRequest) -> Response:
+        """Begin the texts of a request, and return a response that sends them piece by piece."""
         events = _Events()
         writings = await self._in_tokenizing_thread(request, partial(self._begin, api_request, events.put_piece))
         for writing in writings:
@@ -146,9 +156,9 @@ class _Server:
         return _Stream(_chunks(api_request, writings, events), on_end=partial(self._drop, writings))
 
     async def _in_tokenizing_thread(self, request: Request, function: Callable[[], Result]) -> Result:
-        """Run a function in the tokenizing thread, once it is this request's turn.
+        """Return what `function` returns in the tokenizing thread, where it runs once it is this request's turn.
 
-        Raises ClientDisconnect where the client has left by then: nothing is computed for clients that are gone.
+        Raises ClientDisconnect if the client has left by then: nothing is computed for clients that are gone.
         """
         async with self._tokenizing_turn:
             if await request.is_disconnected():
@@ -160,14 +170,14 @@ class _Server:
         return self._decoder.begin(text_requests(api_request, self._model, self._decoder), watch)
 
     def _drop(self, writings: Sequence[Writing]) -> None:
-        """End the texts that have not ended: nobody waits for them."""
+        """End the texts that have not ended, because their client does not wait any more."""
         for writing in writings:
             if not writing.done.done():
                 self._decoder.drop(writing)
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; `on_end` is called once all are sent, or the client has left."""
+    """A response of server-sent events; calls `on_end` once all are sent or the client has left."""
 
     def __init__(self, chunks: AsyncIterator[bytes], *, on_end: Callable[[], None]) -> None:
         super().__init__(chunks, media_type="text/event-stream", headers={"cache-control": "no-cache"})
@@ -181,46 +191,46 @@ class _Stream(StreamingResponse):
 
 
 class _Event(NamedTuple):
-    """A piece of a text, or its end: a future that has its Generation, or its error."""
+    """The next piece of a text, or its end as a finished future, which holds its Generation or its error."""
 
     writing: Writing
-    what: WrittenPiece | Future[Generation]
+    piece_or_end: WrittenPiece | Future[Generation]
 
 
 class _Events:
-    """Hands the pieces of texts from the thread that decodes over to the loop in which this was made.
-
-    A piece costs what is new in it: nothing of the text before it is read.
-    """
+    """A queue that takes pieces of texts from the decoding thread to the event loop in which it was created."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue = asyncio.Queue[_Event]()
 
     def put_piece(self, writing: Writing, piece: WrittenPiece) -> None:
-        """Hand over a piece of a text; of a call, only its end. Called in the thread that decodes."""
+        """Add a piece of a text. Of a call only the piece with its answer is added. Called in the decoding thread."""
         is_inside_call = piece.in_call and piece.call is None
         if not is_inside_call:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, _Event(writing, piece))
 
     def put_end(self, writing: Writing, done: Future[Generation]) -> None:
-        """Hand over the end of a text. Called in the thread that decodes, or in the loop."""
+        """Add the end of a text: its finished future. Called in the decoding thread or in the event loop."""
         self._loop.call_soon_threadsafe(self._queue.put_nowait, _Event(writing, done))
 
     async def get(self) -> _Event:
-        """Wait for the next event."""
+        """Return the next piece or end of a text, once there is one."""
         return await self._queue.get()
 
 
 async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: _Events) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of a request, until all its texts have ended or one has failed."""
-    streams = {}
+    """Yield the server-sent events of a request, until all its texts have ended or one has failed.
+
+    `events`: what is new in `writings`, the texts of the request, whichever comes first.
+    """
+    streams = {}  # by text: what turns its pieces into contents of chunks
     for index, writing in enumerate(writings):
         streams[writing] = TextStream(index, writing, calls_in_text=api_request.has_calls_in_text)
-    open_texts = len(writings)
     beginning = api_request.stream_begin()
     if beginning:
         yield beginning
+    open_texts = len(writings)
     while open_texts:
         writing, piece_or_end = await events.get()
         if isinstance(piece_or_end, Future):  # the text has ended
@@ -237,18 +247,18 @@ async def _chunks(api_request: ApiRequest, writings: Sequence[Writing], events: 
 
 
 async def _body(request: Request) -> bytes:
-    """Read the body of a request. Raises Refused above MOST_BYTES, before all of it has come."""
+    """Return the body of a request. Raises Refused as soon as more than MOST_BYTES have come."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MOST_BYTES:
             raise Refused(f"the request has more than {MOST_BYTES:,} bytes; send less text", status=413)
-        await asyncio.sleep(0)  # a body of a million parts keeps no other request waiting
+        await asyncio.sleep(0)  # lets other requests run, even if a body comes in a million parts
     return bytes(body)
 
 
 async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> None:
-    """Wait until all texts have ended. Raises ClientDisconnect where the client leaves, and the error of a text."""
+    """Wait until all texts have ended. Raises ClientDisconnect if the client leaves before, or the error of a text."""
     texts = asyncio.gather(*(asyncio.wrap_future(writing.done) for writing in writings))
     client_has_left = asyncio.ensure_future(_until_client_leaves(request))
     await asyncio.wait((texts, client_has_left), return_when=asyncio.FIRST_COMPLETED)
@@ -262,6 +272,7 @@ async def _wait_until_written(request: Request, writings: Sequence[Writing]) -> 
 
 
 async def _until_client_leaves(request: Request) -> None:
+    """Wait until the client closes the connection."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -269,11 +280,18 @@ async def _until_client_leaves(request: Request) -> None:
 
 
 def _json_response(value: Any, status: int = 200) -> Response:
+    """Return a response whose body is `value` as JSON."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
 class _ApiError(NamedTuple):
-    """An error in OpenAI's form. `param`: the field that is wrong. `code`: its short reason."""
+    """An error in OpenAI's form.
+
+    - `status`: the HTTP status.
+    - `type`: the class of errors, such as "rate_limit_error".
+    - `param`: the faulty field of the request; None if it is not one field.
+    - `code`: a short reason, such as "model_not_found".
+    """
 
     message: str
     status: int
@@ -282,7 +300,7 @@ class _ApiError(NamedTuple):
     code: str | None = None
 
     def body(self) -> dict[str, Any]:
-        """Return the answer's body; a long message, which may repeat the request, is cut."""
+        """Return the JSON object to send. A message above LONGEST_ERROR characters, which may repeat input, is cut."""
         message = self.message
         if len(message) > LONGEST_ERROR:
             message = f"{message[:LONGEST_ERROR]}..."
@@ -290,7 +308,7 @@ class _ApiError(NamedTuple):
 
 
 def _error(error: BaseException) -> _ApiError:
-    """Return an error in OpenAI's form; one that is no fault of the request has the status 500."""
+    """Return an error in OpenAI's form. An error that is not caused by the request has the status 500."""
     if isinstance(error, Refused):
         return _ApiError(str(error), error.status, "invalid_request_error", error.param, error.code)
     if isinstance(error, NothingWritten):
@@ -301,7 +319,7 @@ def _error(error: BaseException) -> _ApiError:
 
 
 def _error_response(error: Exception) -> Response:
-    """Return the response for an error; the log has those that are no fault of the request."""
+    """Return the response that tells an error; log the error if it is not caused by the request."""
     api_error = _error(error)
     if api_error.status == 500:
         _log.error("a request failed", exc_info=error)
@@ -312,7 +330,7 @@ def _error_response(error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """Refuse a path that is not there, or its method."""
+    """Return the response for a request to an unknown path, or with a method that the path does not take."""
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
     remedy = "there is no such path; see /v1/models, /v1/completions"

@@ -1,4 +1,4 @@
-"""Decode the texts of many clients together: texts join and leave between two tokens, and tools run beside them."""
+"""Decode the texts of many clients together: texts join and leave between two tokens, and tools run in parallel."""
 
 import copy
 import logging
@@ -12,7 +12,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.decoding.generation import DOES_NOT_FIT, DecodedCall
+from toolformer_dag.decoding.generation import DOES_NOT_FIT
 from toolformer_dag.decoding.rules import rules_for
 from toolformer_dag.decoding.written_call import WrittenCall
 from toolformer_dag.decoding.written_text import TextState
@@ -30,30 +30,59 @@ from toolformer_dag.tools.tool import ToolResult
 OUT_OF_TIME = "out_of_time"
 """The reason of a call whose text has waited for its tools as long as it may."""
 RECENT = 0.1
-"""What a finished text weighs in the mean of the seconds that texts take."""
+"""The weight of the text that finished last in the moving mean of the seconds per text."""
 Job = Callable[[], None]
-"""What other threads ask of the thread that decodes: to take a new text, to drop one, to take the answer of a call."""
+"""Work that other threads hand to the decoding thread: take a new text, drop one, or take the answer of a call."""
 _log = logging.getLogger(__name__)
 
 
+class _JoinTimer:
+    """Decides when waiting texts join a batch.
+
+    Joining costs about one run of the model, however many texts join. So the texts wait until the tokens that they
+    miss by waiting add up to one run. In a step that decodes 3 texts while 1 waits, it misses 1/4 of the possible
+    tokens: the text joins after four of these steps. If nothing is decoded, it joins at once.
+    """
+
+    def __init__(self) -> None:
+        self._missed_runs = 0.0  # since texts joined last
+
+    def is_due(self, *, waiting: int, decoded: int) -> bool:
+        """Count a step that decodes `decoded` texts while `waiting` texts wait; return whether they join now."""
+        self._missed_runs += waiting / max(1, waiting + decoded)
+        if self._missed_runs < 1:
+            return False
+        self._missed_runs = 0.0
+        return True
+
+
 class SharedDecoder:
-    """Completes texts in a thread of its own; each becomes what `generate` writes for it alone.
+    """Completes the texts of many clients in one thread, each as `generate` would write it alone.
 
-    - A text that calls a tool leaves its batch until the call is answered, and then comes before those that wait.
-    - At most `serving.waiting` texts beside a full batch are open at once.
-    - A text waits for its tools for at most `serving.tool_seconds` in all; calls after that have no result.
+    - A text that calls a tool leaves its batch until the call is answered. Then it is the next to join a batch.
+    - Only so many texts are open at once as a full batch holds, and `serving.waiting` more.
+    - A text waits for its tools for at most `serving.tool_seconds` in total; calls after that have no result.
 
-    Other threads call the public methods; these hand jobs over to the thread that decodes, which alone changes texts.
+    Other threads call the public methods. These hand jobs to the decoding thread, which alone changes texts. A text
+    with its request is a `Writing`: it is open until it has ended, and in the meantime either is in a batch, waits to
+    join one, or waits for a tool ("calling").
+
+    - `settings`, `tools` (by name): what requests are checked against.
+    - `figures`: the counts for Prometheus.
+    - `tokenizer`: a copy for the threads of callers.
     """
 
     def __init__(
         self, language_model: LanguageModel, lanes: Sequence[Lane], settings: Settings, k: int | None = None
     ) -> None:
-        """Start the thread. `lanes`: the tools that texts may call. `k`: in place of that of the settings."""
+        """Start the decoding thread.
+
+        lanes: the tools that texts may call, with thresholds and limits. k: replaces k of the settings.
+        """
         self.settings = settings
         self.figures = DecoderFigures()
         self.tools = {lane.tool.name: lane.tool for lane in lanes}
-        # Tokenizers are not safe for threads: this one is for callers, that of the model for the thread that decodes.
+        # Tokenizers are not safe for threads: callers use this copy, the decoding thread the model's own.
         self.tokenizer = copy.deepcopy(language_model.tokenizer)
         self._encoding = Encoding(self.tokenizer)
         self._longest_token = max(map(len, self.tokenizer.get_vocab()))  # in characters
@@ -64,69 +93,73 @@ class SharedDecoder:
 
         self._lock = threading.Lock()
         self._closed = False
-        self._open: set[Writing] = set()  # all that have begun and not ended; changed under the lock or by the thread
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: to end
-        # Of the thread that decodes alone:
+        self._open: set[Writing] = set()  # begun and not ended; callers add under the lock
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None ends the decoding thread
+        # Only the decoding thread changes what follows:
         self._waiting: deque[Writing] = deque()  # texts that are to join a batch, the next one first
         self._calling: set[Writing] = set()  # texts that wait for a tool
         self._batches: list[TextBatch] = []
-        self._mean_seconds = 1.0  # that texts take, recent ones above all
-        self._missed_tokens = 0.0  # that waiting texts could have had since texts joined last
+        self._join_timer = _JoinTimer()
+        self._mean_seconds = 1.0  # moving mean of the time from a text's request to its end
         self.figures.show_texts({"open": self._open, "waiting": self._waiting, "calling": self._calling})
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    # For other threads
+    # Called by other threads
 
     @property
     def alive(self) -> bool:
-        """Return whether texts are decoded."""
+        """Return whether the decoding thread runs."""
         return self._thread.is_alive()
 
     def begin(self, requests: Sequence[TextRequest], watch: Watch | None = None) -> list[Writing]:
-        """Begin texts. Raises Busy where not all of them may wait, NothingWritten, and UserError after the end.
+        """Begin texts, and return a `Writing` for each; its future `done` gets the text.
 
-        `watch` gets each piece as it is decoded, in the thread that decodes. One caller at a time, in a thread: texts
-        are tokenized here, once it is known that there is room for them.
+        `watch` gets each piece as it is decoded, in the decoding thread. Call it in one thread at a time, for the
+        prompts are tokenized here, which may take seconds.
+
+        Raises Busy if too many texts are open, NothingWritten if a prompt is empty or too long, and UserError if
+        decoding has ended.
         """
-        self._require_room(requests)
+        self._require_room(requests)  # before the prompts are tokenized, which would be in vain
         writings = [self._prepared(request, watch) for request in requests]
         with self._lock:
             if self._closed:
                 raise UserError("nothing is decoded any more; see the log, and start anew")
-            self._require_room(requests)
+            self._require_room(requests)  # once more, under the lock: this answer holds
             self._open.update(writings)
         for writing in writings:
-            writing.done.set_running_or_notify_cancel()  # from now on `drop` alone cancels it
+            writing.done.set_running_or_notify_cancel()  # its future cannot be cancelled now; `drop` ends the text
             self._jobs.put(partial(self._waiting.append, writing))
         return writings
 
     def require_length(self, characters: int) -> None:
-        """Raise NothingWritten for a prompt of more characters than tokens of the model's context can hold."""
+        """Raise NothingWritten for a prompt of so many characters if it cannot fit into the model's context."""
         if characters > self._backend.context_length * self._longest_token:
             raise NothingWritten(DOES_NOT_FIT)
 
     def drop(self, writing: Writing) -> None:
-        """End a text that nobody waits for, if it has not ended."""
+        """End a text whose client has left, if it has not ended."""
         self._jobs.put(partial(self._fail, [writing], InterruptedError("nobody waits for this text")))
 
     def close(self) -> None:
-        """Drop all texts and end the thread. A tool that hangs holds nothing up."""
+        """End all texts and the decoding thread, without waiting for tools that still run."""
         self._jobs.put(None)
         self._thread.join()
 
     def _require_room(self, requests: Sequence[TextRequest]) -> None:
+        """Raise Busy if `requests` would exceed the number of texts that may be open at once."""
         most_open = self._backend.greedy_rows + self.settings.serving.waiting
         if len(self._open) + len(requests) > most_open:
             raise Busy(math.ceil(self._mean_seconds))
 
     def _prepared(self, request: TextRequest, watch: Watch | None) -> Writing:
-        """Return a text (`Writing`) that is ready to be decoded after the prompt of a request, a string or token ids.
+        """Return the text of a request, ready to be decoded after its prompt, which is a text or token ids.
 
-        Raises NothingWritten if the prompt is too long or nothing can be written after it.
+        Raises NothingWritten if the prompt is empty or does not fit into the model's context.
         """
         prompt = request.prompt
-        self.require_length(len(prompt))
+        self.require_length(len(prompt))  # a cheap test, before a long text is tokenized
         if isinstance(prompt, str):
             prompt_tokens = self._encoding.bos + self._encoding.texts([prompt])[0].ids
         else:
@@ -136,7 +169,7 @@ class SharedDecoder:
             raise NothingWritten(writing.text.reason)
         return writing
 
-    # For the thread that decodes
+    # Run in the decoding thread
 
     def _work(self) -> None:
         """Decode until `close`: take jobs, let texts join, and write a token of each text, in turn."""
@@ -152,9 +185,9 @@ class SharedDecoder:
             self._fail(list(self._open), InterruptedError("the server ended"))
 
     def _take_jobs(self) -> bool:
-        """Do what other threads asked for, and end the calls whose time is up. Return False once it is time to end.
+        """Run all queued jobs, and end the calls that are out of time; return False if the decoder was closed.
 
-        Where no text can be decoded now, wait for a job, at most until the next call is out of time.
+        If no text can be decoded now, wait for a job, at most until the next call is out of time.
         """
         next_deadline = min((writing.call_deadline for writing in self._calling), default=None)
         timeout = None if next_deadline is None else max(0.0, next_deadline - time.monotonic())
@@ -172,25 +205,20 @@ class SharedDecoder:
         return True
 
     def _end_late_calls(self) -> None:
-        """Go on, without a result, with texts that have waited for their tools as long as they may."""
+        """Let texts go on without a result if they have waited for their tools as long as they may."""
         now = time.monotonic()
         late = [writing for writing in self._calling if writing.call_deadline <= now]
         for writing in late:
-            self._take_answer(writing, writing.text.call, ToolResult(None, OUT_OF_TIME))
+            self._take_answer(writing, writing.text.call, ToolResult(result=None, reason=OUT_OF_TIME))
 
     def _let_texts_join(self) -> None:
-        """Let the texts that wait longest join a batch, as long as memory has room for them (`batch_for`).
+        """Move waiting texts into batches, the first ones first, as long as memory has room (`batch_for`).
 
-        Joining costs one pass of the model, however many texts join. So texts wait until they have missed as much as
-        one pass computes. In each step w waiting texts beside n texts that are decoded miss the share w / (n + w) of
-        it: 1 text beside 3 misses 1/4 per step, so it joins after 4 steps.
+        Called once per step; in most steps nothing joins (`_JoinTimer`).
         """
         decoded = sum(len(batch.writings) for batch in self._batches)
-        waiting = len(self._waiting)
-        self._missed_tokens += waiting / max(1, waiting + decoded)
-        if self._missed_tokens < 1:
+        if not self._join_timer.is_due(waiting=len(self._waiting), decoded=decoded):
             return
-        self._missed_tokens = 0.0
         while self._waiting:
             batch = batch_for(self._waiting[0].text, self._batches, self._backend)
             if batch is None:
@@ -200,20 +228,24 @@ class SharedDecoder:
             batch.join(self._waiting.popleft())
 
     def _advance(self, batch: TextBatch) -> None:
-        """Write a token of each text, and take care of those that left the batch. An error ends its texts alone."""
+        """Write a token of each text of a batch, and run, queue or finish the texts that left it.
+
+        An error, such as too little memory, ends all texts of this batch and no others.
+        """
         try:
-            left_batch = batch.step(self._backend)  # texts that have ended or have written a call
-            for writing in left_batch:
-                if writing in self._open:  # a client may have dropped its text meanwhile
+            left = batch.step(self._backend)
+            for writing in left:
+                was_dropped = writing not in self._open
+                if not was_dropped:
                     self._go_on(writing)
-        except Exception as error:  # noqa: BLE001 - such as too little memory
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other batches go on
             _log.exception("texts were lost")
             self._fail([*batch.writings, *batch.joining], error)
             batch.writings = []
             batch.joining = []
 
     def _go_on(self, writing: Writing) -> None:
-        """Do what a text needs that has left its batch: let it wait for another one, run its call, or finish it."""
+        """Take the next step for a text that has left its batch: queue it for a batch, run its call, or finish it."""
         state = writing.text.state
         if state is TextState.READY:
             self._waiting.appendleft(writing)
@@ -223,66 +255,74 @@ class SharedDecoder:
             self._finish(writing)
 
     def _run_call(self, writing: Writing) -> None:
-        """Run the call that a text has just written, in a tool's thread, while other texts are decoded.
+        """Run the open call of a text in a thread of its tool; its answer comes as a job (`_take_answer`).
 
-        The result comes back as a job for the decoding thread. A call that cannot run is answered at once, with its
-        reason or OUT_OF_TIME.
+        A call that cannot be run, or has no time left, is answered at once with the reason.
         """
         text = writing.text
-        written_call = text.call  # the tokens of the call: tells later whether the text still waits for this one
-        call = text.open_call()  # the same call, read: tool, input, or the reason why it cannot run
+        written_call = text.call  # by this object `_waits_for` recognizes the call later
+        parsed_call = text.open_call()
         seconds_left = writing.seconds_for_tools(self.settings.serving.tool_seconds)
         writing.call_began = time.monotonic()
         writing.call_deadline = writing.call_began + seconds_left
         self._calling.add(writing)
-        if call.reason is not None or seconds_left <= 0:
-            self._take_answer(writing, written_call, ToolResult(None, call.reason or OUT_OF_TIME))
+        if parsed_call.reason is not None or seconds_left <= 0:
+            self._take_answer(writing, written_call, ToolResult(result=None, reason=parsed_call.reason or OUT_OF_TIME))
             return
-        self._tool_threads[call.tool].submit(
+        self._tool_threads[parsed_call.tool].submit(
             text.tool_call(),
             is_wanted=partial(self._waits_for, writing, written_call),
             on_result=partial(self._put_answer, writing, written_call),
         )
 
     def _put_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
-        """Hand the answer of a call over to the thread that decodes; called in the thread of the tool."""
+        """Hand the answer of a call to the decoding thread; called in the thread of the tool."""
         self._jobs.put(partial(self._take_answer, writing, written_call, result))
 
-    def _waits_for(self, writing: Writing, call: WrittenCall | None) -> bool:
-        """Return whether a text waits for this call: it was not dropped, and has not gone on without an answer."""
-        return writing in self._calling and writing.text.call is call
+    def _waits_for(self, writing: Writing, written_call: WrittenCall | None) -> bool:
+        """Return whether a text still waits for this call: it was not dropped, and the call is not out of time."""
+        return writing in self._calling and writing.text.call is written_call
 
     def _take_answer(self, writing: Writing, written_call: WrittenCall | None, result: ToolResult) -> None:
-        """Give a text the result of its call and go on writing it. Do nothing if the text no longer waits for it.
+        """Let a text go on after its call with the answer `result`.
 
-        The answered call is added to `writing.calls` and to the figures before the text goes on, because `watch` (the
-        client's callback) gets the call then and reads it there.
+        The call is recorded and counted, the watcher gets it, and the text is queued for a batch or ends. Does nothing
+        if the text does not wait for `written_call` any more.
         """
         if not self._waits_for(writing, written_call):
             return
         self._calling.discard(writing)
-        text = writing.text
-        opened = text.open_call()
-        call = text.accepted(DecodedCall(opened.tool, opened.input, result.result, result.reason))
-        seconds = time.monotonic() - writing.call_began
-        writing.calls.append(
-            AnsweredCall(call, seconds, text_offset=len(text.text), plain_offset=len(text.plain)),
-        )
-        self.figures.count_call(call.tool, seconds, has_result=call.reason is None, lost=result.lost)
-        text.go_on(call)
+        answered = self._answered_call(writing, result)
+        call = answered.call
+        # Recorded before the text goes on: then the watcher gets the call, and reads its seconds and offsets here.
+        writing.calls.append(answered)
+        self.figures.count_call(call.tool, answered.seconds, has_result=call.reason is None, lost=result.lost)
+        writing.text.go_on(call)
         self._go_on(writing)
 
+    def _answered_call(self, writing: Writing, result: ToolResult) -> AnsweredCall:
+        """Return the open call of a text with its result; a repetition of an earlier call has a reason in its place."""
+        text = writing.text
+        parsed_call = text.open_call()
+        call = replace(parsed_call, result=result.result, reason=result.reason)
+        return AnsweredCall(
+            text.accepted(call),
+            seconds=time.monotonic() - writing.call_began,
+            text_offset=len(text.text),
+            plain_offset=len(text.plain),
+        )
+
     def _finish(self, writing: Writing) -> None:
-        """Pass the text to those who wait for it."""
+        """Count a text that has ended, and pass it to whoever waits for `writing.done`."""
         self._open.discard(writing)
         generation = writing.text.generation()
         seconds = time.monotonic() - writing.began
         self._mean_seconds += RECENT * (seconds - self._mean_seconds)
-        self.figures.count_text(writing.prompt_tokens, generation)
+        self.figures.count_text(writing.prompt_token_count, generation)
         writing.done.set_result(generation)
 
     def _fail(self, writings: Iterable[Writing], error: Exception) -> None:
-        """End texts without a result; their places are free from now on."""
+        """End those of `writings` that are still open, with `error` in place of a text."""
         for writing in self._open.intersection(writings):
             self._open.discard(writing)
             self._calling.discard(writing)

@@ -1,4 +1,4 @@
-"""Batches that texts join and leave between two tokens, within the memory that all batches may take together."""
+"""Batches that texts join and leave between two tokens, within a limit of memory for all batches together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,18 @@ from toolformer_dag.serving.writings import Writing
 
 
 class BatchSize(NamedTuple):
-    """The most texts that a batch had at once, and the most tokens that one of them may have."""
+    """The memory of a batch: the largest number of its texts so far, times the length that the longest may reach.
+
+    - `texts`: the largest number of texts that it had at once.
+    - `longest`: the maximum number of tokens of one of them.
+    """
 
     texts: int = 0
     longest: int = 0
 
     @property
     def tokens(self) -> int:
-        """Return the tokens whose keys and values the batch holds in memory, padding included."""
+        """Return for how many tokens, padding included, the batch holds keys and values in memory."""
         return self.texts * self.longest
 
 
@@ -27,9 +31,10 @@ class BatchSize(NamedTuple):
 class TextBatch:
     """Texts that are decoded together.
 
-    - `rows`: their rows in the model; None before the first step.
-    - `writings`: the texts of the rows, in their order. `joining`: those that get a row with the next step.
-    - `size`: its memory; it does not shrink when texts leave.
+    - `rows`: the texts as rows of the model's batch; None before the first step.
+    - `writings`: the clients' texts of these rows, in the same order.
+    - `joining`: the texts that get a row with the next step.
+    - `size`: its memory, which does not shrink when texts leave.
     """
 
     rows: GreedyRows | None = None
@@ -38,21 +43,29 @@ class TextBatch:
     size: BatchSize = field(default_factory=BatchSize)
 
     def size_with(self, text: WrittenText) -> BatchSize:
-        """Return the size with one more text."""
+        """Return the size that the batch would have with `text` in addition."""
         texts = len(self.writings) + len(self.joining) + 1
         return BatchSize(max(self.size.texts, texts), max(self.size.longest, text.most_tokens))
 
     def join(self, writing: Writing) -> None:
-        """Take a text, which gets its row with the next step."""
+        """Add a text, which gets its row with the next step."""
         self.size = self.size_with(writing.text)
         self.joining.append(writing)
 
     def step(self, backend: Backend) -> list[Writing]:
-        """Prefill the texts that join, and write a token of each text; return the texts that left the batch.
+        """Prefill the texts that join, write one token of each text, and return the texts that then left the batch.
 
-        These are the first three phases of the walk in `toolformer_dag.decoding`. Raises what the model raises, such as
-        for too little memory.
+        A text leaves when it has ended, has to wait for a tool, or has to be prefilled again. These are the first three
+        steps in `toolformer_dag.decoding`. Errors of the model, such as too little memory, are raised.
         """
+        rows = self._rows_with_joining(backend)
+        write_tokens(rows, [writing.text for writing in self.writings])
+        left = [writing for writing in self.writings if not writing.text.is_writing]
+        self.writings = [writing for writing in self.writings if writing.text.is_writing]
+        return left
+
+    def _rows_with_joining(self, backend: Backend) -> GreedyRows:
+        """Prefill the texts in `joining`, move them to `writings`, and return the rows of all `writings`."""
         prefixes = [writing.text.tokens_to_prefill() for writing in self.joining]
         if self.rows is None:
             self.rows = backend.greedy(prefixes)
@@ -62,25 +75,23 @@ class TextBatch:
             writing.text.start_writing()
         self.writings = self.writings + self.joining
         self.joining = []
-        write_tokens(self.rows, [writing.text for writing in self.writings])
-        left = [writing for writing in self.writings if not writing.text.is_writing]
-        self.writings = [writing for writing in self.writings if writing.text.is_writing]
-        return left
+        return self.rows
 
 
 def batch_for(text: WrittenText, open_batches: Sequence[TextBatch], backend: Backend) -> TextBatch | None:
-    """Return the batch that a text joins: an open one, or a new one; None where memory has no room for it now.
+    """Return the batch that a text can join: an open one, else a new one; None if memory has no room for it now.
 
-    All batches together hold at most BATCH_TOKENS tokens, but a text may always be alone. A text that may reach the end
-    of the context gets its own batch, as in `generate`: beside it, padding would exceed the context.
+    All batches together hold at most BATCH_TOKENS tokens; only a text that is alone may exceed this.
     """
-    tokens = sum(batch.size.tokens for batch in open_batches)
+    tokens_of_all = sum(batch.size.tokens for batch in open_batches)
     for batch in open_batches:
         size = batch.size_with(text)
-        fits_batch = size.texts <= backend.greedy_rows and size.longest <= backend.context_length
-        fits_memory = tokens - batch.size.tokens + size.tokens <= BATCH_TOKENS
-        if fits_batch and fits_memory:
+        has_free_row = size.texts <= backend.greedy_rows  # the largest number of rows of a batch
+        # With padding to the longest text, other texts could exceed the model's context: that text gets its own batch.
+        fits_context = size.longest <= backend.context_length
+        fits_memory = tokens_of_all - batch.size.tokens + size.tokens <= BATCH_TOKENS
+        if has_free_row and fits_context and fits_memory:
             return batch
-    if open_batches and tokens + text.most_tokens > BATCH_TOKENS:
+    if open_batches and tokens_of_all + text.most_tokens > BATCH_TOKENS:
         return None
     return TextBatch()

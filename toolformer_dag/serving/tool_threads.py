@@ -1,4 +1,4 @@
-"""Run the calls of a tool beside decoding."""
+"""Run the calls of a tool in threads, while decoding goes on."""
 
 import threading
 from collections import deque
@@ -12,7 +12,7 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolResult
 
 
 class QueuedCall(NamedTuple):
-    """A call that waits for a thread; `is_wanted` and `on_result` as in `ToolThreads.submit`."""
+    """A call that waits for a thread, with the arguments of `ToolThreads.submit`."""
 
     call: ToolCall
     is_wanted: Callable[[], bool]
@@ -20,9 +20,9 @@ class QueuedCall(NamedTuple):
 
 
 class ToolThreads:
-    """Threads that run a tool's calls in order, one each, as many at once as its `concurrency` allows.
+    """Threads that run a tool's calls in the order in which they came, up to `limits.concurrency` at once.
 
-    A call that hangs holds its thread up to the tool's time limit. Threads end when nothing waits, or with the process.
+    A call that hangs blocks its thread until the tool's time limit. A thread ends when no call waits.
     """
 
     def __init__(self, tool: Tool, limits: ToolLimits) -> None:
@@ -33,10 +33,10 @@ class ToolThreads:
         self._lock = threading.Lock()
 
     def submit(self, call: ToolCall, *, is_wanted: Callable[[], bool], on_result: Callable[[ToolResult], None]) -> None:
-        """Run a call in a thread; `on_result` gets its result there.
+        """Queue a call; one of the threads runs it, and passes its result to `on_result`.
 
-        `is_wanted` is asked right before the call would run, in the same thread. A call that is no longer wanted is not
-        run, and has no result.
+        `is_wanted` is called in that thread, directly before the call would run. If it returns False, the call is not
+        run, and `on_result` is not called.
         """
         with self._lock:
             self._queue.append(QueuedCall(call, is_wanted, on_result))
@@ -45,7 +45,7 @@ class ToolThreads:
                 threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        """Run queued calls until none is left."""
+        """Run queued calls until none is left, as the body of a thread."""
         queued = self._next()
         while queued is not None:
             if queued.is_wanted():
@@ -54,7 +54,7 @@ class ToolThreads:
             queued = self._next()
 
     def _next(self) -> QueuedCall | None:
-        """Take the next call; None where there is none, and this thread is no longer counted."""
+        """Take the next call from the queue. Return None if it is empty, and count this thread as ended."""
         with self._lock:
             if self._queue:
                 return self._queue.popleft()

@@ -1,4 +1,4 @@
-"""A text that a client waits for: what was asked, what is written so far, and why it may be refused."""
+"""A text that a client waits for: its request, what is written so far, and why it may be refused."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from toolformer_dag.files import UserError
 
 
 class Busy(UserError):
-    """As many texts are open as may be. `seconds`: when to ask again."""
+    """Too many texts are open to begin another one. `seconds`: after how long to try again."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"too many texts wait here; ask again in {seconds} s")
@@ -21,7 +21,7 @@ class Busy(UserError):
 
 
 class NothingWritten(UserError):
-    """A text that cannot be completed. `reason`: that of its Generation."""
+    """A prompt that cannot be completed. `reason`: `does_not_fit` or `empty_prompt`, as in `Generation`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(why_nothing(reason))
@@ -30,11 +30,11 @@ class NothingWritten(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """A text to complete as `generate` does, under limits of its own.
+    """A client's request to complete a prompt, as `generate` does.
 
-    - `prompt`: a text, or its tokens with BOS.
+    - `prompt`: a text, or its token ids with BOS.
     - `context`: the date for the calendar, as 2023-01-30.
-    - The other fields are as in DecodingRules.
+    - The other fields replace those of the server's DecodingRules, where they are explained.
     """
 
     prompt: str | Sequence[int]
@@ -47,7 +47,7 @@ class TextRequest:
     likeliest: int | None = None
 
     def rules(self, rules: DecodingRules) -> DecodingRules:
-        """Return `rules` with the limits of this text."""
+        """Return a copy of the server's rules with the limits of this request."""
         return replace(
             rules,
             max_new_tokens=self.max_new_tokens,
@@ -63,8 +63,10 @@ class TextRequest:
 class AnsweredCall:
     """A call with its answer.
 
-    - `seconds`: how long its text waited for it.
-    - `text_offset`, `plain_offset`: the characters before it in the text with calls, and in the text without them.
+    - `call`: the call with its result, or the reason why it has none.
+    - `seconds`: how long its text waited for the answer.
+    - `text_offset`: the number of characters before it in the text with calls.
+    - `plain_offset`: the number of characters before it in the text without calls.
     """
 
     call: DecodedCall
@@ -76,23 +78,29 @@ class AnsweredCall:
 class Writing:
     """A text of a client, from its request to its end.
 
-    The thread that decodes changes it. Other threads read it once `done` has ended, or in `watch`.
+    The decoding thread changes it. Other threads read it once `done` has a result, or in `watch`.
 
-    - `text`: the text with its state. `prompt_tokens`: how many tokens its prompt has.
-    - `done`: gets the Generation, or the error that ended the text.
-    - `calls`: those that were answered so far.
-    - `began`: when it was asked for. `call_began`, `call_deadline`: when the text began to wait for its tool, and until
-      when it does. All three by `time.monotonic`.
+    - `text`: the text with its state.
+    - `prompt_token_count`: the number of tokens of its prompt.
+    - `done`: the future of the Generation, or of the error that ended the text.
+    - `calls`: the calls that were answered so far.
+    - `began`: when the request came.
+    - `call_began`: when the text began to wait for its last call; 0 before the first.
+    - `call_deadline`: until when it waits for that call. These three by `time.monotonic`.
     """
 
     def __init__(
         self, request: TextRequest, rules: DecodingRules, prompt_tokens: Sequence[int], watch: "Watch | None"
     ) -> None:
-        """Prepare a text; `watch` gets each piece of it as it is decoded, in the thread that decodes."""
+        """Prepare a text that is to be written after a prompt.
+
+        rules: those of the server, to which the limits of `request` are added. watch: gets this `Writing` with each
+        piece as it is decoded, in the decoding thread.
+        """
         if watch is not None:
             rules = replace(rules, watch=partial(watch, self))
         self.request = request
-        self.prompt_tokens = len(prompt_tokens)
+        self.prompt_token_count = len(prompt_tokens)
         self.text = WrittenText(request.rules(rules), prompt_tokens, context=request.context)
         self.done: Future[Generation] = Future()
         self.calls: list[AnsweredCall] = []
@@ -101,7 +109,7 @@ class Writing:
         self.call_deadline = 0.0
 
     def seconds_for_tools(self, limit: float) -> float:
-        """Return how long the text may still wait for its tools, of `limit` seconds in all; below 0 for no longer."""
+        """Return how many of `limit` seconds are left for waiting for tools; 0 or less if none are."""
         return limit - sum(call.seconds for call in self.calls)
 
 
