@@ -34,7 +34,7 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the chains of a shard whose last call has a result and does not look ahead.
+    """Plan the losses of a shard's chains whose last call has a result and uses nothing that the text says only later.
 
     claimed: losses that earlier shards of this run compute already; the planned ones are added.
     """
@@ -47,12 +47,17 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of the chains of a shard from the stored losses: a row per chain, keyed by its last call.
 
-    A chain are calls in a row at one place, each made after the results of those before. Its columns and reasons are
-    those of `loss_deltas.rows`, and idle_first: no later call needed the results of the earlier ones (`need` <= 0).
+    A chain is a sequence of calls at one position, each made after the results of the earlier calls, such as
+    `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. The row of this chain has the key, input and result of the
+    second call, and the columns of `loss_deltas.rows`.
+
+    Its reason is one of `loss_deltas.rows` (looks_ahead among them, for which no loss is computed), or idle_first: no
+    later call needed the results of the earlier calls, the column `need` is not above 0.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)
-    scored = with_chains(worker, output, chains.filter(pl.col("unfit").is_null()))
+    to_score = chains.filter(pl.col("unfit").is_null())  # `unfit`: why a chain is not scored
+    scored = with_chains(worker, output, to_score)
     unscored = chains.filter(pl.col("unfit").is_not_null())
     return loss_deltas.scored_rows(output, texts, scored=scored.calls, unscored=unscored, stores=scored.stores)
 
@@ -87,7 +92,8 @@ def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
     """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
 
-    `others` becomes null, so that no need is computed: it is that of the chain with its true result.
+    `others` becomes null. From these results the need of a chain is computed: how much the later calls need the
+    results of the earlier ones. The last result has no part in it, so the need is known from the true chain already.
     """
     chains = []
     for chain, result in calls.select("chain", "result").iter_rows():
