@@ -46,6 +46,11 @@ class Cut(NamedTuple):
     length: int  # in characters
     unfit_tokens: int | None  # the tokens of a word that fits no text; None for a text
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the piece is a text."""
+        return self.unfit_tokens is None
+
 
 class DocumentTexts(NamedTuple):
     """The texts that a document was cut into, and how many of its words fit no text."""
@@ -75,7 +80,7 @@ class DocumentCuts:
         self._count = count
         self.name = self._store.name
 
-    def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
+    def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
         """Yield for each document the texts that it is cut into, in order.
 
         documents: (place, text) of each; the place is what `raw_shards.documents` gives. Hand over raw_shards.BATCH at
@@ -85,7 +90,7 @@ class DocumentCuts:
         Raises WriteError.
         """
         keys = [_DocumentKey(place, text_digest(text)) for place, text in documents]
-        cuts_of = self._stored(keys)
+        cuts_of = self._stored(keys)  # the pieces of each document: texts, and words that fit no text
         new_rows = []
         for key, (_, text) in zip(keys, documents, strict=True):
             if key not in cuts_of:
@@ -94,8 +99,8 @@ class DocumentCuts:
         self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
         for key, (_, text) in zip(keys, documents, strict=True):
             cuts = cuts_of[key]
-            fitting = [(cut.offset, cut.length) for cut in cuts if cut.unfit_tokens is None]
-            yield DocumentTexts(segments(text, fitting), unfit_words=len(cuts) - len(fitting))
+            text_spans = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
+            yield DocumentTexts(segments(text, text_spans), unfit_words=len(cuts) - len(text_spans))
 
     def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
         """Look up the cuts of documents; those that were not cut before are missing in the result."""

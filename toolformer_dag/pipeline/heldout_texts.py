@@ -88,7 +88,7 @@ class _ShardCutting:
     def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
         """Cut held-out documents (digest, place, text) into texts; count in `rejected` the words that fit no text."""
         rows = []
-        cut_documents = self._cuts.of(list(documents.select("place", "text").iter_rows()))
+        cut_documents = self._cuts.texts_of(list(documents.select("place", "text").iter_rows()))
         for digest, document in zip(documents["digest"], cut_documents, strict=True):
             self.rejected[self._shard, "word_too_long"] += document.unfit_words
             for segment in document.texts:
