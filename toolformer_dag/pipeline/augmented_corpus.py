@@ -140,7 +140,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     merge = _Merge(plan, calls, plain)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
     while batch := list(islice(documents, raw_shards.BATCH)):  # stored cuts are looked up a batch at a time
-        cut_documents = cuts.of([(document.place, document.text) for document in batch])
+        cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
         for document, cut_document in zip(batch, cut_documents, strict=True):
             merge.add(document, cut_document.texts)
     table = pl.DataFrame(merge.rows, schema=output.stage.schema, orient="row").sort(ORDER)

@@ -70,6 +70,8 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
     That is the threshold tau_f, or how it is chosen where the settings ask for a false discovery rate; the limit on
     texts per tool; and the text of the SQL that applies them. The scored calls are not in it: they are inputs.
+
+    `determining` gives the named settings as name -> value.
     """
     shared = {
         **determining(plan.settings.training, "examples_per_tool"),
@@ -77,7 +79,8 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         **scores.settings(lane),
     }
     if isinstance(lane.tau_f, ChanceThreshold):
-        return {**shared, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
+        chance_sql = JUDGED + SWAPPED_PLACES + CHANCE  # estimates how many calls pass a threshold by chance
+        return {**shared, "tau_f": determining(lane.tau_f), "chance": fingerprint(chance_sql)}
     return {**shared, "tau_f": lane.tau_f}
 
 
@@ -95,11 +98,15 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     also of one without calls, was not published or is damaged.
     """
     texts = output.lane_table("heuristic_subset")
-    files = CallFiles([], [])
+    files = CallFiles(calls=[], texts=[])
     for part in parts:
-        files_of_calls = [file for table in output.scored for file in table.files(part)]
-        files_of_texts = texts.files(part)
-        if any(table.pointer(part).rows for table in output.scored):
+        files_of_texts = texts.files(part)  # looked up for every part, so that a damaged one raises
+        files_of_calls: list[str] = []
+        has_calls = False
+        for table in output.scored:  # single calls, and chains where the lane has some
+            files_of_calls += table.files(part)
+            has_calls = has_calls or table.pointer(part).rows > 0
+        if has_calls:
             files.calls.extend(files_of_calls)
             files.texts.extend(files_of_texts)
     return files
@@ -114,15 +121,15 @@ def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
     """Return for each part (the name of a shard) its texts with scored calls, for the table scored_texts.
 
-    A row is a text with the largest `delta` of its calls (nats). `delta` is null where every call of the text has a
-    reason not to stay, whatever the threshold.
+    A row is a text with the largest `delta` of its calls: by how many nats the best one lowers the loss. `delta` is
+    null where every call of the text has a reason not to stay, whatever the threshold.
     """
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows(()) for part in parts}
     with scratch() as connection:
-        scores.scored(connection, output.plan, output.lane, parts, files.calls)
-        run_sql(connection, TEXTS_SQL, {"texts": files.texts})
+        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # `scored`
+        run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # `scored_texts`
         texts = answer(connection, "FROM scored_texts")
     texts_of = _by_part(parts, _in_schema(output, texts))
     return {part: PartRows([texts_of[part]]) for part in parts}
@@ -135,11 +142,15 @@ def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose the threshold and the texts that stay over all shards of a lane (a tool with its thresholds).
+    """Choose the rule of a lane (a tool with its thresholds): which threshold applies, and which texts stay.
+
+    Calls stay from the threshold tau_f on. Of the texts with such a call, over all shards, the setting
+    `training.examples_per_tool` allows a number; they are taken in the order of their hashes.
 
     The table filter_rule has a single part and no rows: what is chosen is in the part's record, under `facts`.
-    - CHOSEN: the threshold that the false discovery rate allows, only where the settings ask for one
-    - LAST_TEXT: texts are taken in the order of their hashes up to this hash; None where no text has a call that stays
+    - CHOSEN: only where the settings ask for a false discovery rate (how many kept calls help by chance): the threshold
+      that has it, as a row of chance_thresholds
+    - LAST_TEXT: the hash of the last text that stays; None where no text has a call that stays
     - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
 
     DuckDB sorts in a temporary folder, so memory does not grow with the corpus.
@@ -156,6 +167,7 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     limit = output.plan.settings.training.examples_per_tool
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        # Creates the tables last_text, with a single value, and examples (shard, number of texts).
         run_sql(connection, RULE_SQL, {"files": files, "tau_f": tau_f, "examples": limit})
         facts[LAST_TEXT] = answer(connection, "FROM last_text").item()
         facts[EXAMPLES] = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
@@ -187,12 +199,12 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
-    lane = output.lane
     rule = output.lane_table("filter_rule").record(WHOLE)  # what `rule_rows` chose over all shards
-    tau_f = rule[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
+    tau_f = _applied_threshold(output.lane, rule)
     with scratch() as connection:
-        scores.scored(connection, output.plan, lane, parts, files.calls)
+        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
         run_sql(connection, SQL, {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]})
+        # `decided` now holds every scored call; `why` is its reason, null where the call is kept.
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
         decided = answer(connection, f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row")
 
@@ -203,6 +215,17 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
         reasons = decided_of[part]
         rows_of[part] = PartRows([kept_of[part]], rejected=counted(reasons), beside={DECIDED: reasons})
     return rows_of
+
+
+def _applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
+    """Return the threshold of a lane: the setting, or what was chosen where the settings ask for a rate of chance.
+
+    rule: the record of filter_rule. None where no threshold has the rate: nothing is kept then.
+    """
+    if isinstance(lane.tau_f, ChanceThreshold):
+        chosen: float | None = rule[CHOSEN]["tau_f"]
+        return chosen
+    return lane.tau_f
 
 
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
@@ -257,14 +280,17 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function from a shard to what its kept calls depend on; another value makes the shard out of date.
 
-    It holds the versions of the shard's scored calls, and of the rule (see `rule_rows`) only what can change these
-    calls: how many texts of the shard stay, and a threshold by chance. So a rule that changes for other shards does not
-    filter this one again.
+    The mapping that the function returns holds
+    - the versions of the shard's scored calls and of what they cost (`inputs_of_texts`)
+    - EXAMPLES: how many texts of the shard stay by the rule that was chosen over all shards (see `rule_rows`)
+    - THRESHOLD: the chosen threshold, `{"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}`; only where the
+      settings ask for a rate of chance
+    Nothing else of the rule can change the shard: one that changes for other shards does not filter this one again.
     """
     inputs_of_calls = inputs_of_texts(output)
     pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
     rule: Mapping[str, Any] = pointer.record if pointer else {}
-    threshold = {}
+    threshold = {}  # of the row in the record only the columns that change kept calls
     if isinstance(output.lane.tau_f, ChanceThreshold) and CHOSEN in rule:
         threshold[THRESHOLD] = {name: rule[CHOSEN][name] for name in SHOWN_OF_CHOSEN}
 
@@ -295,19 +321,21 @@ def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
-    """Return a function to what the rule of a lane depends on: the versions of all shards of all tables it reads.
+    """Return a function from a part to what the rule depends on: the versions of all shards of all tables it reads.
 
-    The rule has a single part, so the function returns the same mapping whatever part it gets: table -> part ->
-    version. Of the tables with tool results only the costs count, under COST_VERSION.
+    The rule has a single part, so the function returns the same mapping whatever part it gets, such as
+    `{"calculator/scored_texts": {"en_head_0000": "3f.."}}`. Of tables with tool results only the costs matter; they
+    stand under COST_VERSION, by shard, where such tables are read.
     """
     plan = output.plan
-    results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}  # their costs alone are read
+    cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
     versions_of_all: dict[str, dict[str, Any]] = {}
     for name in output.depends_on:
-        if name not in results:
+        if name not in cost_tables:
             table = plan.lake.table(name)
             versions_of_all[name] = {part: table.part_version(part) for part in table.parts()}
-    if not results.isdisjoint(output.depends_on):
+    reads_costs = any(name in cost_tables for name in output.depends_on)
+    if reads_costs:
         costs = scores.inputs(plan, output.lane)
         versions_of_all[scores.COST_VERSION] = {part: costs(part) for part in plan.shards}
     return lambda part: versions_of_all
