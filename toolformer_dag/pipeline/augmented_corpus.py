@@ -86,12 +86,13 @@ class _PlacedDocument(NamedTuple):
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings and versions of code that determine the rows of C*, beside the kept calls and documents.
 
-    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools.
+    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools. `determining`
+    gives the named settings as name -> value.
     """
     return {
-        **cutting(plan),
+        **cutting(plan),  # how documents are cut into texts
         "tools": plan.lane_names,
-        "merging": MERGING,
+        "merging": MERGING,  # the version of the code that puts calls into texts
         "heldout_share": HELDOUT_SHARE,
         **determining(plan.settings.training, "plain_texts"),
         **determining(plan.settings.model, "markers"),
@@ -125,11 +126,12 @@ def inputs(output: TableOutput) -> InputsOf:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Merge the kept calls of all tools into the documents of a shard; return the rows of C* and what was rejected.
 
-    part: the name of the shard.
+    C* is the corpus to finetune on. A row holds a text x of a document and the same text with its calls, x*, such as
+    "18 + 4 is 22." and "18 + 4 is [Calculator(18 + 4) -> 22] 22.". Tools may have cut a document differently, so calls
+    are placed by their character in the document, and the document is cut again. The setting `training.plain_texts`
+    adds texts without calls. Texts are rejected where x cannot be restored from x* (see `examples`).
 
-    A row is a text x of a document with its calls in it, x*. Tools may have cut a document differently, so calls are
-    placed by their character in the document, and the document is cut anew. With `training.plain_texts` texts without
-    calls stand beside them. A text whose x* without the calls would not be x is rejected (see `examples`).
+    part: the name of the shard.
 
     Memory: kept calls and texts of the shard. Raises StaleInput where a document is gone.
     """
@@ -142,13 +144,13 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     while batch := list(islice(documents, raw_shards.BATCH)):  # stored cuts are looked up a batch at a time
         cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
         for document, cut_document in zip(batch, cut_documents, strict=True):
-            merge.add(document, cut_document.texts)
+            merge.add(document, cut_document.texts)  # adds to its rows and rejections
     table = pl.DataFrame(merge.rows, schema=output.stage.schema, orient="row").sort(ORDER)
-    return PartRows([table], merge.rejected, [cuts.name])
+    return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call, to be trained on beside those with calls: (shard, digest, offset).
+    """Choose texts of a shard without a kept call, to be trained on with the others: (shard, digest, offset).
 
     calls: the shard's kept calls of all tools.
 
@@ -157,26 +159,33 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
 
     Memory: the shard's texts of a tool at a time, without their characters.
     """
-    share = plan.settings.training.plain_texts
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
-    if not share:
-        return chosen
+    if plan.settings.training.plain_texts:
+        for lane in plan.lanes:
+            chosen = pl.concat([chosen, _plain_texts_of_tool(plan, lane, shard, calls, chosen)])
+    return chosen
+
+
+def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+    """Choose texts of a shard without a kept call among those selected for a tool: rows with the columns of `chosen`.
+
+    calls: the shard's kept calls; `tool` is the key of their lane. chosen: the texts that other tools have taken.
+    """
     text_columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
+    texts = plan.lake.table(_wanted_texts_table(plan, lane)).scan([shard]).select(text_columns).collect()
     text_end = pl.col("offset") + pl.col("length")
     is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
-    for lane in plan.lanes:
-        table = plan.lake.table(_wanted_texts_table(plan, lane))
-        texts = table.scan([shard]).select(text_columns).collect()
-        # A row per text and kept call in it, of whatever lane.
-        with_calls = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
-        lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
-        texts_with_calls = with_calls.filter(pl.col("tool").is_in(lanes_of_tool)).select(TEXT_KEY).n_unique()
-        count = _rounded_by_hash(share * texts_with_calls, f"{lane.tool.key} {shard}")
+    # A row per text and kept call in it, of whatever tool.
+    with_calls = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
 
-        free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
-        free = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
-        chosen = pl.concat([chosen, free.head(count).select(chosen.columns)])
-    return chosen
+    lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
+    is_of_tool = pl.col("tool").is_in(lanes_of_tool)
+    called_count = with_calls.filter(is_of_tool).select(TEXT_KEY).n_unique()  # texts with calls of the tool
+    count = _rounded_by_hash(plan.settings.training.plain_texts * called_count, f"{lane.tool.key} {shard}")
+
+    free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
+    free = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
+    return free.head(count).select(chosen.columns)
 
 
 def _rounded_by_hash(number: float, name: str) -> int:
