@@ -132,8 +132,8 @@ def record_rows(
 def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a row per lane (a tool with its thresholds): tool, name, round, and its threshold (`filter_rule`).
 
-    It is the threshold that the published calls were filtered with, whatever the settings say by now; none where they
-    were not filtered yet. lanes: key of the lane -> the tool's name in the text.
+    It is the threshold that the published calls were filtered with, even if the settings have changed since; a row has
+    none where calls were not filtered yet. lanes: key of the lane -> the tool's name in the text.
     """
     rows = []
     for lane, tool_name in lanes.items():

@@ -1,7 +1,8 @@
-"""The score that tau_f is held against: an SQL expression over the columns of a scored call, for each lane its own.
+"""The score of a call: an SQL expression over its columns, which each lane (a tool with its settings) may choose.
 
-It is applied where calls are read and stored nowhere, so that another one costs no token. Whoever reads calls reads
-them through `calls_query`: its `delta` is the score.
+A call is kept where its score is at least tau_f; the paper's score is delta, by how much the call lowers the loss. A
+score is computed where calls are read, and stored nowhere, so that a change of it costs no token. Whoever reads calls
+reads them through `calls_query`, which puts the score in place of `delta`.
 """
 
 import re
@@ -15,7 +16,10 @@ from toolformer_dag.lake.queries import in_memory, quoted, sql_text
 PAPER_SCORE = "loss_minus - loss_plus"
 """What loss_deltas and swapped_results hold as delta."""
 OVER_ECHO = "least(delta, delta - echo)"
-"""What a call gains, or gains over its echo where that is less; least ignores a null."""
+"""The gain of a call; or what it gains more than its echo, the call with a result that the text gave away, if less.
+
+SQL's least ignores a null, so that a call without an echo keeps its delta.
+"""
 NUMBERS = (
     "p_api",
     "loss_empty",

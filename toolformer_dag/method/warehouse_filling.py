@@ -1,7 +1,7 @@
 """Writing the tables of the warehouse into its file: all from nothing, or in a copy of it the rows of some shards.
 
-Verdicts are of a shard: the filter has stored the reason of each call, also where it followed from other shards. What
-is counted over all verdicts, `swapped_places` and `curves`, is counted again.
+The verdict on a call changes only with its shard: the filter has stored the reason of each call, also where it followed
+from other shards. The tables `swapped_places` and `curves` are counted over all verdicts, each time.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,9 +27,9 @@ DECISIONS = sql_text(__package__, "decisions.sql")
 CURVES = sql_text(__package__, "curves.sql")
 """`curves`: how many deltas lie in each hundredth of a nat."""
 DERIVED_FROM = {"decisions": [SCORED], "swapped_places": ["decisions"], "curves": ["decisions"]}
-"""Tables that follow from the others, each with what its columns without a comment of their own come from."""
+"""Tables that follow from others: name -> the tables from which columns without a comment take one."""
 MEMORY = "3GB"
-"""What building may hold in memory; the rest is spilled beside the file."""
+"""What building may hold in memory; the rest goes to a folder for spilled data."""
 
 
 def fill(
@@ -80,7 +80,10 @@ def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, qu
 
 @contextmanager
 def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the file inside the block, as the default database of the connection; `spilled`: a folder to spill to."""
+    """Open a connection whose default database is the file; when the block ends, the file is written and closed.
+
+    spilled: a folder for what does not fit into memory.
+    """
     with in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
         connection.execute(f"SET temp_directory = {quoted(spilled)}")

@@ -108,12 +108,15 @@ def reads(plan: Plan, lane: None) -> tuple[str, ...]:
 
 
 def _kept_calls_tables(plan: Plan) -> list[str]:
-    """Name filtered_calls of all lanes whose calls C* holds."""
+    """Return the names of the tables of kept calls, one for each lane whose calls C* holds."""
     return [f"{lane.key}/filtered_calls" for lane in plan.all_lanes]
 
 
 def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
-    """Name the table of all texts that a lane wants: later projects have those alone in which no call was kept."""
+    """Return the name of the table of all texts that were selected for a lane's tool.
+
+    It is the table of the first project: those of later projects only have the texts in which no call was kept before.
+    """
     first_project = plan.projects[0]
     return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
 
@@ -189,9 +192,9 @@ def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame
 
 
 def _rounded_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name, always alike for the same name.
+    """Round a number up or down by the hash of a name, always the same way for the same name.
 
-    Over many names 0.3 is rounded up in 30 % of them: shards whose share is below 1 give something too.
+    Over many names 0.3 is rounded up to 1 in 30 % of them, so that small shards give texts too.
     """
     hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -264,7 +267,7 @@ def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
 
 
 class _Merge:
-    """The merging of a shard's kept calls into its documents, which `add` takes one after another.
+    """Merges the kept calls of a shard into its documents, which `add` takes one after another.
 
     - `rows`: the rows of C*, complete after the last document
     - `rejected`: how many calls could not be used, by (shard, reason)
@@ -278,7 +281,7 @@ class _Merge:
         """
         self.rows: list[_CorpusRow] = []
         self.rejected: Rejected = Counter()
-        self._tool_names = plan.lane_names  # by lane
+        self._tool_names = plan.lane_names  # key of the lane -> the tool's name in texts
         self._markers = plan.settings.model.markers
         self._calls_of = calls.partition_by(DOCUMENT, as_dict=True)
         self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
@@ -304,8 +307,8 @@ class _Merge:
     def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
         """Return the kept calls of a document (shard, digest), from the rows of filtered_calls.
 
-        A row of a chain (calls in a row at one place, each after the results of those before) gives one KeptCall with
-        all of its calls; any other row gives one with a single call.
+        A row of a chain (several calls at one position, each made after the results of the earlier ones) gives a
+        KeptCall with all of its calls, any other row a KeptCall with a single call.
         """
         if document not in self._calls_of:
             return []
@@ -314,7 +317,9 @@ class _Merge:
             links = read_chain(row["chain"])
             if not links:  # a single call
                 links = [ChainLink(self._tool_names[row["tool"]], row["input"], row["result"])]
-            calls.append(KeptCall(row["tool"], row["char_offset"], row["delta"], tuple(links)))
+            calls.append(
+                KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
+            )
         return calls
 
 

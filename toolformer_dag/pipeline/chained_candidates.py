@@ -185,7 +185,7 @@ def _calls_with_places(output: TableOutput, calls: pl.DataFrame, texts: pl.DataF
 
 
 def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
-    """Return what determines the calls of a level beside the calls before them; a change makes the table out of date.
+    """Return what the calls of a level depend on, apart from the earlier calls; a change makes the table out of date.
 
     The argument schemas of every tool that may be called count, since samples are parsed by them.
 
@@ -205,14 +205,14 @@ def settings(plan: Plan, lane: Lane, level: int) -> Mapping[str, Any]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, level: int) -> Planned:
-    """Plan the places after calls that lack p or samples."""
+    """Plan the places after calls that lack samples, or the probability of a call there."""
     store = ChainedSampleStore(worker, output.lane)
     places = places_after_calls(output, shard, level).places
     return scored_candidates.planned(worker, store, places, claimed)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
-    """Compute and commit what the places of a chunk lack."""
+    """Compute what the places of a chunk lack, the probability of a call or samples, and store it."""
     store = ChainedSampleStore(worker, output.lane)
     return scored_candidates.computed(worker, output.lane, store, chunk)
 
@@ -220,11 +220,11 @@ def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
     """Return the rows of a shard from what is stored: a row per sample after each call of the level before.
 
-    level: 2 for samples after a single call.
+    level: 2 for samples after a single call, 3 after two calls, and so on.
 
-    A row is a call, or a discarded sample with its reason: those of scored_candidates, and repeated_call (the same call
-    stands before it). Places without a row are counted as no_call (its probability is not above tau_s), does_not_fit or
-    not_finite.
+    A row is a call, or a discarded sample with its reason: a reason of scored_candidates, or repeated_call (the same
+    call is in its chain already). Places without a row are counted as no_call (its probability is not above tau_s),
+    does_not_fit or not_finite.
 
     Raises StorageError where samples were damaged since they were computed.
     """
@@ -233,27 +233,37 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     requested = store.requested(places)
     samples = scored_candidates.stored_samples(output, store, requested)
     samples = samples.select("sample", "body", "reason", place="text_digest").sort("place", "sample")
-
-    # A row per sample, with the key and the text of the call that it stands after, and the p of its place.
     chosen_places = requested.positions.select("p_api", place="text_digest")
+
+    table = _rows_after_calls(output.lane, calls_before, chosen_places, samples)
+    number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
+    first_sample = FIRST_SAMPLE * (level - 1)  # so that the numbers of the levels differ
+    table = table.with_columns(sample=number_at_position + first_sample)
+    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
+
+    refused = store.refused(places).select("reason", place="text_digest")
+    without_call = calls_before.join(chosen_places, on="place", how="anti").join(refused, on="place", how="left")
+    without_call = without_call.with_columns(pl.col("reason").fill_null("no_call"))
+    return PartRows(
+        frames=[table],
+        rejected=counted(table) + counted(without_call),
+        stores=[store.positions.name, store.samples.name],
+    )
+
+
+def _rows_after_calls(
+    lane: Lane, calls_before: pl.DataFrame, chosen_places: pl.DataFrame, samples: pl.DataFrame
+) -> pl.DataFrame:
+    """Return a row per sample, with the key and the text of the call that it stands after, read as a call.
+
+    calls_before: see PlacesAfterCalls.
+    chosen_places: (place, p_api), where a further call is likely enough. samples: (place, sample, body, reason).
+    """
     table = calls_before.drop("sample", "p_api", "input", "called", "before")
     table = table.join(chosen_places, on="place", maintain_order="left")
     table = table.join(samples, on="place", maintain_order="left_right").drop("sample")
-
-    parsed = _parsed_samples(output.lane, table)
-    number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
-    first_sample = FIRST_SAMPLE * (level - 1)
-    table = table.drop("body", "reason").hstack(parsed)
-    table = table.with_columns(sample=number_at_position + first_sample, before="chain")
-    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-
-    without_call = calls_before.join(chosen_places, on="place", how="anti")
-    refused = store.refused(places).select("reason", place="text_digest")
-    without_call = without_call.join(refused, on="place", how="left").with_columns(
-        pl.col("reason").fill_null("no_call")
-    )
-    rejected = counted(table) + counted(without_call)
-    return PartRows([table], rejected, [store.positions.name, store.samples.name])
+    parsed = _parsed_samples(lane, table)
+    return table.drop("body", "reason").hstack(parsed).rename({"chain": "before"})
 
 
 class _ParsedSample(NamedTuple):
@@ -363,15 +373,15 @@ def _calls_by_tool(output: TableOutput, shard: str, level: int) -> list[_CallsOf
 
 
 def run_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the results: of every tool that may be called."""
+    """Return what the results depend on, apart from the calls: the settings of every tool that may be called."""
     return {called.tool.key: tool_results.STAGE.settings(plan, called) for called in lane.chainable.values()}
 
 
 @cache
 def stages(level: int) -> tuple[Stage, Stage]:
-    """Return the two stages of a level of chains: sampling calls after `level` - 1 others, and running them.
+    """Return the two stages of a level of chains: sampling calls after `level` - 1 earlier ones, and running them.
 
-    The sampling of level 2 reads single calls.
+    Level 2 reads the single calls, each further level the level before it.
     """
     candidates, results = call_tables(level)
     sampling = Stage(

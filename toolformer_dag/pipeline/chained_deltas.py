@@ -1,6 +1,7 @@
-"""chained_deltas and chained_swaps: what loss_deltas and swapped_results say of one call, of chains (beyond the paper).
+"""chained_deltas and chained_swaps: the scores of chains and their control (beyond the paper).
 
-Their rows stand beside those of single calls wherever calls are filtered, counted or shown.
+They have the columns of loss_deltas and swapped_results, the tables of single calls; wherever calls are filtered,
+counted or shown, both kinds are read.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from toolformer_dag.texts.chains import read_chain, written_chain
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the scores of chains beside calls and results: every tool that a chain may call counts."""
+    """Return what the scores of chains depend on, apart from calls and results: every tool that a chain may call."""
     later_tools = {later.tool.key: loss_deltas.tool_settings(later) for later in lane.then}
     return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": later_tools}
 
@@ -77,16 +78,16 @@ def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -
 
 
 def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the chains of a shard whose last result is swapped."""
-    texts, calls, _ = swapped_results.swapped(output, shard, STAGE.name)
-    return planned_chains(worker, output, _with_swapped_result(calls), texts, claimed)
+    """Plan the losses of the chains of a shard whose last result is swapped for that of another document."""
+    swapped = swapped_results.swapped(output, shard, STAGE.name)
+    return planned_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
 
 
 def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the chains of `swapped_texts` texts with the last results of others; see `swapped_results.rows`."""
-    _, calls, left_out = swapped_results.swapped(output, shard, STAGE.name)
-    scored = with_chains(worker, output, _with_swapped_result(calls))
-    return swapped_results.control(output, scored.calls, scored.stores, left_out)
+    """Return the control of a shard: chains whose last result is that of another document (`swapped_results.rows`)."""
+    swapped = swapped_results.swapped(output, shard, STAGE.name)
+    scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
+    return swapped_results.control(output, scored.calls, scored.stores, swapped.left_out)
 
 
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:

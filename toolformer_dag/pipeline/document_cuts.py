@@ -30,12 +30,12 @@ CUTS = pl.Schema(
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
-    """Return what determines how a document is cut, beside prompt and call of a lane."""
+    """Return the settings on which the cutting of documents depends, apart from the length of a lane's prompt."""
     return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": tokenizing(plan)}
 
 
 def tokenizing(plan: Plan) -> dict[str, object]:
-    """Return what determines the tokens of a text: the model, but for its first token and the markers of calls."""
+    """Return what the tokens of a text depend on: the model, without its first token and the markers of calls."""
     return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
 
 
@@ -67,10 +67,10 @@ class _DocumentKey(NamedTuple):
 
 
 class DocumentCuts:
-    """The stored cuts into texts of at most `max_tokens` tokens under one model's tokenizer, which `count` applies.
+    """Cuts documents into texts of at most `max_tokens` tokens, and stores the cuts.
 
-    Lanes whose texts may be equally long share them. `name` is that of the row store, for the records of the tables
-    whose rows come from it.
+    Lanes (tools with their settings) whose texts may be equally long share the stored cuts. `name` is the name of the
+    row store, which the records of tables mention whose rows come from it.
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
@@ -114,7 +114,7 @@ class DocumentCuts:
         return cuts_of
 
     def _row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
-        """Return a row of CUTS."""
+        """Return a document's cuts as a row of CUTS, with a list per field of `Cut`."""
         offsets = [cut.offset for cut in cuts]
         lengths = [cut.length for cut in cuts]
         unfit_tokens = [cut.unfit_tokens for cut in cuts]

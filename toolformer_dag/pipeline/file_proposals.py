@@ -64,7 +64,10 @@ FILE_CALLS = pl.Schema(
 
 
 def identity(lane: Lane) -> dict[str, str]:
-    """Return what determines the calls of the lane's files: their content. Empty without files. Raises UserError."""
+    """Return a hash of the content of the lane's files, as `{"files": hash}`; empty without files.
+
+    Raises UserError for a file that cannot be read.
+    """
     hashes = {}
     for name, path in lane.sources.files.items():
         try:
@@ -75,7 +78,7 @@ def identity(lane: Lane) -> dict[str, str]:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
     return {**placing(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
 
 

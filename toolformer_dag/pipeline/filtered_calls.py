@@ -1,11 +1,11 @@
 """filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
 
-A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in the table
-filter_rule: a threshold by chance, and the texts that the limit on examples leaves. These are chosen over scored_texts,
-a row per text with scored calls, so that an added shard costs its own rows and a look at the texts of the others; a
-threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of `method` says so, here and for the
-warehouse. Why each call stays or not is stored beside the kept ones, in decided_calls: whoever shows a reason reads it
-there.
+A shard is filtered as if alone; several small shards share a query. What it needs from the other shards stands in the
+table filter_rule: a threshold that limits how many calls are kept by chance, and how many texts of each shard the limit
+on examples leaves. The texts are chosen over scored_texts, a row per text with scored calls, so that an added shard
+costs its rows and a look at the texts of the others; the threshold takes the deltas of all calls. Whether a call stays
+is decided by rule.sql of `method`, here and for the warehouse. The reason of each scored call is published with the
+kept calls, as the table decided_calls, from which whoever shows a reason reads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the scored calls: the threshold, the limit and the SQL text."""
+    """Return what the rows depend on, apart from the scored calls: the threshold, the limit and the SQL text."""
     return {**rule_settings(plan, lane), "sql": fingerprint(SQL)}
 
 
@@ -85,7 +85,7 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 class CallFiles(NamedTuple):
-    """Part files of shards: those of scored calls, and those of the texts that the calls stand in."""
+    """Parquet files of some shards: of scored calls, and of the texts that the calls stand in."""
 
     calls: list[str]
     texts: list[str]
@@ -234,7 +234,10 @@ def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
 
 
 def chosen_threshold(output: TableOutput) -> list[LogLine]:
-    """Say which threshold was chosen by chance, a warning where none is certified. One of the settings is not said."""
+    """Return a line on the threshold that was chosen by its false discovery rate, a warning where none is certified.
+
+    Empty where the settings name the threshold.
+    """
     chosen = chosen_by_chance(output.plan, output.lane)
     if chosen is None:
         return []
@@ -307,14 +310,14 @@ def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def inputs_of_texts(output: TableOutput) -> InputsOf:
-    """Return what tells the version of a shard's scored calls, and of what they cost."""
+    """Return a function from a shard to the versions of its scored calls, and a hash of what they cost."""
     calls = versions(dict(zip(output.lane.scored, output.scored, strict=True)))
     costs = scores.inputs(output.plan, output.lane)
     return lambda shard: {**calls(shard), **costs(shard)}
 
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
+    """Return the tables that the rule is chosen from; a threshold by chance also takes all scored and swapped calls."""
     if isinstance(lane.tau_f, ChanceThreshold):
         return (TEXTS.name, *lane.scored, *lane.swapped, *scores.reads(lane))
     return (TEXTS.name,)

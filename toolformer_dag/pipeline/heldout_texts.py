@@ -36,7 +36,7 @@ MINIMUM = 100
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the documents; how many are drawn is no part of it."""
+    """Return the settings that the rows depend on, apart from the documents; not how many texts are drawn later."""
     return {**cutting(plan), "heldout_share": HELDOUT_SHARE}
 
 
@@ -48,7 +48,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     cuts = DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     cutting_shard = _ShardCutting(shard, cuts)
     documents = removed_documents.documents(worker.plan, shard)
-    return PartRows(cutting_shard.frames(documents), cutting_shard.rejected, [cuts.name])
+    frames = cutting_shard.frames(documents)
+    return PartRows(frames, rejected=cutting_shard.rejected, stores=[cuts.name])
 
 
 class _HeldoutRow(NamedTuple):

@@ -42,7 +42,7 @@ CALL_BRACKET_TOKENS = 4
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines which texts a tool gets, beside the documents; a change makes the table out of date.
+    """Return what the texts of a tool depend on, apart from the documents; a change makes the table out of date.
 
     lane: a tool with its thresholds. An entry stands there only where it matters to this tool, so that an option of
     another tool makes nothing out of date.
@@ -67,7 +67,7 @@ def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
 
 def _routing(plan: Plan) -> Mapping[str, Any]:
-    """Return what determines which texts are routed to a tool that shares the texts with others (`_Selection`)."""
+    """Return what the routing depends on: which of the tools that share the texts gets which (`_Selection`)."""
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
@@ -103,14 +103,14 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     smallest hashes are taken, so a larger limit adds some and drops none.
 
     Rejected:
-    - document_not_sampled, not_sampled: a document or a text beyond these numbers
-    - document_not_wanted, text_not_wanted: by the tool's rule
+    - document_not_sampled, not_sampled: a document or a text beyond these limits
+    - document_not_wanted, text_not_wanted: the tool's rule refuses it
     - fits_other_tools: the text was routed to other tools
-    - holds_call: the text holds a call of this tool. Calls of other tools are refused where lanes meet, in C*
+    - holds_call: the text holds a call of this tool. Calls of other tools are refused later, when C* is made
     - word_too_long: a piece that cannot be cut to fit
     - over_budget: a document or text that costs the tool's rule too much work
 
-    Raises ToolDown where a rule fails, UserError where too little room is left for a text.
+    Raises ToolDown where a rule fails, UserError where the prompt leaves too few tokens for a text.
     """
     from toolformer_dag.model.loading import context_length, load_config
 
@@ -131,7 +131,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     texts = selection.frames(documents)
     if corpus.texts_per_shard is not None:
         texts = _smallest_hashes(texts, limit=corpus.texts_per_shard, reason="not_sampled", rejected=selection.rejected)
-    return PartRows(texts, selection.rejected, [cuts.name])
+    return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
 
 
 class _PlacedDocument(NamedTuple):

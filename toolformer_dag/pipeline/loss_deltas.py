@@ -35,13 +35,16 @@ from toolformer_dag.tools.tool import blamed
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside calls and results; all options count, since `Tool.keeps` may read them."""
+    """Return what the rows depend on, apart from calls and results.
+
+    All options of the tool are among it, since `Tool.keeps` may read any of them.
+    """
     rule = look_ahead.VERSION if lane.look_ahead else None
     return {**losses_settings(plan, lane), **tool_settings(lane), "look_ahead": rule}
 
 
 def tool_settings(lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the calls that a lane's tool keeps out."""
+    """Return what the decisions of a lane's tool depend on, which calls it keeps out: its version and options."""
     settings = {"version": lane.tool.version, "identity": lane.identity()}
     reasons_version = lane.tool.kept_out_version
     return {**settings, "kept_out": reasons_version} if reasons_version else settings
@@ -179,7 +182,7 @@ def _repeats_result() -> pl.Expr:
 
 
 def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls that have an echo, with the result of the echo in place of theirs."""
+    """Return the calls that a rule proposed for words of the text, with the result of their echo as `result`."""
     return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 
 

@@ -28,7 +28,7 @@ METHOD = 3
 KEY = ("text_digest", "position", "input", "result")
 """A call with its result at a position of a text: what its losses are stored under."""
 AROUND = 12
-"""Tokens beside the text and what a call holds, for estimates: its name and marks, and those of the window."""
+"""For estimates: tokens of a call apart from its input and result (name, brackets), and of the window behind it."""
 LOSSES = pl.Schema(
     {
         "text_digest": pl.String(),
@@ -54,7 +54,7 @@ class _Losses(NamedTuple):
 
 
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines a loss beside text, position, input and result."""
+    """Return what a loss depends on, apart from text, position, input and result: model, tool, window and method."""
     return {
         "method": METHOD,
         "window_weights": list(WINDOW_WEIGHTS),
@@ -64,7 +64,10 @@ def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines the losses of a stage's rows: a floor leaves L(c) out of some, a score changes none."""
+    """Return what the losses in a stage's rows depend on, such as a floor below which loss_call is not computed.
+
+    A score other than the paper's is computed from the losses and changes none of them.
+    """
     return {**losses_identity(plan, lane), **determining(plan.settings.filtering, but=("score", "cost_weight"))}
 
 
@@ -90,7 +93,7 @@ class LossStores(NamedTuple):
 
 
 def loss_stores(worker: Worker, lane: Lane) -> LossStores:
-    """Open the losses of a lane."""
+    """Open the row stores of a lane's losses."""
     identity = losses_identity(worker.plan, lane)
     return LossStores(
         whole=worker.lane_rows(lane, "losses", identity, KEY, LOSSES),
@@ -256,7 +259,7 @@ def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> Cal
 
 
 def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
-    """Count rows whose losses or delta are no finite numbers; null stands for losses that a reason explains."""
+    """Count rows with a loss or delta that is NaN or infinite. Nulls are not counted: a reason explains them."""
     columns = [name for name, kind in rows.schema.items() if kind == pl.Float64]
     return rows.filter(~pl.all_horizontal(pl.col(name).is_finite() for name in columns)).height
 

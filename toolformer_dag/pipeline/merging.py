@@ -21,7 +21,7 @@ MERGING = 3
 
 
 def text_order(text: str) -> bytes:
-    """Return a hash of a document's text, 8 bytes: in this order C* is written and split, whatever ids the corpus has.
+    """Return a hash of a document's text, 8 bytes, by whose order C* is written and split; no id of the corpus counts.
 
     The hashes are spread evenly, so that those below 5 % of their range are 5 % of the documents.
     """
@@ -123,7 +123,7 @@ def _text_index(starts: Sequence[int], char_offset: int) -> int:
 
 
 def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
-    """Return the call with the largest delta at each character, in the order of these."""
+    """Return the call with the largest delta at each character, in the order of the characters."""
     best: dict[int, KeptCall] = {}
     for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
         best[call.char_offset] = call  # a later one is better; of equal deltas the order of the lanes' keys decides

@@ -90,7 +90,7 @@ class ProposedCalls(NamedTuple):
 
 
 def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines the places of calls and what is taken for a call."""
+    """Return what the places of calls depend on, and which inputs are taken for calls: tokenizer and versions."""
     return {
         "model": tokenizing(plan),
         "placing": PLACING,

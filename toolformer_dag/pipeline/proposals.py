@@ -58,7 +58,7 @@ def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines a lane's calls beside the texts: the settings of those sources that it has.
+    """Return what a lane's calls depend on, apart from the texts: the settings of its sources.
 
     A lane is a tool with its thresholds; its sources are the model's samples, a server, a rule, files of calls.
     """

@@ -45,13 +45,13 @@ NAME = "ccnet/raw_shards"
 BATCH = 500
 """How many documents in a row have the same `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
-"""The table, part for part beside that of the documents, that describes what holds none."""
+"""The table of lines that hold no document; it has the same parts as the table of documents."""
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
 """Its columns. `line`: the line or row, from 1; 0 for the file as a whole. `detail`: what stands there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the documents beside the files' content: how a record is read. A change reads all anew."""
+    """Return what the documents depend on, apart from the files: how a record is read. A change reads all again."""
     corpus = plan.settings.corpus
     return {
         "reader": READER,
@@ -93,7 +93,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         write_small_web(plan.settings)  # the corpus of settings that name none
         worker.has_small_web = True
     reading = _Reading(plan.shards[shard], format_choice(plan))
-    return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
+    return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
 
 
 def format_choice(plan: Plan) -> FormatChoice:

@@ -60,7 +60,7 @@ TAG = re.compile(r"<[^<>]+>")
 
 
 def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows of screened_documents beside the documents: the benchmark files' content."""
+    """Return what screened_documents depends on, apart from the documents: the content of the benchmark files."""
     files = [[file.name, file_hash(file)] for file in benchmark_files(plan)]
     return {"matching": MATCHING, "benchmarks": files}
 
@@ -244,14 +244,18 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the screened documents."""
+    """Return what the rows depend on, apart from the screened documents: a setting and the SQL text."""
     return {**determining(plan.settings.corpus, "deduplicate"), "sql": fingerprint(SQL)}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Compare the documents of all shards, out of core; each removal is a row and a rejection of its shard."""
+    """Return the documents of all shards that are removed: copies of others, and texts of benchmarks.
+
+    Each is a row, and a rejection of its shard. DuckDB compares them on disk. The fields `rejected` and `facts` of the
+    result are complete when its frames were read.
+    """
     removal = _Removal(output)
-    return PartRows(removal.frames(), removal.rejected, facts={BY_SHARD: removal.by_shard})
+    return PartRows(removal.frames(), rejected=removal.rejected, facts={BY_SHARD: removal.by_shard})
 
 
 class _Removal:
@@ -289,7 +293,7 @@ class _Removal:
                 yield frame.select(schema.names()).cast(schema)
 
     def _count(self, removed: pl.DataFrame) -> None:
-        """Count a batch of removed documents, and let the fingerprints of their shards go on with their digests."""
+        """Count a batch of removed documents in `rejected`, and add their digests to the hashes in `by_shard`."""
         self.rejected.update(counted(removed))
         for (shard,), rows_of_shard in removed.group_by("shard", maintain_order=True):
             name = str(shard)

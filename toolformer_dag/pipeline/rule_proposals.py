@@ -13,14 +13,14 @@ from toolformer_dag.tools.tool import OverBudget
 
 
 def identity(lane: Lane) -> dict[str, object]:
-    """Return what determines the rule's calls. Empty for a lane without a rule. Raises ToolDown."""
+    """Return what the rule's calls depend on, as `{"rule": ...}`; empty for a lane without a rule. Raises ToolDown."""
     if RULE not in lane.sources.names:
         return {}
     return {"rule": lane.sources.rule_identity(lane.tool)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
     return {**placing(plan, lane), **identity(lane)}
 
 

@@ -112,12 +112,12 @@ class RequestedSamples:
 
 
 def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
-    """Return what determines p_i beside the text."""
+    """Return what p_i (the probability of a call at position i) depends on, apart from the text."""
     return {"method": METHOD, "model": plan.identity_of("proposer"), "prompt": prompt}
 
 
 def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
-    """Return what determines a sample beside its text, position and number."""
+    """Return what a sample depends on, apart from its text, position and number."""
     ends = {"ends": "before results"} if plan.start else {}  # a finetuned model would write results too
     return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
 
@@ -163,7 +163,7 @@ class SampleStore:
         return RequestedSamples(positions=positions, keys=keys, unmeasured_texts=unmeasured)
 
     def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of those of `texts` that the engine could not take, such as does_not_fit.
+        """Return (text_digest, reason) of the `texts` that the engine refused, with a reason such as does_not_fit.
 
         Such a text has a row among the samples, with REFUSED as its position.
         """

@@ -62,7 +62,7 @@ PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.S
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the sampled calls beside the texts; a change makes the table out of date.
+    """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date.
 
     lane: a tool with its thresholds tau_s, k and m. A JSON schema of the tool's arguments counts where it has one.
     """
@@ -147,7 +147,7 @@ def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
-    """Compute and commit what the texts of a chunk lack."""
+    """Compute what the texts of a chunk lack, p_i or samples, and store it."""
     return computed(worker, output.lane, SampleStore(worker, output.lane), chunk)
 
 

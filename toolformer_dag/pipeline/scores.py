@@ -30,7 +30,7 @@ FRONTIER_SQL = f"{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRON
 
 
 def settings(lane: Lane) -> Mapping[str, Any]:
-    """Return what the score adds to what determines kept calls; nothing where it is the paper's."""
+    """Return the score of a lane and a hash of its SQL, on which kept calls depend; empty for the paper's score."""
     return {"score": lane.score, "score_sql": fingerprint(IDENTITY)} if lane.scores else {}
 
 

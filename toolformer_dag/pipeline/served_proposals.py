@@ -43,7 +43,7 @@ def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
     return {**placing(plan, lane), **identity(plan, lane), "m": lane.m}
 
 

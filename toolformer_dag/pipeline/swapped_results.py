@@ -229,7 +229,7 @@ def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the scored calls."""
+    """Return what the rows depend on, apart from the scored calls; a change makes the table out of date."""
     control = determining(plan.settings.evaluation, "swapped_texts") | determining(plan.settings.control)
     return {**losses_settings(plan, lane), "exchange": METHOD, **control}
 

@@ -62,7 +62,10 @@ class _ResultRow(NamedTuple):
 
 
 def result_settings(lane: Lane) -> dict[str, Any]:
-    """Return what determines a result beside the call, also where decoding and evaluation make it."""
+    """Return what a result depends on, apart from the call: tool, version, options and limits.
+
+    It is the same where tools are called while decoding and in evaluation.
+    """
     tool = lane.tool
     return {
         "tool": tool.name,

@@ -84,9 +84,9 @@ def trial(
 
 
 class _TrialLake(Lake):
-    """A lake in a folder whose row stores are those of another lake, where there is one.
+    """A lake in a folder, whose row stores are those of another lake where there is one.
 
-    `appended` collects the rows that are appended to them, by row store.
+    `appended`: the rows that were appended to its row stores so far, by the name of the store.
     """
 
     def __init__(self, root: Path, row_lake: Lake | None, suffix: str) -> None:
@@ -112,7 +112,7 @@ class _TrialLake(Lake):
 
 
 class _NotingStore(RowStore):
-    """A row store that puts what is appended into `appended` too, which the lake sets right after making it."""
+    """A row store that also notes appended rows in `appended`, a dictionary that its lake gives it."""
 
     appended: dict[str, list[pl.DataFrame]]
 
