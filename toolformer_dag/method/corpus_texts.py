@@ -34,7 +34,9 @@ BATCH = 1000
 class ScoredCall:
     """A scored call in a text. Each call of a chain is one, with the losses and the delta of the chain.
 
-    `tool`, `shard`, `segment`, `position` and `sample` are its key, with the digest of its document.
+    `tool`, `shard`, `segment`, `position` and `sample` are its key, with the digest of its document. `delta` is by how
+    many nats the call lowers the loss, from the smaller of loss_empty (no call) and loss_call (the call without its
+    result) to loss_result.
     """
 
     tool: str  # the key of its lane
@@ -52,7 +54,7 @@ class ScoredCall:
     loss_result: float
 
     def written(self, markers: CallMarkers) -> str:
-        """Return e(c, r)."""
+        """Return the call with its result as it stands in a text, such as " [Calculator(84 / 7) -> 12]"."""
         return format_call(Call(self.name, self.input), self.result, markers)
 
 
@@ -64,8 +66,8 @@ class CorpusText:
     - `text`: x*, the text with calls
     - `plain`: x, the text without calls
     - `calls`: those in x*, in order
-    - `least_helpful`: of each tool and position the scored call with the smallest delta, kept or not; empty unless
-      preference pairs are asked for
+    - `least_helpful`: for each tool and position the scored call with the smallest delta, kept or not; only read for
+      preference pairs, else empty
     """
 
     digest: str
@@ -91,7 +93,7 @@ def corpus_texts(
     tool_names: key of the lane (a tool with its settings) -> the tool's name in texts, such as
         {"calculator": "Calculator"}. Calls of other lanes are left out.
     preferences: also read what preference pairs need (`least_helpful`).
-    markers: those of C*.
+    markers: what calls begin and end with in C*, the corpus to finetune on.
 
     Memory: a batch, and what DuckDB takes to sort. Raises duckdb.Error, and StorageError where the texts and the kept
     calls do not belong together.
@@ -197,10 +199,10 @@ def preference_pairs(
 
     A pair has `prompt`, `chosen` (the better way on), `rejected`, `kind`, `margin` (nats), `chosen_call` (None for the
     kind no_call) and `rejected_call`. The kinds, by example:
-    - rejected_call: "It is " + "[Calculator(84 / 7) -> 12] 12 weeks" is chosen over "[Calculator(84 - 7) -> 77] 12
-      weeks". A kept call of the text beats a rejected one.
-    - no_call: "It is " + "late" is chosen over "[Calculator(1 + 1) -> 2] late". No call was kept here, and this one
-      hurts.
+    - rejected_call: after "It is", " [Calculator(84 / 7) -> 12] 12 weeks" is chosen over
+      " [Calculator(84 - 7) -> 77] 12 weeks". A kept call of the text is better than a rejected one.
+    - no_call: after "It is", " late" is chosen over " [Calculator(1 + 1) -> 2] late". No call was kept here, and this
+      one hurts.
     The rejected call is the scored call at its position that helps least (`text.least_helpful`). `_is_worse` says when
     it makes a pair. Positions with a kept chain give none. Both ways end with the rest of the text without other calls,
     as the losses were measured.
@@ -230,9 +232,11 @@ def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> 
 
 
 def _pair(plain: str, rival: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
-    """Return a preference pair: the text x goes on with a better and with a worse call at the same place.
+    """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
 
-    plain: x, without calls. rival: the worse call. kept_call: the better one; None where no call is better.
+    plain: the text without calls. rival: the worse call. kept_call: the better call; None where no call is better.
+
+    `margin` is by how much the loss after the rejected way is higher than after the chosen way, in nats.
     """
     rest = plain[rival.offset :]
     pair = {

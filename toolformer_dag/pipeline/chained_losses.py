@@ -163,15 +163,15 @@ def _chunks(
 ) -> list[Chunk]:
     """Cut the missing losses and needs into chunks of about equal work; those of a text stay in one chunk.
 
-    loss_keys: all chains of the shard (LOSS_KEY). The chunks are cut over all of them, stored or not, so that a run
-        that goes on after a stop cuts the shard at the same texts.
+    loss_keys: all chains of the shard (LOSS_KEY), from which the tokens of each text are estimated.
     missing_losses, missing_needs: the keys (LOSS_KEY, NEED_KEY) of what is to be computed.
     texts: text_digest and text of at least the texts of the chains.
     """
     chain_tokens = loss_tokens(pl.col("chain").str.len_bytes())
     texts_with_tokens = loss_keys.group_by("text_digest", maintain_order=True).agg(tokens=chain_tokens)
     digests = pl.concat([missing_losses.select("text_digest"), missing_needs.select("text_digest")])
-    to_compute = digests.unique().with_columns(whole=False)  # false: something of the text may be stored already
+    # Something of a text may be stored already (not `whole`): the texts that lack something are pooled, then cut.
+    to_compute = digests.unique().with_columns(whole=False)
     distinct_texts = texts.select("text_digest", "text").unique("text_digest")
     chunks = []
     for batch in text_chunks(texts_with_tokens, to_compute, *chunk_limits(plan, "judge")):

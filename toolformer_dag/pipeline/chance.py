@@ -11,7 +11,7 @@ with too.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import polars as pl
@@ -43,9 +43,9 @@ CALL_COLUMNS = {
     "delta_is_bound": "BOOLEAN",
     "reason": "VARCHAR",
 }
-"""What judged.sql and kept_by_chance.sql read of a scored call."""
+"""Columns of a scored call that judged.sql and kept_by_chance.sql read."""
 SWAP_COLUMNS = {**CALL_COLUMNS, "swap": "INTEGER"}
-"""What they read of a call with a swapped result."""
+"""Columns of a call with a swapped result that they read."""
 REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotate more text, or change prompt or model'
 
 
@@ -56,11 +56,24 @@ def chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]
         return rows(connection, level).row(0, named=True)
 
 
-def chance_tables(plan: Plan, lane: Lane) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the lane's rows of the views swapped_statistics and chance_rates, by threshold. Raises DamagedPart."""
+class ChanceTables(NamedTuple):
+    """A lane's rows of two views, in the order of the threshold tau_f.
+
+    - statistics: swapped_statistics, for a few thresholds how many calls and swaps reach them
+    - rates: chance_rates, the false discovery rate as a curve
+    """
+
+    statistics: pl.DataFrame
+    rates: pl.DataFrame
+
+
+def chance_tables(plan: Plan, lane: Lane) -> ChanceTables:
+    """Return how many calls of a lane are kept by chance, by threshold. Raises DamagedPart."""
     with _control(plan, lane) as connection:
-        statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f")
-        return statistics, rows(connection, "FROM chance_rates ORDER BY tau_f")
+        return ChanceTables(
+            statistics=rows(connection, "FROM swapped_statistics ORDER BY tau_f"),
+            rates=rows(connection, "FROM chance_rates ORDER BY tau_f"),
+        )
 
 
 def threshold_line(chosen: Mapping[str, Any]) -> str:
@@ -100,7 +113,7 @@ def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
 
 
 def threshold_lines(plan: Plan) -> list[str]:
-    """Say what was chosen by chance, a line per lane with such a threshold."""
+    """Return a line per lane whose threshold is chosen by its false discovery rate: which was chosen, or why none."""
     lines = []
     for lane in plan.lanes:
         chosen = chosen_by_chance(plan, lane)
@@ -110,7 +123,7 @@ def threshold_lines(plan: Plan) -> list[str]:
 
 
 def kept_nothing(plan: Plan) -> list[str]:
-    """Return a line for each tool of which no call was kept: how near its calls came to the threshold, and what to do.
+    """Return a line for each tool without a kept call: how near its calls came to the threshold, and what to do.
 
     Tools whose filter has not run are left out. Where none keeps a call, a last line says that there is nothing to
     finetune on. Raises DamagedPart.
@@ -192,7 +205,9 @@ def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
 def _how_to_propose(lane: Lane, reasons: Counter[str]) -> str:
     """Return a hint, to be appended to a sentence, on what would propose calls where there are none.
 
-    reasons: how many samples or texts were left out, by reason; the commonest one decides.
+    reasons: how many samples or texts were left out, by reason; the commonest one decides. Where most samples are calls
+    of another tool (OTHER_TOOL), the model writes wrong names; else a lower tau_s, the least probability of a call,
+    gives more positions.
     """
     if MODEL not in lane.sources.names:
         return "; choose other texts, or add a source to proposals"

@@ -83,10 +83,14 @@ def estimate(
     return [_forecast(worker, tables, progress, seed) for tables in tables_of_lanes.values()]
 
 
-def annotating(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages from the candidates on; the last is the control, which swaps results among texts of a shard."""
+def _measured_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
+    """Return the stages of a lane whose cost is forecast: from proposing calls to the control, which is the last.
+
+    The control scores calls again with results of other texts of their shard.
+    """
     stages = lane_stages(plan, lane)
-    return stages[1 : stages.index(swapped_results.STAGE) + 1]
+    end = stages.index(swapped_results.STAGE) + 1
+    return stages[1:end]  # without the first, which selects texts
 
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
@@ -100,7 +104,8 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     """
     subset = tables[heuristic_subset.STAGE.name]
     lane = subset.lane
-    stages = annotating(subset.plan, lane)  # the control is the last
+    stages = _measured_stages(subset.plan, lane)
+    *stages_before_control, _ = stages
     stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages, shard)]
     rows = pl.concat([subset.stage.schema.to_frame(), *(subset.table.read(shard) for shard in stale_shards)])
     texts = _shuffled_texts(rows, seed)
@@ -110,7 +115,9 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     group_size = _group_size(texts.height)
     sample = texts[: group_size * GROUPS]
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
-    groups = [_annotate(worker, lane, group, stages[:-1], progress) for group in sample.iter_slices(group_size)]
+    groups = [
+        _annotate(worker, lane, group, stages_before_control, progress) for group in sample.iter_slices(group_size)
+    ]
     control = _annotate(worker, lane, sample, stages, progress)
     counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
     return _scaled(lane, counts, groups, control)

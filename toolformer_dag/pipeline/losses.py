@@ -160,14 +160,14 @@ def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFr
 def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
     """Cut the missing losses into chunks of about equal work; those of a text stay in one chunk.
 
-    keys: all calls of the shard (KEY). The chunks are cut over all of them, so that a run that was stopped and goes on
-        has the same chunks as a fresh one.
+    keys: all calls of the shard (KEY). Chunks are cut over all of them, stored or not, so that those of which nothing
+        is stored are the same in every run.
     missing: the keys among them whose losses have to be computed.
     texts: text_digest and text of at least the texts of the calls.
     """
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
     texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
-    # `text_chunks` keeps the chunks of a fresh run where all their texts are `whole`: no loss of them is stored.
+    # `whole`: no loss of the text is stored. `text_chunks` leaves a chunk as it is where all its texts are whole.
     texts_with_losses = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
     has_no_losses = ~pl.col("text_digest").is_in(texts_with_losses.implode())
     to_compute = missing.select("text_digest").unique().with_columns(whole=has_no_losses)

@@ -64,7 +64,8 @@ PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.S
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
     """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date.
 
-    lane: a tool with its thresholds tau_s, k and m. A JSON schema of the tool's arguments counts where it has one.
+    lane: a tool with its settings, here tau_s (the least p_i of a position), k (positions per text) and m (samples per
+        position). A JSON schema of the tool's arguments counts where it has one.
     """
     schema = lane.tool.schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}

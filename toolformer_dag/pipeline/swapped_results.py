@@ -52,11 +52,11 @@ DISTINCT_CALL = (*PLACE, "input")
 """Key of what is swapped: the samples of a place that wrote the same call get the same results."""
 SWAP_KEY = (*CALL_KEY, "swap")
 SWAPPED = pl.List(pl.String())
-"""The other results of a call, one per swap."""
+"""The type of a column with the other results of a call, one per swap."""
 SWAPPED_COLUMNS = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
 """Columns of a scored call that its swaps have too."""
 FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
-"""The first numbers at a position: of samples, of other sources, of calls after one and after two others."""
+"""The numbers (`sample`) of the first calls at a position: sampled, of another source, after one and two calls."""
 
 
 def exchange(
@@ -223,7 +223,7 @@ def _first_of_each(values: Array) -> Array:
 
 
 def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
-    """Return a hash of each row, the same on every machine and in every version."""
+    """Return a hash of each row, the same on every machine. Another `salt` gives other hashes of the same rows."""
     digests = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
     return pl.Series(digests, dtype=pl.String)
 
@@ -328,7 +328,8 @@ def kept_by_chance(output: TableOutput) -> Shown:
     - "kept": the whole table, a row per threshold; thresholds without a swapped call stand in it alone
     - "kept by chance": the curves over the thresholds, where there are any
     """
-    statistics, rates = chance_tables(output.plan, output.lane)  # a row per threshold tau_f
+    tables = chance_tables(output.plan, output.lane)
+    statistics = tables.statistics  # a row per threshold tau_f
     measured = statistics.filter(pl.col("swaps") > 0)
     shown: dict[str, ShownValue] = {}
     # First the counts of all thresholds, then their rates: the page shows them in this order.
@@ -342,8 +343,8 @@ def kept_by_chance(output: TableOutput) -> Shown:
     count = pl.col("by_chance").cast(pl.String)
     by_chance = pl.when("too_few_swaps").then(too_few).otherwise(count)
     shown["kept"] = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
-    if not rates.is_empty():
-        shown["kept by chance"] = ChanceCurves(rates)
+    if not tables.rates.is_empty():
+        shown["kept by chance"] = ChanceCurves(tables.rates)
     return shown
 
 
