@@ -208,13 +208,13 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed, le
     """Plan the places after calls that lack samples, or the probability of a call there."""
     store = ChainedSampleStore(worker, output.lane)
     places = places_after_calls(output, shard, level).places
-    return scored_candidates.planned(worker, store, places, claimed)
+    return scored_candidates.planned_samples(worker, store, places, claimed)
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     """Compute what the places of a chunk lack, the probability of a call or samples, and store it."""
     store = ChainedSampleStore(worker, output.lane)
-    return scored_candidates.computed(worker, output.lane, store, chunk)
+    return scored_candidates.compute_samples(worker, output.lane, store, chunk)
 
 
 def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRows:
@@ -320,7 +320,7 @@ def run_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed
     chunks: list[Chunk] = []
     work = Work()
     for calls in _calls_by_tool(output, shard, level):
-        planned_of_tool = tool_results.planned(worker, calls.output, calls.candidates, claimed)
+        planned_of_tool = tool_results.planned_calls(worker, calls.output, calls.candidates, claimed)
         chunks += planned_of_tool.chunks
         work += planned_of_tool.work
     return Planned(chunks, work)

@@ -282,11 +282,12 @@ def with_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -> Ca
     chains: text_digest, position, chain (the calls, as JSON), others (results to compare with), and other columns.
 
     The columns that are added:
-    - loss_empty, loss_before, loss_call, loss_result: the losses without calls, after the best shorter chain, after
-      the last call without its result, and after its result; all null where there is a reason why losses are missing
+    - loss_empty: the loss without calls, in nats as all of them
+    - loss_before: the smallest loss after a shorter chain that it begins with
+    - loss_call, loss_result: the losses after the last call, without its result and with it
     - need: how much the later calls need the earlier results, in nats; null where `others` is null
-    - reason: why losses are missing; `idle_first` for a chain whose need is not above 0, unless the settings keep
-      such chains, which has its losses all the same; else null
+    - reason: why the losses are null (does_not_fit, not_finite); or `idle_first`, where no later call needs the earlier
+      results (`need` <= 0) and the settings do not keep such chains, which have their losses; else null
 
     Raises StorageError where rows were damaged since they were computed.
     """

@@ -113,9 +113,9 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
 
 
 def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return the rows of each part, in their order; `rows` have a column `shard`."""
-    of_shards = rows.partition_by("shard", as_dict=True)
-    return {part: of_shards.get((part,), rows.clear()) for part in parts}
+    """Split rows by their column `shard`: part (the name of a shard) -> its rows, in their order; maybe none."""
+    rows_of = rows.partition_by("shard", as_dict=True)
+    return {part: rows_of.get((part,), rows.clear()) for part in parts}
 
 
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
@@ -136,7 +136,7 @@ def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict
 
 
 def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns of the stage, in their types and order."""
+    """Return `rows` with the columns of the output's stage alone, in their types and order."""
     schema = output.stage.schema
     return rows.select(schema.names()).cast(schema)
 
@@ -175,7 +175,10 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
-    """Return the lane's row of chance_thresholds, with the fallback as tau_f where no threshold has the rate."""
+    """Return the lane's row of chance_thresholds: the threshold that has the false discovery rate of `rule`.
+
+    Where no threshold has it, `tau_f` is the fallback of the settings, which may be None.
+    """
     chosen = chance_threshold(plan, lane, rule.by_chance)
     if chosen["tau_f"] is None:
         chosen["tau_f"] = rule.fallback
@@ -275,7 +278,7 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that are read: the control where it chooses the threshold."""
+    """Return the tables that are read: scored calls, texts, costs, and the control where it chooses the threshold."""
     control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
 

@@ -96,12 +96,12 @@ class TextChunk:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the texts of a shard that lack p_i or samples. Counts texts (p_i) and samples."""
+    """Plan what the model has to compute for the texts of a shard: p_i, or samples (see `planned_samples`)."""
     texts = _distinct_texts(output.lane_table("heuristic_subset").read(shard))
-    return planned(worker, SampleStore(worker, output.lane), texts, claimed)
+    return planned_samples(worker, SampleStore(worker, output.lane), texts, claimed)
 
 
-def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
+def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan what the model has to compute for a shard's texts: cut the texts that lack something into chunks.
 
     A text lacks p_i (the probability of a call at every position), or samples at the positions that tau_s and k choose
@@ -138,7 +138,7 @@ def _incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame
 
 
 def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
-    """Return a chunk of `texts` (with their estimated `tokens`) and what is stored of them."""
+    """Return a chunk of work: `texts` (with their estimated `tokens`), and what is stored of them already."""
     payload = TextChunk(
         texts=texts.drop("tokens"),
         measured=store.positions.stored(texts.select("text_digest")),
@@ -149,10 +149,10 @@ def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
     """Compute what the texts of a chunk lack, p_i or samples, and store it."""
-    return computed(worker, output.lane, SampleStore(worker, output.lane), chunk)
+    return compute_samples(worker, output.lane, SampleStore(worker, output.lane), chunk)
 
 
-def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
+def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
     """Let the model compute the p_i and the samples that the texts of a chunk lack, and append them to the row stores.
 
     lane: a tool with its sampling settings: tau_s (the least p_i of a position), k (positions per text) and m (samples

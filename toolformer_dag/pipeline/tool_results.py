@@ -88,10 +88,10 @@ class CallChunk:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the calls of a shard whose results no run has stored. Counts distinct calls."""
-    return planned(worker, output, _candidate_calls(output, shard), claimed)
+    return planned_calls(worker, output, _candidate_calls(output, shard), claimed)
 
 
-def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
+def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan which distinct calls of `candidates` the tool has to be run on, in chunks of `execution.chunk_calls`.
 
     candidates: a row per candidate call; the columns of KEY (input, context) are read.
