@@ -105,9 +105,9 @@ def test_stored_cuts_are_those_of_segments_and_no_token_is_counted_twice(new_lin
         texts = [fitting(text, most, characters) for _, text in DOCUMENTS]
         counts = [len(list(pieces(text, most, characters))) for _, text in DOCUMENTS]
         expected = [(found, count - len(found)) for found, count in zip(texts, counts, strict=True)]
-        assert list(DocumentCuts(worker, most, characters).of(DOCUMENTS)) == expected
-        assert list(DocumentCuts(worker, most, counted_again).of(DOCUMENTS)) == expected
-    assert list(DocumentCuts(worker, 30, counted_again).of([])) == []
+        assert list(DocumentCuts(worker, most, characters).texts_of(DOCUMENTS)) == expected
+        assert list(DocumentCuts(worker, most, counted_again).texts_of(DOCUMENTS)) == expected
+    assert list(DocumentCuts(worker, 30, counted_again).texts_of([])) == []
 
 
 def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytest.MonkeyPatch) -> None:

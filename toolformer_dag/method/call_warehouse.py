@@ -34,16 +34,22 @@ class CallWarehouse:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What determines the file beside the lake's rows: columns, comments, the text of every view."""
+        """What determines the file beside the lake's rows, as fingerprints; a change builds the file from nothing.
+
+        - lanes: key of the lane -> name of its tool
+        - tables: columns, comments and queries of every table, and the SQL of a score other than the paper's
+        - views: the SQL text of the scripts that decide about calls, and of every view
+        """
         declared = {}
         for table in (*self.tables, *RECORD_TABLES):
-            score = {"scores": dict(table.scores), "score_sql": IDENTITY} if table.scores else {}
-            declared[table.name] = {**table.determining(), **score}
-        decided = RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES
+            declared[table.name] = dict(table.determining())
+            if table.scores:
+                declared[table.name] |= {"scores": dict(table.scores), "score_sql": IDENTITY}
+        deciding_sql = RULE + JUDGED + VERDICTS + DECISIONS + SWAPPED_PLACES + CURVES
         return {
             "lanes": dict(self.lanes),
             "tables": fingerprint(declared),
-            "views": fingerprint(decided + views_sql(self.tables)),
+            "views": fingerprint(deciding_sql + views_sql(self.tables)),
         }
 
     @property

@@ -34,7 +34,9 @@ BATCH = 1000
 class ScoredCall:
     """A scored call in a text. Each call of a chain is one, with the losses and the delta of the chain.
 
-    `tool`, `shard`, `segment`, `position` and `sample` are its key, with the digest of its document.
+    `tool`, `shard`, `segment`, `position` and `sample` are its key, with the digest of its document. `delta` is by how
+    many nats the call lowers the loss, from the smaller of loss_empty (no call) and loss_call (the call without its
+    result) to loss_result.
     """
 
     tool: str  # the key of its lane
@@ -52,7 +54,7 @@ class ScoredCall:
     loss_result: float
 
     def written(self, markers: CallMarkers) -> str:
-        """Return e(c, r)."""
+        """Return the call with its result as it stands in a text, such as " [Calculator(84 / 7) -> 12]"."""
         return format_call(Call(self.name, self.input), self.result, markers)
 
 
@@ -64,8 +66,8 @@ class CorpusText:
     - `text`: x*, the text with calls
     - `plain`: x, the text without calls
     - `calls`: those in x*, in order
-    - `least_helpful`: of each tool and position the scored call with the smallest delta, kept or not; empty unless
-      preference pairs are asked for
+    - `least_helpful`: for each tool and position the scored call with the smallest delta, kept or not; only read for
+      preference pairs, else empty
     """
 
     digest: str
@@ -81,17 +83,17 @@ class CorpusText:
 
 def corpus_texts(
     connection: duckdb.DuckDBPyConnection,
-    names: Mapping[str, str],
+    tool_names: Mapping[str, str],
     preferences: bool = False,
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[CorpusText]:
     """Yield the texts of C* with their calls, in the order of (digest, segment).
 
     connection: a database with the tables of the warehouse.
-    names: key of the lane -> the tool's name in texts, such as {"calculator": "Calculator"}. Calls of other lanes are
-        left out.
+    tool_names: key of the lane (a tool with its settings) -> the tool's name in texts, such as
+        {"calculator": "Calculator"}. Calls of other lanes are left out.
     preferences: also read what preference pairs need (`least_helpful`).
-    markers: those of C*.
+    markers: what calls begin and end with in C*, the corpus to finetune on.
 
     Memory: a batch, and what DuckDB takes to sort. Raises duckdb.Error, and StorageError where the texts and the kept
     calls do not belong together.
@@ -99,16 +101,20 @@ def corpus_texts(
     run_sql(connection, SQL, {"preferences": preferences})
     for batch in connection.sql(TEXTS).to_arrow_reader(BATCH):
         for row in batch.to_pylist():
-            yield _corpus_text(row, names, markers)
+            yield _corpus_text(row, tool_names, markers)
 
 
-def _corpus_text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
+def _corpus_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> CorpusText:
     """Read a row of the query TEXTS as a text with its calls.
+
+    tool_names: key of the lane -> the tool's name in texts. markers: what calls begin and end with in texts.
+
+    The list `least_helpful` of a row is null unless preference pairs are asked for.
 
     Raises StorageError where the calls in the text are not those that the filter kept: one of the tables is older.
     """
     try:
-        calls = _calls_in_text(row, names, markers)
+        calls = _calls_in_text(row, tool_names, markers)
     except (KeyError, ValueError) as error:
         raise StorageError(
             f"text {row['segment']} of document {row['digest']} in augmented_corpus has other calls than "
@@ -123,44 +129,54 @@ def _corpus_text(row: Mapping[str, Any], names: Mapping[str, str], markers: Call
         text=row["text_with_calls"],
         plain=row["text"],
         calls=tuple(calls),
-        least_helpful=tuple(_scored_calls(row["least_helpful"], row["offset"], names)),
+        least_helpful=tuple(_scored_calls(row["least_helpful"], row["offset"], tool_names)),
     )
 
 
-def _calls_in_text(row: Mapping[str, Any], names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
-    """Parse the calls out of x* and find the losses of each among the kept calls of the text; in the order of x*.
+def _calls_in_text(row: Mapping[str, Any], tool_names: Mapping[str, str], markers: CallMarkers) -> list[ScoredCall]:
+    """Parse the calls out of a text, and return them with their losses, in the order of the text.
 
-    row: a row of the query TEXTS. names: key of the lane -> the tool's name in texts.
+    row: a row of the query TEXTS. Of its columns are read
+    - text (x) and text_with_calls (x*): the text without and with calls
+    - calls: how many calls it has; kept: the kept calls with their losses
+    - offset: the character of the document at which the text begins
+    tool_names: key of the lane -> the tool's name in texts.
 
-    Raises KeyError for a call that was not kept, ValueError where the calls are not as many as the row says or where x*
-    without them is not x.
+    Raises KeyError for a call that was not kept, ValueError where the calls are not as many as the row says, or where
+    the text differs from x once its calls are taken out.
     """
     kept_calls: dict[PlacedCall, ScoredCall] = {}
-    for scored in _scored_calls(row["kept"], row["offset"], names):
+    for scored in _scored_calls(row["kept"], row["offset"], tool_names):
         placed = PlacedCall(scored.offset, Call(scored.name, scored.input), scored.result)
         kept_calls[placed] = scored
     text = row["text_with_calls"]
-    calls = [kept_calls[placed] for placed in placed_calls(text, names.values(), markers)]
-    if len(calls) != row["calls"] or take_out(text, names.values(), markers) != row["text"]:
+    calls = [kept_calls[placed] for placed in placed_calls(text, tool_names.values(), markers)]
+
+    has_all_calls = len(calls) == row["calls"]
+    gives_plain_text = take_out(text, tool_names.values(), markers) == row["text"]
+    if not has_all_calls or not gives_plain_text:
         raise ValueError(f"it has {row['calls']}, of which {len(calls)} are calls to tools in the settings")
     return calls
 
 
 def _scored_calls(
-    structs: Collection[Mapping[str, Any]] | None, text_offset: int, names: Mapping[str, str]
+    structs: Collection[Mapping[str, Any]] | None, text_offset: int, tool_names: Mapping[str, str]
 ) -> Iterator[ScoredCall]:
-    """Yield the calls of a list of structs (corpus_texts.sql); each call of a chain is one.
+    """Yield the calls of a list of structs, as corpus_texts.sql makes them; each call of a chain is yielded by itself.
 
-    structs: null where the text has none; those of lanes that `names` lacks are left out.
+    structs: a struct per scored call; null where the text has none. Structs of lanes that `tool_names` lacks are left
+        out.
     text_offset: the character of the document at which the text begins.
+    tool_names: key of the lane -> the tool's name in texts, as {"calculator": "Calculator"}.
     """
     for struct in structs or ():
-        if struct["tool"] not in names:
+        lane = struct["tool"]  # the key of the lane
+        if lane not in tool_names:
             continue
-        single_call = ChainLink(names[struct["tool"]], struct["input"], struct["result"])
+        single_call = ChainLink(tool_names[lane], struct["input"], struct["result"])
         for link in read_chain(struct["chain"]) or [single_call]:
             yield ScoredCall(
-                tool=struct["tool"],
+                tool=lane,
                 name=link.tool,
                 shard=struct["shard"],
                 segment=struct["segment"],
@@ -179,18 +195,19 @@ def _scored_calls(
 def preference_pairs(
     text: CorpusText, tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS
 ) -> Iterator[dict[str, Any]]:
-    """Yield pairs for DPO and its like: the same text goes on in two ways, of which one was measured to be better.
+    """Yield preference pairs, as DPO trains on: a text that goes on in two ways, one measured to be better.
 
-    tau_f: of each lane.
+    A pair has `prompt`, `chosen` (the better way on), `rejected`, `kind`, `margin` (nats), `chosen_call` (None for the
+    kind no_call) and `rejected_call`. The kinds, by example:
+    - rejected_call: after "It is", " [Calculator(84 / 7) -> 12] 12 weeks" is chosen over
+      " [Calculator(84 - 7) -> 77] 12 weeks". A kept call of the text is better than a rejected one.
+    - no_call: after "It is", " late" is chosen over " [Calculator(1 + 1) -> 2] late". No call was kept here, and this
+      one hurts.
+    The rejected call is the scored call at its position that helps least (`text.least_helpful`). `_is_worse` says when
+    it makes a pair. Positions with a kept chain give none. Both ways end with the rest of the text without other calls,
+    as the losses were measured.
 
-    - rejected_call: a kept call of x* against the scored call of the same tool at the same position that helps least,
-      where that one was rejected (delta < tau_f) and is not the same call.
-    - no_call: no call against the scored call that helps least, where no call was kept, and where this call raises the
-      loss over no call by tau_f or more (loss_result - loss_empty).
-
-    Places where a chain was kept give none. Both ways end with the rest of x, without other calls, as the losses
-    were measured. A pair has `prompt`, `chosen`, `rejected`, `kind`, `margin` (nats), `chosen_call` (None for no_call)
-    and `rejected_call`.
+    tau_f: key of the lane -> the least delta, by how much a call lowers the loss, of a kept call.
     """
     calls_at = Counter(call.offset for call in text.calls)
     single_call_at = {call.offset: call for call in text.calls if calls_at[call.offset] == 1}
@@ -202,7 +219,11 @@ def preference_pairs(
 
 
 def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> bool:
-    """Return whether a call was rejected beside the kept call at its place, or hurts where none was kept."""
+    """Return whether a call is worse than what was kept at its position, so that the two make a preference pair.
+
+    Where a call was kept: whether `rival` is a rejected call (delta < tau_f) of the same tool, and not the same call.
+    Where none was kept: whether `rival` raises the loss over no call, by tau_f or more.
+    """
     if kept_call is None:
         harm = rival.loss_result - rival.loss_empty
         return harm > 0 and harm >= tau_f
@@ -211,9 +232,11 @@ def _is_worse(rival: ScoredCall, kept_call: ScoredCall | None, tau_f: float) -> 
 
 
 def _pair(plain: str, rival: ScoredCall, kept_call: ScoredCall | None, markers: CallMarkers) -> dict[str, Any]:
-    """Return a preference pair: the text x goes on with a better and with a worse call at the same place.
+    """Return a preference pair: a text that goes on with a better and with a worse call at the same place.
 
-    plain: x, without calls. rival: the worse call. kept_call: the better one; None where no call is better.
+    plain: the text without calls. rival: the worse call. kept_call: the better call; None where no call is better.
+
+    `margin` is by how much the loss after the rejected way is higher than after the chosen way, in nats.
     """
     rest = plain[rival.offset :]
     pair = {

@@ -26,7 +26,8 @@ DECIDED_SCHEMA = pl.Schema(
 def decided_table(sources: Sequence[str]) -> WarehouseTable:
     """Declare the reasons in the lake tables `sources`, such as "calculator/decided_calls", for the warehouse.
 
-    They are read and not copied: `decisions` holds them.
+    The warehouse has no table of this name and so no columns of it: its rows are read while the table `decisions` is
+    filled, whose column `reason` holds them (warehouse_filling.py).
     """
     return WarehouseTable(
         name=DECIDED,

@@ -1,7 +1,7 @@
 """The SQL that decides: which scored calls may stay, and how many of them stay by chance.
 
-The filter runs these texts over the files of one lane, the warehouse over those of all. They are in the fingerprint of
-whatever runs them.
+The filter runs these texts over the files of one lane, the warehouse over the files of all lanes. Both have them in
+their fingerprints.
 """
 
 from toolformer_dag.lake.queries import sql_text

@@ -105,8 +105,8 @@ def record_rows(
 ) -> dict[str, pl.DataFrame]:
     """Return the rows of those tables of the warehouse that follow from records: name of the table -> frame.
 
-    They are sources, rejections, lanes, filter_rules and settings. A record says what a part of a lake table (the rows
-    of a shard) was made from.
+    These tables are sources, rejections, lanes, filter_rules and settings. A record says what a part of a lake table
+    (the rows of a shard) was made from.
 
     records: name of the lake table -> records of its parts.
     versions: the data version of every source, by its name.
@@ -115,25 +115,25 @@ def record_rows(
     """
     filter_rules = _filter_rules(records, lanes)
 
-    made_with = [MadeWith(stage=None, tool=None, setting=setting, value=value) for setting, value in named.items()]
+    setting_rows = [MadeWith(stage=None, tool=None, setting=setting, value=value) for setting, value in named.items()]
     for table_records in records.values():
         if table_records:  # parts of a table share their settings
-            made_with += _made_with(table_records[0])
+            setting_rows += _made_with(table_records[0])
 
     return {
         SOURCES.name: pl.DataFrame(list(versions.items()), SOURCES.schema, orient="row"),
         REJECTIONS.name: _rejections(chain.from_iterable(records.values())),
-        LANES.name: pl.DataFrame(filter_rules, LANES.schema),
+        LANES.name: pl.DataFrame(filter_rules, LANES.schema),  # takes some columns of these rows
         FILTER_RULES.name: pl.DataFrame(filter_rules, FILTER_RULES.schema),
-        MADE_WITH.name: pl.DataFrame(made_with, MADE_WITH.schema, orient="row"),
+        MADE_WITH.name: pl.DataFrame(setting_rows, MADE_WITH.schema, orient="row"),
     }
 
 
 def _filter_rules(records: Records, lanes: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return a row per lane (a tool with its thresholds): tool, name, round, and its threshold (`filter_rule`).
 
-    It is the threshold that the published calls were filtered with, whatever the settings say by now; none where they
-    were not filtered yet. lanes: key of the lane -> the tool's name in the text.
+    It is the threshold that the published calls were filtered with, even if the settings have changed since; a row has
+    none where calls were not filtered yet. lanes: key of the lane -> the tool's name in the text.
     """
     rows = []
     for lane, tool_name in lanes.items():
@@ -176,12 +176,13 @@ def _made_with(record: Mapping[str, Any]) -> list[MadeWith]:
 
 
 def filter_rule(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a record of filtered_calls says of its threshold: `{"tau_f": 0.5}`.
+    """Return what a record of filtered_calls says of its threshold tau_f, the least delta of a kept call.
 
-    One that was chosen by chance comes with its fields `by_chance` and `verdict`. tau_f is None where the record does
-    not say it.
+    - `{"tau_f": 0.5}` where the settings name it; `{"tau_f": None}` where the record does not say it
+    - `{"tau_f": 0.7, "by_chance": 0.1, "verdict": ...}` where it was chosen by how much is kept by chance. The stage
+      stores this among the record's inputs, under THRESHOLD.
     """
-    by_chance: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
-    if by_chance:
-        return by_chance
+    chosen_threshold: dict[str, Any] | None = record.get("inputs", {}).get(THRESHOLD)
+    if chosen_threshold:
+        return chosen_threshold
     return {"tau_f": record.get("settings", {}).get("tau_f")}

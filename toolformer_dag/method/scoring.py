@@ -1,7 +1,8 @@
-"""The score that tau_f is held against: an SQL expression over the columns of a scored call, for each lane its own.
+"""The score of a call: an SQL expression over its columns, which each lane (a tool with its settings) may choose.
 
-It is applied where calls are read and stored nowhere, so that another one costs no token. Whoever reads calls reads
-them through `calls_query`: its `delta` is the score.
+A call is kept where its score is at least tau_f; the paper's score is delta, by how much the call lowers the loss. A
+score is computed where calls are read, and stored nowhere, so that a change of it costs no token. Whoever reads calls
+reads them through `calls_query`, which puts the score in place of `delta`.
 """
 
 import re
@@ -15,7 +16,10 @@ from toolformer_dag.lake.queries import in_memory, quoted, sql_text
 PAPER_SCORE = "loss_minus - loss_plus"
 """What loss_deltas and swapped_results hold as delta."""
 OVER_ECHO = "least(delta, delta - echo)"
-"""What a call gains, or gains over its echo where that is less; least ignores a null."""
+"""The gain of a call; or what it gains more than its echo, the call with a result that the text gave away, if less.
+
+SQL's least ignores a null, so that a call without an echo keeps its delta.
+"""
 NUMBERS = (
     "p_api",
     "loss_empty",
@@ -46,19 +50,25 @@ class ScoreError(UserError):
 def refuse(score: str) -> None:
     """Raise ScoreError unless `score` is an SQL expression over the columns NUMBERS of a single call.
 
-    "delta - 0.1 * cost" is one; a sum over calls, or an unknown column, is none. DuckDB tries it on an empty call.
+    "delta - 0.1 * cost" is one; a sum over calls, or an unknown column, is none. DuckDB tries it on a call whose
+    columns are all null.
     """
-    typed = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
+    null_columns = ", ".join(f"NULL::DOUBLE AS {name}" for name in NUMBERS)
+    # The score stands in WHERE, because there DuckDB refuses sums and other aggregates over several rows.
+    query = f"SELECT delta FROM (SELECT {null_columns}) WHERE {_value(score)} > 0"
     try:
-        with in_memory() as connection:  # a condition of WHERE is of one row
-            connection.execute(f"SELECT delta FROM (SELECT {typed}) WHERE {_value(score)} > 0")
+        with in_memory() as connection:
+            connection.execute(query)
     except duckdb.Error as error:
         reason = str(error).splitlines()[0]
         raise ScoreError(f"{score!r} is no score ({reason}); write SQL over {', '.join(NUMBERS)}") from error
 
 
 def _value(score: str) -> str:
-    """Return the expression as it is computed: null where it fails. A comment in it ends with its line."""
+    """Return the SQL expression of a score, made to give null where it fails, as for a division by zero.
+
+    The line breaks let a comment at its end (`delta -- as in the paper`) end before the bracket.
+    """
     return f"TRY((\n{score}\n)::DOUBLE)"
 
 
@@ -68,7 +78,10 @@ def reads_cost(scores: Mapping[str, str]) -> list[str]:
 
 
 def kept_as(scores: Mapping[str, str]) -> str:
-    """Return what to keep scored calls as where they are read several times: costs are joined once."""
+    """Return "TABLE" or "VIEW": what scored calls are created as where they are read several times.
+
+    With scores that read costs, a table: a view would join the costs at each reading.
+    """
     return "TABLE" if reads_cost(scores) else "VIEW"
 
 
@@ -80,9 +93,12 @@ def calls_query(
     files: of the table loss_deltas, or of its control swapped_results (`swaps`).
     scores: key of the lane -> SQL expression, of lanes with another score than the paper's; their `delta` is the score.
     cost_tables: where a score reads `cost`, common table expressions (parts of a WITH clause) that say what calls cost:
-        texts, lanes and tool_costs. A swap costs what its call costs with its own result.
+        texts, lanes and tool_costs.
+    swaps: whether the files hold calls with swapped results; each costs what its call costs with its true result.
 
-        calls_query(["one.parquet"], {"calculator": "least(delta, delta - echo)"})
+    `calls_query(["a.parquet"], {"calculator": "delta - echo"})` reads the calls of a.parquet and gives, in short:
+
+        SELECT * REPLACE (CASE tool WHEN 'calculator' THEN TRY((delta - echo)::DOUBLE) END AS delta) FROM ...
     """
     paths = ", ".join(map(quoted, files))
     read = f"read_parquet([{paths}], hive_partitioning = false, file_row_number = true)"
@@ -94,9 +110,13 @@ def calls_query(
 
 
 def _costs_query(scores: Mapping[str, str], cost_tables: str, swaps: bool) -> str:
-    """Return an SQL query for (CALL_KEY, cost) of those calls in `called` whose score reads what they cost.
+    """Return an SQL query for (CALL_KEY, cost): a row for each call in `called` whose score reads what the call costs.
 
-    Without such a lane it gives no row. cost_tables, swaps: see `calls_query`.
+    It gives no row where no score reads `cost`. `called` is a table expression of scored.sql: the calls to score.
+
+    scores: key of the lane -> SQL expression.
+    cost_tables: common table expressions with what calls cost (see `calls_query`).
+    swaps: whether `called` has several rows per call, one per swapped result.
     """
     lanes = reads_cost(scores)
     if not lanes:
@@ -112,14 +132,15 @@ def with_scores(called: str, costs: str, scores: Mapping[str, str]) -> str:
 
     costs: a query for (CALL_KEY, cost). scores: key of the lane -> SQL expression over the columns of a call.
 
-    The words CALLED, COSTS, TOOLS and SCORE in scored.sql are replaced.
+    The query is scored.sql, with its words CALLED, COSTS, TOOLS and SCORE replaced by these.
     """
     cases = " ".join(f"WHEN {quoted(lane)} THEN {_value(score)}" for lane, score in scores.items())
-    texts = {
+    text_of = {
         "CALLED": called,
         "COSTS": costs,
         "TOOLS": ", ".join(map(quoted, scores)),
         "SCORE": f"CASE tool {cases} END",
     }
-    statement = SCORED_SQL.partition("\n\n")[2]  # without the comment, which names these words too
-    return re.sub("|".join(texts), lambda match: texts[match[0]], statement)
+    _, _, statement = SCORED_SQL.partition("\n\n")  # without the comment, which names these words too
+    placeholder = "|".join(text_of)
+    return re.sub(placeholder, lambda match: text_of[match[0]], statement)

@@ -1,7 +1,7 @@
 """Writing the tables of the warehouse into its file: all from nothing, or in a copy of it the rows of some shards.
 
-Verdicts are of a shard: the filter has stored the reason of each call, also where it followed from other shards. What
-is counted over all verdicts, `swapped_places` and `curves`, is counted again.
+The verdict on a call changes only with its shard: the filter has stored the reason of each call, also where it followed
+from other shards. The tables `swapped_places` and `curves` are counted over all verdicts, each time.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,9 +27,9 @@ DECISIONS = sql_text(__package__, "decisions.sql")
 CURVES = sql_text(__package__, "curves.sql")
 """`curves`: how many deltas lie in each hundredth of a nat."""
 DERIVED_FROM = {"decisions": [SCORED], "swapped_places": ["decisions"], "curves": ["decisions"]}
-"""Tables that follow from the others, each with what its columns without a comment of their own come from."""
+"""Tables that follow from others: name -> the tables from which columns without a comment take one."""
 MEMORY = "3GB"
-"""What building may hold in memory; the rest is spilled beside the file."""
+"""What building may hold in memory; the rest goes to a folder for spilled data."""
 
 
 def fill(
@@ -44,32 +44,46 @@ def fill(
 
     Any DuckDB from 1.0 on can open the file.
     """
+    is_new = shards is None
     with _attached(file, spilled) as connection:
         replaced = "CREATE TEMP TABLE replaced AS SELECT unnest($shards::VARCHAR[]) AS shard"
         connection.execute(replaced, {"shards": list(shards or ())})
         run_sql(connection, f"CREATE OR REPLACE {RULE}")
-        for table in sorted(tables, key=lambda table: bool(table.scores)):  # what calls cost is read from the others
-            query = _rows_query(table, files[table.name], tables)
-            if table.name == SCORED:
-                connection.execute(f"CREATE TEMP {kept_as(table.scores)} scored AS {query}")
-            elif table.name == DECIDED:
-                connection.execute(f"CREATE TEMP VIEW {DECIDED} AS {query}")
-            elif shards is None:
-                connection.execute(f'CREATE TABLE "{table.name}" AS {query}')
-            else:
-                _replace_rows(connection, table, query)
-        _decide(connection, anew=shards is None)
-        if shards is None:
+        # Tables with scores come last (False sorts first): their scores may read costs from the other tables.
+        for table in sorted(tables, key=lambda table: bool(table.scores)):
+            _fill_table(connection, table, _rows_query(table, files[table.name], tables), is_new)
+        _decide(connection, is_new)
+        if is_new:
             run_sql(connection, views_sql(tables))
-        shown = [table for table in tables if table.name != DECIDED]
-        write_comments(connection, shown, DERIVED_FROM)
-        names = (*(table.name for table in shown), *DERIVED_FROM)
+
+        in_file = [table for table in tables if table.name != DECIDED]
+        write_comments(connection, in_file, DERIVED_FROM)
+        names = (*(table.name for table in in_file), *DERIVED_FROM)
         return {name: rows(connection, f'SELECT count(*) FROM "{name}"').item() for name in names}
+
+
+def _fill_table(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str, is_new: bool) -> None:
+    """Create a table from the rows of `query`, or replace its rows of the shards in `replaced`.
+
+    The scored calls (SCORED) and the filter's reasons (DECIDED) are only needed to fill `decisions`: they are temporary
+    and not written into the file.
+    """
+    if table.name == SCORED:
+        connection.execute(f"CREATE TEMP {kept_as(table.scores)} scored AS {query}")
+    elif table.name == DECIDED:
+        connection.execute(f"CREATE TEMP VIEW {DECIDED} AS {query}")
+    elif is_new:
+        connection.execute(f'CREATE TABLE "{table.name}" AS {query}')
+    else:
+        _replace_rows(connection, table, query)
 
 
 @contextmanager
 def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the file inside the block, as the default database of the connection; `spilled`: a folder to spill to."""
+    """Open a connection whose default database is the file; when the block ends, the file is written and closed.
+
+    spilled: a folder for what does not fit into memory.
+    """
     with in_memory() as connection:
         connection.execute(f"SET memory_limit = {quoted(MEMORY)}")
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
@@ -85,36 +99,53 @@ def _attached(file: Path, spilled: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 def _rows_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
     """Return an SQL query for the rows of a table of the warehouse, over Parquet files of the lake.
 
-    files: those of the table. tables: all tables, of which those with results say what calls cost. Rows of the table of
-    scored calls get a number, `row`.
+    files: the Parquet files of the table. tables: all tables; the results among them say what calls cost.
+
+    Three kinds of table differ:
+    - plain rows: `WITH rows AS (FROM read_parquet([...])) FROM rows`, where the last part is the table's `select`
+    - calls with another score than the paper's (`table.scores`): `rows` is the query that computes it
+    - the scored calls (SCORED): that query itself, with a number of each call in the column `row`
     """
-    if table.name != SCORED and not table.scores:
-        names = ", ".join(map(quoted, files))
-        read = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
-    else:
-        read_by_costs = f"tool_costs AS ({tool_costs_query(tables)})" if reads_cost(table.scores) else ""
-        read = calls_query(files, table.scores, read_by_costs, swaps="swap" in table.columns)
-        if table.name == SCORED:
-            return read
-        read = f"SELECT * EXCLUDE (row) FROM ({read})"
+    if table.name == SCORED:
+        return _scored_query(table, files, tables)
+    if table.scores:
+        return f"WITH rows AS (SELECT * EXCLUDE (row) FROM ({_scored_query(table, files, tables)})) {table.select}"
+    names = ", ".join(map(quoted, files))
+    # Files of measurements may lack columns (see WarehouseTable.measured), which are then null.
+    read = f"FROM read_parquet([{names}], hive_partitioning = false, union_by_name = {table.measured})"
     return f"WITH rows AS ({read}) {table.select}"
 
 
+def _scored_query(table: WarehouseTable, files: Sequence[str], tables: Sequence[WarehouseTable]) -> str:
+    """Return an SQL query for a table of calls whose `delta` is the score of their lane; `row` numbers them."""
+    cost_tables = f"tool_costs AS ({tool_costs_query(tables)})" if reads_cost(table.scores) else ""
+    return calls_query(files, table.scores, cost_tables, swaps="swap" in table.columns)
+
+
 def _replace_rows(connection: duckdb.DuckDBPyConnection, table: WarehouseTable, query: str) -> None:
-    """Replace in a copy the rows of the shards in `replaced`, or all; where rows keep their places, only add some."""
+    """Replace the rows of a table in a copy of the warehouse by those of `query`.
+
+    A table by shard loses its rows of the shards in the table `replaced`, any other table all rows. To a table whose
+    row numbers others hold (`keeps_places`), rows are only added.
+    """
     if not table.keeps_places:
         of_shards = "WHERE shard IN (FROM replaced)" if table.by_shard else ""
         connection.execute(f'DELETE FROM "{table.name}" {of_shards}')
     connection.execute(f'INSERT INTO "{table.name}" {query}')
 
 
-def _decide(connection: duckdb.DuckDBPyConnection, anew: bool) -> None:
-    """Fill `decisions`, every scored call with its verdict, and the tables that are counted over them.
+def _decide(connection: duckdb.DuckDBPyConnection, is_new: bool) -> None:
+    """Fill `decisions`, every scored call with its verdict, and the tables that are counted over it.
 
-    anew: create `decisions`. Else it is there, and only the rows of the shards in the table `replaced` change.
+    Reads the temporary `scored` and `decided_calls` and the tables of the lake (see `_fill_table`). In a copy of the
+    warehouse (not `is_new`) only the rows of the shards in the table `replaced` change. The scripts create:
+    - JUDGED, VERDICTS: the temporary views `judged` (which call is best at its position) and `verdicts`
+    - DECISIONS: the empty table `decisions`
+    - SWAPPED_PLACES, CURVES: the tables `swapped_places` and `curves`, counted over `decisions`
     """
     run_sql(connection, JUDGED + VERDICTS)
-    run_sql(connection, DECISIONS if anew else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
+    run_sql(connection, DECISIONS if is_new else "DELETE FROM decisions WHERE shard IN (FROM replaced)")
+    # Tool by tool: sorting all calls at once takes longer and may need more memory than there is.
     for tool in rows(connection, "SELECT DISTINCT tool FROM scored ORDER BY tool")["tool"]:
         connection.execute(f"INSERT INTO decisions FROM verdicts WHERE tool = {quoted(tool)} ORDER BY delta")
     run_sql(connection, "DROP TABLE IF EXISTS swapped_places; DROP TABLE IF EXISTS curves;")

@@ -43,18 +43,20 @@ def tool_costs_query(tables: Sequence[WarehouseTable]) -> str:
 def _sampled_view(tables: Sequence[WarehouseTable]) -> str:
     """Return the SQL of the view `sampled` (tool, input, source) over all tables of samples.
 
-    Calls after others have no column `source`: the model alone samples them.
+    Tables of calls that are made after other calls have no column `source`: only the model proposes such calls, so that
+    the view shows MODEL.
     """
     selects = []
     for table in tables:
         if table.name.startswith(SAMPLES):
             source = "source" if "source" in table.columns else quoted(MODEL)
             selects.append(f"SELECT tool, input, {source} AS source FROM {table.name}")
-    comment = "Every sample, of calls after others too."
-    return f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};COMMENT ON VIEW sampled IS {quoted(comment)};"
+    view = f"CREATE VIEW sampled AS {' UNION ALL '.join(selects)};"
+    comment = quoted("Every sample, of calls after others too.")
+    return f"{view}COMMENT ON VIEW sampled IS {comment};"
 
 
 def _tool_costs_view(tables: Sequence[WarehouseTable]) -> str:
-    """The text of a view over all tables of results, those of calls after others among them."""
+    """Return the SQL of the view `tool_costs`, over all tables of results, also of calls after other calls."""
     query = tool_costs_query(tables)
     return f"CREATE VIEW tool_costs AS {query};COMMENT ON VIEW tool_costs IS 'What every distinct call cost.';"

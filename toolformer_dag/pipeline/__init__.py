@@ -3,8 +3,8 @@
 A file of a stage, such as loss_deltas.py, is read from its end: STAGE declares the table, and the functions above it
 fill it. They have the same names in every file (`Stage` in computing/stage.py says more):
 
-- `settings(plan, lane)`: what determines the rows beside the tables that are read; the lane is None for a stage of all
-  lanes
+- `settings(plan, lane)`: the settings and versions that the rows depend on, apart from the tables that are read; a
+  change makes the rows out of date. The lane is None for a stage of all lanes
 - `inputs(output)`: which versions of the tables that are read count; only where these are not all
 - `rows(worker, output, part)`: the rows of a part, and what is left out of it
 - `chunks(worker, output, part, claimed)` and `compute(worker, output, chunk)`, where a model or a tool computes: the

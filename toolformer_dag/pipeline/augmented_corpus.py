@@ -86,12 +86,13 @@ class _PlacedDocument(NamedTuple):
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings and versions of code that determine the rows of C*, beside the kept calls and documents.
 
-    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools.
+    A change of any of them makes the table out of date. `lane` is None: C* holds the calls of all tools. `determining`
+    gives the named settings as name -> value.
     """
     return {
-        **cutting(plan),
+        **cutting(plan),  # how documents are cut into texts
         "tools": plan.lane_names,
-        "merging": MERGING,
+        "merging": MERGING,  # the version of the code that puts calls into texts
         "heldout_share": HELDOUT_SHARE,
         **determining(plan.settings.training, "plain_texts"),
         **determining(plan.settings.model, "markers"),
@@ -107,12 +108,15 @@ def reads(plan: Plan, lane: None) -> tuple[str, ...]:
 
 
 def _kept_calls_tables(plan: Plan) -> list[str]:
-    """Name filtered_calls of all lanes whose calls C* holds."""
+    """Return the names of the tables of kept calls, one for each lane whose calls C* holds."""
     return [f"{lane.key}/filtered_calls" for lane in plan.all_lanes]
 
 
 def _wanted_texts_table(plan: Plan, lane: Lane) -> str:
-    """Name the table of all texts that a lane wants: later projects have those alone in which no call was kept."""
+    """Return the name of the table of all texts that were selected for a lane's tool.
+
+    It is the table of the first project: those of later projects only have the texts in which no call was kept before.
+    """
     first_project = plan.projects[0]
     return f"{first_project.lane_of(lane.tool).key}/heuristic_subset"
 
@@ -125,11 +129,12 @@ def inputs(output: TableOutput) -> InputsOf:
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Merge the kept calls of all tools into the documents of a shard; return the rows of C* and what was rejected.
 
-    part: the name of the shard.
+    C* is the corpus to finetune on. A row holds a text x of a document and the same text with its calls, x*, such as
+    "18 + 4 is 22." and "18 + 4 is [Calculator(18 + 4) -> 22] 22.". Tools may have cut a document differently, so calls
+    are placed by their character in the document, and the document is cut again. The setting `training.plain_texts`
+    adds texts without calls. Texts are rejected where x cannot be restored from x* (see `examples`).
 
-    A row is a text x of a document with its calls in it, x*. Tools may have cut a document differently, so calls are
-    placed by their character in the document, and the document is cut anew. With `training.plain_texts` texts without
-    calls stand beside them. A text whose x* without the calls would not be x is rejected (see `examples`).
+    part: the name of the shard.
 
     Memory: kept calls and texts of the shard. Raises StaleInput where a document is gone.
     """
@@ -140,15 +145,15 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     merge = _Merge(plan, calls, plain)
     documents = _documents(plan, pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
     while batch := list(islice(documents, raw_shards.BATCH)):  # stored cuts are looked up a batch at a time
-        cut_documents = cuts.of([(document.place, document.text) for document in batch])
+        cut_documents = cuts.texts_of([(document.place, document.text) for document in batch])
         for document, cut_document in zip(batch, cut_documents, strict=True):
-            merge.add(document, cut_document.texts)
+            merge.add(document, cut_document.texts)  # adds to its rows and rejections
     table = pl.DataFrame(merge.rows, schema=output.stage.schema, orient="row").sort(ORDER)
-    return PartRows([table], merge.rejected, [cuts.name])
+    return PartRows([table], rejected=merge.rejected, stores=[cuts.name])
 
 
 def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
-    """Choose texts of a shard without a kept call, to be trained on beside those with calls: (shard, digest, offset).
+    """Choose texts of a shard without a kept call, to be trained on with the others: (shard, digest, offset).
 
     calls: the shard's kept calls of all tools.
 
@@ -157,32 +162,39 @@ def plain_texts(plan: Plan, shard: str, calls: pl.DataFrame) -> pl.DataFrame:
 
     Memory: the shard's texts of a tool at a time, without their characters.
     """
-    share = plan.settings.training.plain_texts
     chosen = pl.DataFrame(schema={"shard": pl.String, "digest": pl.String, "offset": pl.Int64})
-    if not share:
-        return chosen
-    text_columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
-    text_end = pl.col("offset") + pl.col("length")
-    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
-    for lane in plan.lanes:
-        table = plan.lake.table(_wanted_texts_table(plan, lane))
-        texts = table.scan([shard]).select(text_columns).collect()
-        # A row per text and kept call in it, of whatever lane.
-        with_calls = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
-        lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
-        texts_with_calls = with_calls.filter(pl.col("tool").is_in(lanes_of_tool)).select(TEXT_KEY).n_unique()
-        count = _rounded_by_hash(share * texts_with_calls, f"{lane.tool.key} {shard}")
-
-        free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
-        free = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
-        chosen = pl.concat([chosen, free.head(count).select(chosen.columns)])
+    if plan.settings.training.plain_texts:
+        for lane in plan.lanes:
+            chosen = pl.concat([chosen, _plain_texts_of_tool(plan, lane, shard, calls, chosen)])
     return chosen
 
 
-def _rounded_by_hash(number: float, name: str) -> int:
-    """Round a number up or down by the hash of a name, always alike for the same name.
+def _plain_texts_of_tool(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame, chosen: pl.DataFrame) -> pl.DataFrame:
+    """Choose texts of a shard without a kept call among those selected for a tool: rows with the columns of `chosen`.
 
-    Over many names 0.3 is rounded up in 30 % of them: shards whose share is below 1 give something too.
+    calls: the shard's kept calls; `tool` is the key of their lane. chosen: the texts that other tools have taken.
+    """
+    text_columns = (*TEXT_KEY, "offset", "text_digest", pl.col("text").str.len_chars().alias("length"))
+    texts = plan.lake.table(_wanted_texts_table(plan, lane)).scan([shard]).select(text_columns).collect()
+    text_end = pl.col("offset") + pl.col("length")
+    is_inside = pl.col("char_offset").is_between("offset", text_end, closed="left")
+    # A row per text and kept call in it, of whatever tool.
+    with_calls = texts.join(calls.select("digest", "char_offset", "tool"), on="digest").filter(is_inside)
+
+    lanes_of_tool = {other.key for other in plan.all_lanes if other.tool.key == lane.tool.key}
+    is_of_tool = pl.col("tool").is_in(lanes_of_tool)
+    called_count = with_calls.filter(is_of_tool).select(TEXT_KEY).n_unique()  # texts with calls of the tool
+    count = _rounded_by_hash(plan.settings.training.plain_texts * called_count, f"{lane.tool.key} {shard}")
+
+    free = texts.join(with_calls, on=TEXT_KEY, how="anti").join(chosen, on=chosen.columns, how="anti")
+    free = free.sort("text_digest", *TEXT_KEY).unique("text_digest", keep="first", maintain_order=True)
+    return free.head(count).select(chosen.columns)
+
+
+def _rounded_by_hash(number: float, name: str) -> int:
+    """Round a number up or down by the hash of a name, always the same way for the same name.
+
+    Over many names 0.3 is rounded up to 1 in 30 % of them, so that small shards give texts too.
     """
     hash_between_0_and_1 = int.from_bytes(text_order(name), "big") / 2**64
     return int(number + hash_between_0_and_1)
@@ -255,7 +267,7 @@ def _documents(plan: Plan, keys: pl.DataFrame) -> Iterator[_PlacedDocument]:
 
 
 class _Merge:
-    """The merging of a shard's kept calls into its documents, which `add` takes one after another.
+    """Merges the kept calls of a shard into its documents, which `add` takes one after another.
 
     - `rows`: the rows of C*, complete after the last document
     - `rejected`: how many calls could not be used, by (shard, reason)
@@ -269,7 +281,7 @@ class _Merge:
         """
         self.rows: list[_CorpusRow] = []
         self.rejected: Rejected = Counter()
-        self._tool_names = plan.lane_names  # by lane
+        self._tool_names = plan.lane_names  # key of the lane -> the tool's name in texts
         self._markers = plan.settings.model.markers
         self._calls_of = calls.partition_by(DOCUMENT, as_dict=True)
         self._plain_of = plain.partition_by(DOCUMENT, as_dict=True)
@@ -295,8 +307,8 @@ class _Merge:
     def _kept_calls(self, document: tuple[str, str]) -> list[KeptCall]:
         """Return the kept calls of a document (shard, digest), from the rows of filtered_calls.
 
-        A row of a chain (calls in a row at one place, each after the results of those before) gives one KeptCall with
-        all of its calls; any other row gives one with a single call.
+        A row of a chain (several calls at one position, each made after the results of the earlier ones) gives a
+        KeptCall with all of its calls, any other row a KeptCall with a single call.
         """
         if document not in self._calls_of:
             return []
@@ -305,7 +317,9 @@ class _Merge:
             links = read_chain(row["chain"])
             if not links:  # a single call
                 links = [ChainLink(self._tool_names[row["tool"]], row["input"], row["result"])]
-            calls.append(KeptCall(row["tool"], row["char_offset"], row["delta"], tuple(links)))
+            calls.append(
+                KeptCall(tool=row["tool"], char_offset=row["char_offset"], delta=row["delta"], links=tuple(links))
+            )
         return calls
 
 

@@ -1,6 +1,7 @@
-"""chained_deltas and chained_swaps: what loss_deltas and swapped_results say of one call, of chains (beyond the paper).
+"""chained_deltas and chained_swaps: the scores of chains and their control (beyond the paper).
 
-Their rows stand beside those of single calls wherever calls are filtered, counted or shown.
+They have the columns of loss_deltas and swapped_results, the tables of single calls; wherever calls are filtered,
+counted or shown, both kinds are read.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from toolformer_dag.texts.chains import read_chain, written_chain
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the scores of chains beside calls and results: every tool that a chain may call counts."""
+    """Return what the scores of chains depend on, apart from calls and results: every tool that a chain may call."""
     later_tools = {later.tool.key: loss_deltas.tool_settings(later) for later in lane.then}
     return {**loss_deltas.settings(plan, lane), "depth": lane.depth, "then": later_tools}
 
@@ -34,7 +35,7 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the chains of a shard whose last call has a result and does not look ahead.
+    """Plan the losses of a shard's chains whose last call has a result and uses nothing that the text says only later.
 
     claimed: losses that earlier shards of this run compute already; the planned ones are added.
     """
@@ -47,12 +48,17 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of the chains of a shard from the stored losses: a row per chain, keyed by its last call.
 
-    A chain are calls in a row at one place, each made after the results of those before. Its columns and reasons are
-    those of `loss_deltas.rows`, and idle_first: no later call needed the results of the earlier ones (`need` <= 0).
+    A chain is a sequence of calls at one position, each made after the results of the earlier calls, such as
+    `[Calculator(3 * 4) -> 12] [Calculator(12 + 1) -> 13]`. The row of this chain has the key, input and result of the
+    second call, and the columns of `loss_deltas.rows`.
+
+    Its reason is one of `loss_deltas.rows` (looks_ahead among them, for which no loss is computed), or idle_first: no
+    later call needed the results of the earlier calls, the column `need` is not above 0.
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     chains = _chains_with_results(output, shard, texts)
-    scored = with_chains(worker, output, chains.filter(pl.col("unfit").is_null()))
+    to_score = chains.filter(pl.col("unfit").is_null())  # `unfit`: why a chain is not scored
+    scored = with_chains(worker, output, to_score)
     unscored = chains.filter(pl.col("unfit").is_not_null())
     return loss_deltas.scored_rows(output, texts, scored=scored.calls, unscored=unscored, stores=scored.stores)
 
@@ -72,22 +78,23 @@ def _chains_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) -
 
 
 def swap_chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the chains of a shard whose last result is swapped."""
-    texts, calls, _ = swapped_results.swapped(output, shard, STAGE.name)
-    return planned_chains(worker, output, _with_swapped_result(calls), texts, claimed)
+    """Plan the losses of the chains of a shard whose last result is swapped for that of another document."""
+    swapped = swapped_results.swapped(output, shard, STAGE.name)
+    return planned_chains(worker, output, _with_swapped_result(swapped.calls), swapped.texts, claimed)
 
 
 def swap_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the chains of `swapped_texts` texts with the last results of others; see `swapped_results.rows`."""
-    _, calls, left_out = swapped_results.swapped(output, shard, STAGE.name)
-    scored = with_chains(worker, output, _with_swapped_result(calls))
-    return swapped_results.control(output, scored.calls, scored.stores, left_out)
+    """Return the control of a shard: chains whose last result is that of another document (`swapped_results.rows`)."""
+    swapped = swapped_results.swapped(output, shard, STAGE.name)
+    scored = with_chains(worker, output, _with_swapped_result(swapped.calls))
+    return swapped_results.control(output, scored.calls, scored.stores, swapped.left_out)
 
 
 def _with_swapped_result(calls: pl.DataFrame) -> pl.DataFrame:
     """Put the swapped result of each call (column `result`) into the last call of its chain (column `chain`, JSON).
 
-    `others` becomes null, so that no need is computed: it is that of the chain with its true result.
+    `others` becomes null. From these results the need of a chain is computed: how much the later calls need the
+    results of the earlier ones. The last result has no part in it, so the need is known from the true chain already.
     """
     chains = []
     for chain, result in calls.select("chain", "result").iter_rows():

@@ -1,5 +1,9 @@
 """What the control says about a lane: false discovery rates by swapped results, and the threshold that they allow.
 
+A call is kept where it lowers the loss by at least tau_f nats (its delta). The control scores calls again with results
+of other documents, which cannot help: a swapped call that reaches tau_f would be kept by chance. The false discovery
+rate of a threshold is the share of kept places that chance explains; a place is a position of a text.
+
 All of it is SQL over the files of one lane: judged.sql and kept_by_chance.sql of `method`, which the warehouse is made
 with too.
 """
@@ -7,7 +11,7 @@ with too.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import polars as pl
@@ -39,9 +43,9 @@ CALL_COLUMNS = {
     "delta_is_bound": "BOOLEAN",
     "reason": "VARCHAR",
 }
-"""What judged.sql and kept_by_chance.sql read of a scored call."""
+"""Columns of a scored call that judged.sql and kept_by_chance.sql read."""
 SWAP_COLUMNS = {**CALL_COLUMNS, "swap": "INTEGER"}
-"""What they read of a call with a swapped result."""
+"""Columns of a call with a swapped result that they read."""
 REMEDY = 'Lower tau_f (`toolformer-dag sql "from kept_at(0.2)"` counts), annotate more text, or change prompt or model'
 
 
@@ -52,34 +56,54 @@ def chance_threshold(plan: Plan, lane: Lane, by_chance: float) -> dict[str, Any]
         return rows(connection, level).row(0, named=True)
 
 
-def chance_tables(plan: Plan, lane: Lane) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the lane's rows of the views swapped_statistics and chance_rates, by threshold. Raises DamagedPart."""
+class ChanceTables(NamedTuple):
+    """A lane's rows of two views, in the order of the threshold tau_f.
+
+    - statistics: swapped_statistics, for a few thresholds how many calls and swaps reach them
+    - rates: chance_rates, the false discovery rate as a curve
+    """
+
+    statistics: pl.DataFrame
+    rates: pl.DataFrame
+
+
+def chance_tables(plan: Plan, lane: Lane) -> ChanceTables:
+    """Return how many calls of a lane are kept by chance, by threshold. Raises DamagedPart."""
     with _control(plan, lane) as connection:
-        statistics = rows(connection, "FROM swapped_statistics ORDER BY tau_f")
-        return statistics, rows(connection, "FROM chance_rates ORDER BY tau_f")
+        return ChanceTables(
+            statistics=rows(connection, "FROM swapped_statistics ORDER BY tau_f"),
+            rates=rows(connection, "FROM chance_rates ORDER BY tau_f"),
+        )
 
 
 def threshold_line(chosen: Mapping[str, Any]) -> str:
     """Say in a line which tau_f was chosen by its false discovery rate, or why none was, and what would help.
 
-    chosen: a row of the view chance_thresholds. Its `verdict` is CERTIFIED where a threshold has the rate.
+    Such as "no tau_f is certified at 0.05 (not measured: no call was told another document's result; raise
+    evaluation.swapped_texts, or annotate more text); nothing is kept".
+
+    chosen: a row of the view chance_thresholds. Its `verdict` is CERTIFIED where a threshold has the rate,
+        NOT_MEASURED where no call was scored with another document's result, or another reason why there is none;
+        swaps_needed is how many swapped places would be enough, null where that does not help.
     """
-    verdict = chosen["verdict"]
-    if verdict == CERTIFIED:
+    if chosen["verdict"] == CERTIFIED:
         return (
             f"tau_f = {chosen['tau_f']:.3f} keeps {chosen['kept']} of {chosen['places']} places, a share of "
             f"{chosen['fdr']:.3f} by chance, at most {chosen['fdr_high']:.3f} with 95 % confidence"
         )
-    more_swaps = "raise evaluation.swapped_texts, or annotate more text"
-    remedy = ""
-    if verdict == NOT_MEASURED:
-        remedy = f": no call was told another document's result; {more_swaps}"
-    elif chosen["swaps_needed"] is not None:
-        remedy = (
-            f": about {chosen['swaps_needed']} swapped places would do, there are {chosen['swapped']}; {more_swaps}"
-        )
+    reason = f"{chosen['verdict']}{_swaps_remedy(chosen)}"
     outcome = "nothing is kept" if chosen["tau_f"] is None else f"the fallback {chosen['tau_f']:.3g} is taken"
-    return f"no tau_f is certified at {chosen['by_chance']:.3g} ({verdict}{remedy}); {outcome}"
+    return f"no tau_f is certified at {chosen['by_chance']:.3g} ({reason}); {outcome}"
+
+
+def _swaps_remedy(chosen: Mapping[str, Any]) -> str:
+    """Return what more swapped calls would change, to be appended to a verdict; "" where they change nothing."""
+    more_swaps = "raise evaluation.swapped_texts, or annotate more text"
+    if chosen["verdict"] == NOT_MEASURED:
+        return f": no call was told another document's result; {more_swaps}"
+    if chosen["swaps_needed"] is None:
+        return ""
+    return f": about {chosen['swaps_needed']} swapped places would do, there are {chosen['swapped']}; {more_swaps}"
 
 
 def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
@@ -89,7 +113,7 @@ def chosen_by_chance(plan: Plan, lane: Lane) -> Mapping[str, Any] | None:
 
 
 def threshold_lines(plan: Plan) -> list[str]:
-    """Say what was chosen by chance, a line per lane with such a threshold."""
+    """Return a line per lane whose threshold is chosen by its false discovery rate: which was chosen, or why none."""
     lines = []
     for lane in plan.lanes:
         chosen = chosen_by_chance(plan, lane)
@@ -99,7 +123,7 @@ def threshold_lines(plan: Plan) -> list[str]:
 
 
 def kept_nothing(plan: Plan) -> list[str]:
-    """Return a line for each tool of which no call was kept: how near its calls came to the threshold, and what to do.
+    """Return a line for each tool without a kept call: how near its calls came to the threshold, and what to do.
 
     Tools whose filter has not run are left out. Where none keeps a call, a last line says that there is nothing to
     finetune on. Raises DamagedPart.
@@ -116,10 +140,11 @@ def kept_nothing(plan: Plan) -> list[str]:
 
 
 def _why_nothing(plan: Plan, lane: Lane) -> str:
-    """Say why no call of a tool was kept: the best delta, and how many calls would be kept at other thresholds.
+    """Say why no call of a tool was kept: the best delta, and how many calls would be kept at other thresholds tau_f.
 
-    Beside each count stands how many of them chance would keep. Where no call has a delta, it says at which stage texts
-    or calls ended.
+    Such as "no call is kept at tau_f = 1. Of 40 places the best gains 0.310; kept are 0 at 1 (by chance 0, 95 %: 0-1),
+    2 at 0.2 (by chance 1, 95 %: 0-4). Lower tau_f ...". `by chance` is how many calls with results of other documents
+    would be kept, with its interval. Where no call has a delta, the text says at which stage texts or calls ended.
     """
     with _control(plan, lane) as connection:
         best = rows(connection, "SELECT count(*) AS places, max(delta) AS delta FROM places").row(0, named=True)
@@ -147,22 +172,25 @@ def _none_judged(plan: Plan, lane: Lane) -> str:
     """
     texts = _count_present(plan.lane_table(lane, "heuristic_subset"), "text_digest")
     calls = _count_present(plan.lane_table(lane, "scored_candidates"), "input")
-    answered = _count_present(plan.lane_table(lane, "tool_results"), "result")
+    results = _count_present(plan.lane_table(lane, "tool_results"), "result")
+    stage: LaneTable
     if not texts:
+        stage = "heuristic_subset"
         documents = sum(part.rows for part in plan.lake.table("ccnet/raw_shards").pointers().values())
-        end = f"none of {documents:,} documents has {lane.tool.looks_for}"
-        reasons = _reasons(plan, lane, "heuristic_subset")
+        message = f"none of {documents:,} documents has {lane.tool.looks_for}"
     elif not calls:
-        reasons = _reasons(plan, lane, "scored_candidates")
-        end = f"no call was proposed for {texts:,} texts{_how_to_propose(lane, reasons)}"
-    elif not answered:
-        end = f"none of {calls:,} calls has a result"
-        reasons = _reasons(plan, lane, "tool_results")
+        stage = "scored_candidates"
+        hint = _how_to_propose(lane, _reasons(plan, lane, stage))
+        message = f"no call was proposed for {texts:,} texts{hint}"
+    elif not results:
+        stage = "tool_results"
+        message = f"none of {calls:,} calls has a result"
     else:
-        end = f"none of {answered:,} results may stay"
-        reasons = _reasons(plan, lane, "loss_deltas")
-    counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
-    return f"{end} ({counted})" if counted else end
+        stage = "loss_deltas"
+        message = f"none of {results:,} results may stay"
+    reasons = _reasons(plan, lane, stage).most_common()
+    counted = ", ".join(f"{reason} {count:,}" for reason, count in reasons)
+    return f"{message} ({counted})" if counted else message
 
 
 def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
@@ -177,7 +205,9 @@ def _reasons(plan: Plan, lane: Lane, table: LaneTable) -> Counter[str]:
 def _how_to_propose(lane: Lane, reasons: Counter[str]) -> str:
     """Return a hint, to be appended to a sentence, on what would propose calls where there are none.
 
-    reasons: how many samples or texts were left out, by reason; the commonest one decides.
+    reasons: how many samples or texts were left out, by reason; the commonest one decides. Where most samples are calls
+    of another tool (OTHER_TOOL), the model writes wrong names; else a lower tau_s, the least probability of a call,
+    gives more positions.
     """
     if MODEL not in lane.sources.names:
         return "; choose other texts, or add a source to proposals"
@@ -200,10 +230,14 @@ def _count_present(table: Table, column: str) -> int:
 def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory DuckDB with a lane's scored calls, its swapped ones, and the views of kept_by_chance.sql.
 
-    The views estimate from calls with swapped results how many calls are kept by chance. Tables that are not published
-    yet have no rows.
+    The views estimate from calls with swapped results how many calls are kept by chance. What is created:
+    - loss_deltas and swapped_results: the calls with true and with swapped results (`_create_calls`); without rows
+      where the tables are not published yet
+    - lanes and filter_rules: a row each, with the threshold of the settings and with `by_chance`
+    - scored, judged and decisions: every scored call, and which of them are best at their positions (JUDGED)
+    - swapped_places, and the views swapped_statistics, chance_rates and chance_thresholds (SWAPPED_PLACES, CHANCE)
 
-    by_chance: a false discovery rate, such as 0.05, that the view chance_thresholds gets a row for, beside its own.
+    by_chance: a false discovery rate, such as 0.05, for which the view chance_thresholds gets a row.
     """
     tau_f = None if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
     with in_memory() as connection:
@@ -214,22 +248,26 @@ def _control(plan: Plan, lane: Lane, by_chance: float | None = None) -> Iterator
         connection.execute(f"CREATE TABLE filter_rules {select} by_chance", {"tool": lane.key, "value": by_chance})
         connection.execute(f"CREATE VIEW scored AS SELECT *, rowid AS row FROM {SCORED}")
         run_sql(connection, JUDGED)
-        connection.execute("CREATE TABLE decisions AS FROM judged")
+        connection.execute("CREATE TABLE decisions AS FROM judged")  # a table: many views read it
         run_sql(connection, SWAPPED_PLACES + CHANCE)
         yield connection
 
 
 def _create_calls(connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, swaps: bool) -> None:
-    """Create and fill the table loss_deltas with a lane's scored calls, chains among them.
+    """Create and fill a table with a lane's scored calls, chains among them: loss_deltas.
 
-    swaps: create swapped_results in its place: the same calls scored with results of other documents.
+    swaps: create swapped_results instead: the same calls scored with results of other documents.
     """
-    name = "swapped_results" if swaps else SCORED
-    columns = SWAP_COLUMNS if swaps else CALL_COLUMNS
+    if swaps:
+        name, columns, sources = "swapped_results", SWAP_COLUMNS, lane.swapped
+    else:
+        name, columns, sources = SCORED, CALL_COLUMNS, lane.scored
     typed = ", ".join(f"{column} {kind}" for column, kind in columns.items())
     connection.execute(f"CREATE TABLE {name} ({typed})")
-    tables = [plan.lane_table(lane, source) for source in (lane.swapped if swaps else lane.scored)]
+
+    tables = [plan.lane_table(lane, source) for source in sources]
     files = [file for table in tables for file in table.all_files()]
     if files:
-        query = scores.calls(plan, lane, tables[0].parts(), files, swaps)
+        parts = tables[0].parts()  # single calls and chains have the same shards
+        query = scores.calls(plan, lane, parts, files, swaps)
         connection.execute(f"INSERT INTO {name} BY NAME SELECT {', '.join(columns)} FROM ({query})")

@@ -30,12 +30,12 @@ CUTS = pl.Schema(
 
 
 def cutting(plan: Plan) -> Mapping[str, Any]:
-    """Return what determines how a document is cut, beside prompt and call of a lane."""
+    """Return the settings on which the cutting of documents depends, apart from the length of a lane's prompt."""
     return {"cutting": CUTTING, **determining(plan.settings.corpus, "segment_tokens"), "model": tokenizing(plan)}
 
 
 def tokenizing(plan: Plan) -> dict[str, object]:
-    """Return what determines the tokens of a text: the model, but for its first token and the markers of calls."""
+    """Return what the tokens of a text depend on: the model, without its first token and the markers of calls."""
     return {name: value for name, value in plan.model.items() if name not in ("markers", "bos")}
 
 
@@ -45,6 +45,11 @@ class Cut(NamedTuple):
     offset: int  # the character of the document at which it begins
     length: int  # in characters
     unfit_tokens: int | None  # the tokens of a word that fits no text; None for a text
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the piece is a text."""
+        return self.unfit_tokens is None
 
 
 class DocumentTexts(NamedTuple):
@@ -62,10 +67,10 @@ class _DocumentKey(NamedTuple):
 
 
 class DocumentCuts:
-    """The stored cuts into texts of at most `max_tokens` tokens under one model's tokenizer, which `count` applies.
+    """Cuts documents into texts of at most `max_tokens` tokens, and stores the cuts.
 
-    Lanes whose texts may be equally long share them. `name` is that of the row store, for the records of the tables
-    whose rows come from it.
+    Lanes (tools with their settings) whose texts may be equally long share the stored cuts. `name` is the name of the
+    row store, which the records of tables mention whose rows come from it.
     """
 
     def __init__(self, worker: Worker, max_tokens: int, count: TokenCounter) -> None:
@@ -75,7 +80,7 @@ class DocumentCuts:
         self._count = count
         self.name = self._store.name
 
-    def of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
+    def texts_of(self, documents: Sequence[tuple[str, str]]) -> Iterator[DocumentTexts]:
         """Yield for each document the texts that it is cut into, in order.
 
         documents: (place, text) of each; the place is what `raw_shards.documents` gives. Hand over raw_shards.BATCH at
@@ -85,7 +90,7 @@ class DocumentCuts:
         Raises WriteError.
         """
         keys = [_DocumentKey(place, text_digest(text)) for place, text in documents]
-        cuts_of = self._stored(keys)
+        cuts_of = self._stored(keys)  # the pieces of each document: texts, and words that fit no text
         new_rows = []
         for key, (_, text) in zip(keys, documents, strict=True):
             if key not in cuts_of:
@@ -94,8 +99,8 @@ class DocumentCuts:
         self._store.append(pl.DataFrame(new_rows, schema=CUTS, orient="row"))
         for key, (_, text) in zip(keys, documents, strict=True):
             cuts = cuts_of[key]
-            fitting = [(cut.offset, cut.length) for cut in cuts if cut.unfit_tokens is None]
-            yield DocumentTexts(segments(text, fitting), unfit_words=len(cuts) - len(fitting))
+            text_spans = [(cut.offset, cut.length) for cut in cuts if cut.is_text]
+            yield DocumentTexts(segments(text, text_spans), unfit_words=len(cuts) - len(text_spans))
 
     def _stored(self, keys: Sequence[_DocumentKey]) -> dict[_DocumentKey, list[Cut]]:
         """Look up the cuts of documents; those that were not cut before are missing in the result."""
@@ -109,7 +114,7 @@ class DocumentCuts:
         return cuts_of
 
     def _row(self, key: _DocumentKey, cuts: Sequence[Cut]) -> tuple[object, ...]:
-        """Return a row of CUTS."""
+        """Return a document's cuts as a row of CUTS, with a list per field of `Cut`."""
         offsets = [cut.offset for cut in cuts]
         lengths = [cut.length for cut in cuts]
         unfit_tokens = [cut.unfit_tokens for cut in cuts]

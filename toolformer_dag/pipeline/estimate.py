@@ -54,15 +54,16 @@ def estimate(
     from the texts of shards that a run would make again.
 
     outputs: the tables of a plan, each after those that it reads.
-    seed: draws the same texts each time. Without one they are drawn anew, so that those whose rows are stored already
-        are in the sample as often as in the rest.
+    seed: draws the same texts each time. Without a seed each forecast draws other texts; else the texts of an earlier
+        forecast, whose rows are stored and cost nothing more, would be drawn again.
 
     Raises what the stages raise.
     """
-    tables_of_lanes: dict[str, dict[str, TableOutput]] = {}
+    tables_of_lanes: dict[str, dict[str, TableOutput]] = {}  # key of the lane -> name of the stage -> table
     for output in outputs:
         if output.lane_or_none is not None:
             tables_of_lanes.setdefault(output.lane.key, {})[output.stage.name] = output
+    for output in outputs:
         makes_documents = output.group == "ccnet" and output.stage.name != "heldout_texts"
         makes_texts = output.stage is heuristic_subset.STAGE
         if makes_documents or makes_texts:
@@ -70,10 +71,14 @@ def estimate(
     return [_forecast(worker, tables, progress, seed) for tables in tables_of_lanes.values()]
 
 
-def annotating(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
-    """Return the stages from the candidates on; the last is the control, which swaps results among texts of a shard."""
+def _measured_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
+    """Return the stages of a lane whose cost is forecast: from proposing calls to the control, which is the last.
+
+    The control scores calls again with results of other texts of their shard.
+    """
     stages = lane_stages(plan, lane)
-    return stages[1 : stages.index(swapped_results.STAGE) + 1]
+    end = stages.index(swapped_results.STAGE) + 1
+    return stages[1:end]  # without the first, which selects texts
 
 
 def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progress, seed: int | None) -> LaneForecast:
@@ -83,25 +88,39 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
 
     The sample is annotated in GROUPS groups of equal size, whose different costs give the range of the forecast. The
     control (calls scored again with results of other texts) needs the calls of many texts: it runs last, over the whole
-    sample, whose other rows are stored by then. So `control` holds its cost alone.
+    sample, whose other rows are stored by then. So the second run costs what the control costs.
     """
     subset = tables[heuristic_subset.STAGE.name]
     lane = subset.lane
-    stages = annotating(subset.plan, lane)
+    stages = _measured_stages(subset.plan, lane)
+    *stages_before_control, _ = stages
     stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages, shard)]
     rows = pl.concat([subset.stage.schema.to_frame(), *(subset.table.read(shard) for shard in stale_shards)])
-    texts = rows.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
-    texts = texts.sample(fraction=1, shuffle=True, seed=seed)
-    if texts.height <= GROUPS or lane.sources.files:
+    texts = _shuffled_texts(rows, seed)
+    if texts.height <= GROUPS or lane.sources.files:  # no sample, see LaneForecast
         return LaneForecast(lane.key, texts=texts.height, shards=len(stale_shards))
 
-    group_size = max(1, min(TEXTS, texts.height // SHARE) // GROUPS)
+    group_size = _group_size(texts.height)
     sample = texts[: group_size * GROUPS]
     worker.engine("proposer" if lane.sources.sampled else "judge")  # loaded before anything is timed
-    groups = [_annotate(worker, lane, group, stages[:-1], progress) for group in sample.iter_slices(group_size)]
+    groups = [
+        _annotate(worker, lane, group, stages_before_control, progress) for group in sample.iter_slices(group_size)
+    ]
     control = _annotate(worker, lane, sample, stages, progress)
     counts = _counts(worker.plan, rows, sample=sample, stale_shards=len(stale_shards))
     return _scaled(lane, counts, groups, control)
+
+
+def _shuffled_texts(rows: pl.DataFrame, seed: int | None) -> pl.DataFrame:
+    """Return the distinct texts among rows of heuristic_subset in a random order, the same for the same seed."""
+    texts = rows.unique("text_digest", keep="first", maintain_order=True).sort("text_digest")
+    return texts.sample(fraction=1, shuffle=True, seed=seed)
+
+
+def _group_size(text_count: int) -> int:
+    """Return how many texts a group of the sample has: 51 of 1,024 texts, of which 1 in SHARE is annotated."""
+    most_sampled = min(TEXTS, text_count // SHARE)
+    return max(1, most_sampled // GROUPS)
 
 
 def _is_stale(tables: Mapping[str, TableOutput], stages: Sequence[Stage], shard: str) -> bool:
@@ -110,13 +129,17 @@ def _is_stale(tables: Mapping[str, TableOutput], stages: Sequence[Stage], shard:
 
 
 class _Counts(NamedTuple):
-    """How many texts were annotated, and how many there are."""
+    """How many texts were annotated, and how many there are.
+
+    The control scores calls again with results of other texts. It takes the calls of up to `evaluation.swapped_texts`
+    texts of each shard, which are its texts.
+    """
 
     sampled: int  # annotated texts
     distinct: int  # distinct texts of the stale shards
     in_shards: int  # the sum over the shards of their distinct texts
-    sampled_control: int  # texts of the sample that the control took
-    control: int  # texts that the control takes, of all shards
+    sampled_control: int  # texts of the control in the sample
+    control: int  # texts of the control in all shards
     shards: int  # stale shards
 
 
@@ -125,7 +148,7 @@ def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard
 
     rows: the texts of all stale shards (shard, text_digest, ...), a row per occurrence. sample: the annotated ones.
     """
-    control_texts = plan.settings.evaluation.swapped_texts  # of each shard
+    control_texts = plan.settings.evaluation.swapped_texts  # of each shard, at most
     distinct = rows.unique("text_digest")
     texts_of_shards = distinct.group_by("shard").len()["len"]
     return _Counts(
@@ -139,36 +162,43 @@ def _counts(plan: Plan, rows: pl.DataFrame, *, sample: pl.DataFrame, stale_shard
 
 
 def _scaled(lane: Lane, counts: _Counts, groups: "Sequence[_Cost]", control: "_Cost") -> LaneForecast:
-    """Scale the cost of the sample to the texts that were not sampled.
+    """Scale the cost of the sample to all texts that a run will annotate.
 
-    Tokens, seconds and stored rows grow with the distinct texts, the control with its own number of texts, and the
-    tables with the rows of every shard: a text in two shards is computed once, and stands in both tables.
+    Tokens, seconds and stored rows grow with the distinct texts that were not sampled. The control (calls scored again
+    with results of other texts) has its own number of texts. The bytes of tables: see `_table_bytes`.
 
-    groups: what annotating the groups of the sample cost, without the control.
-    control: what the whole sample cost once these rows were stored: the control, and all tables.
+    groups: what annotating each of the GROUPS parts of the sample cost, without the control.
+    control: what annotating the whole sample cost after that. Everything but the control was stored by then, so its
+        tokens, seconds and stored rows are those of the control; its bytes are those of all tables.
     """
     factor = _Factor(
         texts=(counts.distinct - counts.sampled) / counts.sampled,
         control=counts.control / counts.sampled_control,
         spread=spread([cost.tokens for cost in groups]),
     )
-    *stage_bytes, control_bytes = control.row_bytes
-    table_bytes = (
-        control.fixed_bytes * counts.shards
-        + sum(stage_bytes) / counts.sampled * counts.in_shards
-        + control_bytes * factor.control
-    )
+    table_bytes = _table_bytes(control, counts, factor)
     group_tokens = sum(cost.tokens for cost in groups)
+    group_seconds = sum(cost.seconds for cost in groups)
     return LaneForecast(
         lane=lane.key,
         texts=counts.distinct,
         sampled=counts.sampled,
         tokens=factor.scaled(group_tokens, control.tokens),
         bytes=factor.scaled(_stored_bytes(groups), _stored_bytes([control]), fixed=table_bytes),
-        seconds=factor.scaled(sum(cost.seconds for cost in groups), control.seconds),
+        seconds=factor.scaled(group_seconds, control.seconds),
         spent=group_tokens + control.tokens,
         shards=counts.shards,
     )
+
+
+def _table_bytes(control: "_Cost", counts: _Counts, factor: "_Factor") -> float:
+    """Return the bytes of the tables of all shards: a text in two shards is computed once, but stands in two tables.
+
+    control: the cost of annotating the whole sample; the control's table is the last in `row_bytes`.
+    """
+    *stage_bytes, control_bytes = control.row_bytes
+    bytes_per_text = sum(stage_bytes) / counts.sampled
+    return control.fixed_bytes * counts.shards + bytes_per_text * counts.in_shards + control_bytes * factor.control
 
 
 class _Factor(NamedTuple):
@@ -187,11 +217,11 @@ class _Factor(NamedTuple):
 class _Cost(NamedTuple):
     """What annotating texts cost."""
 
-    tokens: int
+    tokens: int  # that went through the model
     seconds: float
     stored: Mapping[str, list[pl.DataFrame]]  # rows that were appended, by row store
-    fixed_bytes: int  # of the parts of all stages, without rows, and of their pointers
-    row_bytes: Sequence[int]  # of each stage's rows
+    fixed_bytes: int  # what each shard takes whatever its rows: an empty file and a manifest line for every table
+    row_bytes: Sequence[int]  # what the rows take beyond that, a number per table, in the order of the stages
 
 
 def _stored_bytes(costs: Sequence[_Cost]) -> int:
@@ -211,7 +241,9 @@ def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[
     """
     with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
         pointers = [output.table.pointer(ALL) for output in annotated.outputs]
-        lines = [pointer.encode(output.name, ALL) for pointer, output in zip(pointers, annotated.outputs, strict=True)]
+        pairs = zip(pointers, annotated.outputs, strict=True)
+        manifest_lines = [pointer.encode(output.name, ALL) for pointer, output in pairs]
+    # What a Parquet file of each table takes without rows.
     empty_bytes = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]
     row_bytes = []
     for pointer, empty in zip(pointers, empty_bytes, strict=True):
@@ -220,6 +252,6 @@ def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[
         tokens=sum(token_count(report.work.tokens) for report in annotated.reports),
         seconds=sum(report.seconds for report in annotated.reports),
         stored=annotated.appended,
-        fixed_bytes=sum(empty_bytes) + sum(len(line) for line in lines),
+        fixed_bytes=sum(empty_bytes) + sum(len(line) for line in manifest_lines),
         row_bytes=row_bytes,
     )

@@ -64,7 +64,10 @@ FILE_CALLS = pl.Schema(
 
 
 def identity(lane: Lane) -> dict[str, str]:
-    """Return what determines the calls of the lane's files: their content. Empty without files. Raises UserError."""
+    """Return a hash of the content of the lane's files, as `{"files": hash}`; empty without files.
+
+    Raises UserError for a file that cannot be read.
+    """
     hashes = {}
     for name, path in lane.sources.files.items():
         try:
@@ -75,15 +78,18 @@ def identity(lane: Lane) -> dict[str, str]:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
     return {**placing(plan, lane), **identity(lane), "characters": lane.limits.max_result_characters}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     """Place the calls of a lane's files in its texts: return a row per call and text, over all shards.
 
-    A row of a file names a document, a character of it and the input of a call. A call before a word may stand before
-    or after the white space in front of it.
+    A lane is a tool with its settings, a shard a file of documents, and a text a piece of a document that was selected
+    for the tool. A row of a file names a document, a character of it and the input of a call. A call before a word may
+    stand before or after the white space in front of it.
+
+    part: always WHOLE. The table has a single part, since a file does not say in which shard its documents are.
 
     Rejected: bad_row (no JSON, a field is missing or of another type), no_such_text (no text of the lane holds the
     place), inside_a_token (no token of the model begins there), and those of `parse_call`. The first two belong to no
@@ -100,7 +106,7 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     numbered = pl.DataFrame(file_calls, schema=FILE_CALLS, orient="row").with_row_index("number")
     calls = _with_digests(plan, numbered)
     frames = [output.stage.schema.to_frame()]
-    placed_numbers: set[int] = set()  # of the calls whose place is in some text
+    placed_numbers: set[int] = set()  # the numbers of the calls whose place is in some text
     for shard in plan.shards:
         calls_of_shard = _in_texts(plan, output.lane, shard, calls)
         placed_numbers.update(calls_of_shard["number"])
@@ -155,9 +161,9 @@ def _unreadable(lane: Lane, path: Path, error: object) -> UserError:
 
 
 def _records(path: Path) -> Iterator[object]:
-    """Yield the rows of a Parquet file, or the objects of JSON lines; None for a line that holds none.
+    """Yield the rows of a Parquet file, or the objects of a file of JSON lines; None for a line without an object.
 
-    Raises ValueError where no line holds an object and the first shows what the file is in place of JSON lines.
+    Raises ValueError where no line holds an object and the first line looks like another format (one JSON array).
     """
     if path.suffix == ".parquet":
         yield from pl.read_parquet(path).iter_rows(named=True)
@@ -166,9 +172,9 @@ def _records(path: Path) -> Iterator[object]:
     lines = [line for line in stripped if line]
     records = [_json_object(line) for line in lines]
     if all(record is None for record in records):
-        shape = other_shape(lines[0] if lines else b"")
-        if shape:
-            raise ValueError(shape)
+        other_format = other_shape(lines[0] if lines else b"")
+        if other_format:
+            raise ValueError(other_format)
     yield from records
 
 
@@ -222,15 +228,16 @@ def _with_digests(plan: Plan, calls: pl.DataFrame) -> pl.DataFrame:
     calls = calls.drop("document_name")
     if named.is_empty():
         return calls
-    matches = [calls.clear()]
+    matches = [calls.clear()]  # without rows: gives the columns where no name matches
     for shard in plan.shards:
         for documents in raw_shards.documents(plan, shard):
-            hashes = pl.Series([text_digest(text) for text in documents["text"]], dtype=pl.String)
-            for names in (hashes, documents["digest"], documents["url"]):
+            text_hashes = pl.Series([text_digest(text) for text in documents["text"]], dtype=pl.String)
+            for names in (text_hashes, documents["digest"], documents["url"]):
                 document_names = documents.select("digest", document_name=names)
                 matches.append(document_names.join(named, on="document_name").select(calls.columns))
     matched = pl.concat(matches).unique(("number", "digest"))
-    return pl.concat([calls.join(matched, on="number", how="anti"), matched])
+    unmatched = calls.join(matched, on="number", how="anti")
+    return pl.concat([unmatched, matched])
 
 
 def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.DataFrame:

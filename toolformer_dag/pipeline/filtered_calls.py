@@ -1,11 +1,11 @@
 """filtered_calls: the calls that stay at tau_f (paper, section 2, "Filtering API Calls"). All of it is SQL.
 
-A shard is filtered as if by itself, small ones in one query. What it has to know of the others stands in the table
-filter_rule: a threshold by chance, and the texts that the limit on examples leaves. These are chosen over scored_texts,
-a row per text with scored calls, so that an added shard costs its own rows and a look at the texts of the others; a
-threshold by chance takes the deltas of all calls. Does a call stay? rule.sql of `method` says so, here and for the
-warehouse. Why each call stays or not is stored beside the kept ones, in decided_calls: whoever shows a reason reads it
-there.
+A shard is filtered as if alone; several small shards share a query. What it needs from the other shards stands in the
+table filter_rule: a threshold that limits how many calls are kept by chance, and how many texts of each shard the limit
+on examples leaves. The texts are chosen over scored_texts, a row per text with scored calls, so that an added shard
+costs its rows and a look at the texts of the others; the threshold takes the deltas of all calls. Whether a call stays
+is decided by rule.sql of `method`, here and for the warehouse. The reason of each scored call is published with the
+kept calls, as the table decided_calls, from which whoever shows a reason reads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ SQL = f"CREATE TEMP {RULE}{JUDGED}{sql_text(__package__, 'filtered_calls.sql')}"
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the scored calls: the threshold, the limit and the SQL text."""
+    """Return what the rows depend on, apart from the scored calls: the threshold, the limit and the SQL text."""
     return {**rule_settings(plan, lane), "sql": fingerprint(SQL)}
 
 
@@ -70,6 +70,8 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
 
     That is the threshold tau_f, or how it is chosen where the settings ask for a false discovery rate; the limit on
     texts per tool; and the text of the SQL that applies them. The scored calls are not in it: they are inputs.
+
+    `determining` gives the named settings as name -> value.
     """
     shared = {
         **determining(plan.settings.training, "examples_per_tool"),
@@ -77,12 +79,13 @@ def rule_settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
         **scores.settings(lane),
     }
     if isinstance(lane.tau_f, ChanceThreshold):
-        return {**shared, "tau_f": determining(lane.tau_f), "chance": fingerprint(JUDGED + SWAPPED_PLACES + CHANCE)}
+        chance_sql = JUDGED + SWAPPED_PLACES + CHANCE  # estimates how many calls pass a threshold by chance
+        return {**shared, "tau_f": determining(lane.tau_f), "chance": fingerprint(chance_sql)}
     return {**shared, "tau_f": lane.tau_f}
 
 
 class CallFiles(NamedTuple):
-    """Part files of shards: those of scored calls, and those of the texts that the calls stand in."""
+    """Parquet files of some shards: of scored calls, and of the texts that the calls stand in."""
 
     calls: list[str]
     texts: list[str]
@@ -95,51 +98,59 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
     also of one without calls, was not published or is damaged.
     """
     texts = output.lane_table("heuristic_subset")
-    files = CallFiles([], [])
+    files = CallFiles(calls=[], texts=[])
     for part in parts:
-        files_of_calls = [file for table in output.scored for file in table.files(part)]
-        files_of_texts = texts.files(part)
-        if any(table.pointer(part).rows for table in output.scored):
+        files_of_texts = texts.files(part)  # looked up for every part, so that a damaged one raises
+        files_of_calls: list[str] = []
+        has_calls = False
+        for table in output.scored:  # single calls, and chains where the lane has some
+            files_of_calls += table.files(part)
+            has_calls = has_calls or table.pointer(part).rows > 0
+        if has_calls:
             files.calls.extend(files_of_calls)
             files.texts.extend(files_of_texts)
     return files
 
 
 def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """Return the rows of each part, in their order; `rows` have a column `shard`."""
-    of_shards = rows.partition_by("shard", as_dict=True)
-    return {part: of_shards.get((part,), rows.clear()) for part in parts}
+    """Split rows by their column `shard`: part (the name of a shard) -> its rows, in their order; maybe none."""
+    rows_of = rows.partition_by("shard", as_dict=True)
+    return {part: rows_of.get((part,), rows.clear()) for part in parts}
 
 
 def text_rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str, PartRows]:
     """Return for each part (the name of a shard) its texts with scored calls, for the table scored_texts.
 
-    A row is a text with the largest `delta` of its calls (nats). `delta` is null where every call of the text has a
-    reason not to stay, whatever the threshold.
+    A row is a text with the largest `delta` of its calls: by how many nats the best one lowers the loss. `delta` is
+    null where every call of the text has a reason not to stay, whatever the threshold.
     """
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows(()) for part in parts}
     with scratch() as connection:
-        scores.scored(connection, output.plan, output.lane, parts, files.calls)
-        run_sql(connection, TEXTS_SQL, {"texts": files.texts})
+        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)  # `scored`
+        run_sql(connection, TEXTS_SQL, {"texts": files.texts})  # `scored_texts`
         texts = answer(connection, "FROM scored_texts")
     texts_of = _by_part(parts, _in_schema(output, texts))
     return {part: PartRows([texts_of[part]]) for part in parts}
 
 
 def _in_schema(output: TableOutput, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the columns of the stage, in their types and order."""
+    """Return `rows` with the columns of the output's stage alone, in their types and order."""
     schema = output.stage.schema
     return rows.select(schema.names()).cast(schema)
 
 
 def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Choose the threshold and the texts that stay over all shards of a lane (a tool with its thresholds).
+    """Choose the rule of a lane (a tool with its thresholds): which threshold applies, and which texts stay.
+
+    Calls stay from the threshold tau_f on. Of the texts with such a call, over all shards, the setting
+    `training.examples_per_tool` allows a number; they are taken in the order of their hashes.
 
     The table filter_rule has a single part and no rows: what is chosen is in the part's record, under `facts`.
-    - CHOSEN: the threshold that the false discovery rate allows, only where the settings ask for one
-    - LAST_TEXT: texts are taken in the order of their hashes up to this hash; None where no text has a call that stays
+    - CHOSEN: only where the settings ask for a false discovery rate (how many kept calls help by chance): the threshold
+      that has it, as a row of chance_thresholds
+    - LAST_TEXT: the hash of the last text that stays; None where no text has a call that stays
     - EXAMPLES: how many texts of each shard stay, such as {"en_head_0000": 12}
 
     DuckDB sorts in a temporary folder, so memory does not grow with the corpus.
@@ -156,6 +167,7 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     limit = output.plan.settings.training.examples_per_tool
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        # Creates the tables last_text, with a single value, and examples (shard, number of texts).
         run_sql(connection, RULE_SQL, {"files": files, "tau_f": tau_f, "examples": limit})
         facts[LAST_TEXT] = answer(connection, "FROM last_text").item()
         facts[EXAMPLES] = dict(answer(connection, "FROM examples ORDER BY shard").iter_rows())
@@ -163,7 +175,10 @@ def rule_rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
 
 def _chosen_threshold(plan: Plan, lane: Lane, rule: ChanceThreshold) -> dict[str, Any]:
-    """Return the lane's row of chance_thresholds, with the fallback as tau_f where no threshold has the rate."""
+    """Return the lane's row of chance_thresholds: the threshold that has the false discovery rate of `rule`.
+
+    Where no threshold has it, `tau_f` is the fallback of the settings, which may be None.
+    """
     chosen = chance_threshold(plan, lane, rule.by_chance)
     if chosen["tau_f"] is None:
         chosen["tau_f"] = rule.fallback
@@ -187,12 +202,12 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     files = _call_files(output, parts)
     if not files.calls:
         return {part: PartRows((), beside={DECIDED: DECIDED_SCHEMA.to_frame()}) for part in parts}
-    lane = output.lane
     rule = output.lane_table("filter_rule").record(WHOLE)  # what `rule_rows` chose over all shards
-    tau_f = rule[CHOSEN]["tau_f"] if isinstance(lane.tau_f, ChanceThreshold) else lane.tau_f
+    tau_f = _applied_threshold(output.lane, rule)
     with scratch() as connection:
-        scores.scored(connection, output.plan, lane, parts, files.calls)
+        scores.create_scored(connection, output.plan, output.lane, parts, files.calls)
         run_sql(connection, SQL, {"texts": files.texts, "tau_f": tau_f, "last_text": rule[LAST_TEXT]})
+        # `decided` now holds every scored call; `why` is its reason, null where the call is kept.
         kept = answer(connection, "FROM decided WHERE why IS NULL ORDER BY digest, segment, position")
         decided = answer(connection, f"SELECT {', '.join(CALL_KEY)}, why AS reason FROM decided ORDER BY row")
 
@@ -205,13 +220,27 @@ def rows(worker: Worker, output: TableOutput, parts: Sequence[str]) -> dict[str,
     return rows_of
 
 
+def _applied_threshold(lane: Lane, rule: Mapping[str, Any]) -> float | None:
+    """Return the threshold of a lane: the setting, or what was chosen where the settings ask for a rate of chance.
+
+    rule: the record of filter_rule. None where no threshold has the rate: nothing is kept then.
+    """
+    if isinstance(lane.tau_f, ChanceThreshold):
+        chosen: float | None = rule[CHOSEN]["tau_f"]
+        return chosen
+    return lane.tau_f
+
+
 def below_tau_f(kept: pl.DataFrame, output: TableOutput) -> int:
     """Count kept calls that gained less than the threshold."""
     return kept.filter(pl.col("delta") < pl.col("tau_f")).height
 
 
 def chosen_threshold(output: TableOutput) -> list[LogLine]:
-    """Say which threshold was chosen by chance, a warning where none is certified. One of the settings is not said."""
+    """Return a line on the threshold that was chosen by its false discovery rate, a warning where none is certified.
+
+    Empty where the settings name the threshold.
+    """
     chosen = chosen_by_chance(output.plan, output.lane)
     if chosen is None:
         return []
@@ -249,7 +278,7 @@ def threshold_in_deltas(output: TableOutput) -> Shown:
 
 
 def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that are read: the control where it chooses the threshold."""
+    """Return the tables that are read: scored calls, texts, costs, and the control where it chooses the threshold."""
     control = lane.swapped if isinstance(lane.tau_f, ChanceThreshold) else ()
     return (*lane.scored, *control, "heuristic_subset", *scores.reads(lane))
 
@@ -257,14 +286,17 @@ def reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function from a shard to what its kept calls depend on; another value makes the shard out of date.
 
-    It holds the versions of the shard's scored calls, and of the rule (see `rule_rows`) only what can change these
-    calls: how many texts of the shard stay, and a threshold by chance. So a rule that changes for other shards does not
-    filter this one again.
+    The mapping that the function returns holds
+    - the versions of the shard's scored calls and of what they cost (`inputs_of_texts`)
+    - EXAMPLES: how many texts of the shard stay by the rule that was chosen over all shards (see `rule_rows`)
+    - THRESHOLD: the chosen threshold, `{"tau_f": 0.7, "by_chance": 0.1, "verdict": "certified"}`; only where the
+      settings ask for a rate of chance
+    Nothing else of the rule can change the shard: one that changes for other shards does not filter this one again.
     """
     inputs_of_calls = inputs_of_texts(output)
     pointer = output.lane_table("filter_rule").whole_pointer(WHOLE)
     rule: Mapping[str, Any] = pointer.record if pointer else {}
-    threshold = {}
+    threshold = {}  # of the row in the record only the columns that change kept calls
     if isinstance(output.lane.tau_f, ChanceThreshold) and CHOSEN in rule:
         threshold[THRESHOLD] = {name: rule[CHOSEN][name] for name in SHOWN_OF_CHOSEN}
 
@@ -281,33 +313,35 @@ def reads_of_texts(plan: Plan, lane: Lane) -> tuple[str, ...]:
 
 
 def inputs_of_texts(output: TableOutput) -> InputsOf:
-    """Return what tells the version of a shard's scored calls, and of what they cost."""
+    """Return a function from a shard to the versions of its scored calls, and a hash of what they cost."""
     calls = versions(dict(zip(output.lane.scored, output.scored, strict=True)))
     costs = scores.inputs(output.plan, output.lane)
     return lambda shard: {**calls(shard), **costs(shard)}
 
 
 def rule_reads(plan: Plan, lane: Lane) -> tuple[str, ...]:
-    """Return the tables that the rule is chosen from; a threshold by chance takes more than the best calls."""
+    """Return the tables that the rule is chosen from; a threshold by chance also takes all scored and swapped calls."""
     if isinstance(lane.tau_f, ChanceThreshold):
         return (TEXTS.name, *lane.scored, *lane.swapped, *scores.reads(lane))
     return (TEXTS.name,)
 
 
 def rule_inputs(output: TableOutput) -> InputsOf:
-    """Return a function to what the rule of a lane depends on: the versions of all shards of all tables it reads.
+    """Return a function from a part to what the rule depends on: the versions of all shards of all tables it reads.
 
-    The rule has a single part, so the function returns the same mapping whatever part it gets: table -> part ->
-    version. Of the tables with tool results only the costs count, under COST_VERSION.
+    The rule has a single part, so the function returns the same mapping whatever part it gets, such as
+    `{"calculator/scored_texts": {"en_head_0000": "3f.."}}`. Of tables with tool results only the costs matter; they
+    stand under COST_VERSION, by shard, where such tables are read.
     """
     plan = output.plan
-    results = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}  # their costs alone are read
+    cost_tables = {f"{output.lane.key}/{name}" for name in scores.reads(output.lane)}
     versions_of_all: dict[str, dict[str, Any]] = {}
     for name in output.depends_on:
-        if name not in results:
+        if name not in cost_tables:
             table = plan.lake.table(name)
             versions_of_all[name] = {part: table.part_version(part) for part in table.parts()}
-    if not results.isdisjoint(output.depends_on):
+    reads_costs = any(name in cost_tables for name in output.depends_on)
+    if reads_costs:
         costs = scores.inputs(plan, output.lane)
         versions_of_all[scores.COST_VERSION] = {part: costs(part) for part in plan.shards}
     return lambda part: versions_of_all

@@ -36,7 +36,7 @@ MINIMUM = 100
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the documents; how many are drawn is no part of it."""
+    """Return the settings that the rows depend on, apart from the documents; not how many texts are drawn later."""
     return {**cutting(plan), "heldout_share": HELDOUT_SHARE}
 
 
@@ -48,7 +48,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     cuts = DocumentCuts(worker, worker.plan.settings.corpus.segment_tokens, worker.encoding().lengths)
     cutting_shard = _ShardCutting(shard, cuts)
     documents = removed_documents.documents(worker.plan, shard)
-    return PartRows(cutting_shard.frames(documents), cutting_shard.rejected, [cuts.name])
+    frames = cutting_shard.frames(documents)
+    return PartRows(frames, rejected=cutting_shard.rejected, stores=[cuts.name])
 
 
 class _HeldoutRow(NamedTuple):
@@ -88,7 +89,7 @@ class _ShardCutting:
     def _rows(self, documents: pl.DataFrame) -> list[_HeldoutRow]:
         """Cut held-out documents (digest, place, text) into texts; count in `rejected` the words that fit no text."""
         rows = []
-        cut_documents = self._cuts.of(list(documents.select("place", "text").iter_rows()))
+        cut_documents = self._cuts.texts_of(list(documents.select("place", "text").iter_rows()))
         for digest, document in zip(documents["digest"], cut_documents, strict=True):
             self.rejected[self._shard, "word_too_long"] += document.unfit_words
             for segment in document.texts:
@@ -119,17 +120,18 @@ class HeldoutTexts:
 def heldout_texts(plan: Plan) -> HeldoutTexts:
     """Draw the held-out texts that choose the best checkpoint, and those on which its perplexity is measured.
 
-    The distinct held-out texts stand in the order of their hashes. The first `training.heldout_texts` of them choose,
-    the last `evaluation.perplexity_texts` measure, each at most half, so that neither setting changes the other texts.
-    Names, sizes and order of shards change nothing. Texts that also stand in C*'s training texts, in another document,
-    are left out.
+    The distinct held-out texts are sorted by their hashes. The first `training.heldout_texts` of them choose, the last
+    `evaluation.perplexity_texts` measure. Each are at most half of the texts, so that neither setting changes the other
+    texts. Names, sizes and order of shards change nothing. Texts that C* (the training corpus with calls) also trains
+    on, in another document, are left out.
 
     Memory: hashes, a file of C* at a time, and the texts that are drawn. Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
-    second_half = len(drawn.untrained) - len(drawn.untrained) // 2
-    measuring = drawn.untrained[-min(plan.settings.evaluation.perplexity_texts, second_half) :]
+    size_of_second_half = len(drawn.untrained) - len(drawn.untrained) // 2
+    measuring_count = min(plan.settings.evaluation.perplexity_texts, size_of_second_half)
+    measuring = drawn.untrained[-measuring_count:]
     is_needed = pl.col("text_digest").is_in([*drawn.choosing, *measuring])
     text_of = dict(texts.filter(is_needed).select("text_digest", "text").collect().iter_rows())
     return HeldoutTexts(
@@ -154,43 +156,55 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(plan: Plan, texts: pl.LazyFrame) -> _Drawn:
-    """Return the hashes of the held-out `texts` that may be used, and of those that choose the checkpoint.
+    """Return the hashes of the held-out `texts` that may be used, and of the texts that choose the checkpoint.
 
     texts: a lazy frame with the column `text_digest`. A text that C* trains on in another document may not be used. At
-    most half choose, at least one.
+    most half of the usable texts choose the checkpoint, but at least one.
     """
     training_texts: set[str] = set()  # hashes
     for batch in corpus_batches(plan.lake):
         training_texts.update(text_digest(text) for text in batch.filter(pl.col("split") == TRAIN)["text"])
     digests = texts.select("text_digest").unique().collect()["text_digest"].sort()
     untrained = digests.filter(~digests.is_in(training_texts)).to_list()
-    most = max(len(untrained) // 2, 1)  # a single text chooses and measures
-    return _Drawn(untrained, choosing=untrained[: min(plan.settings.training.heldout_texts, most)])
+    size_of_first_half = max(len(untrained) // 2, 1)  # where there is a single text, it chooses and measures
+    choosing_count = min(plan.settings.training.heldout_texts, size_of_first_half)
+    return _Drawn(untrained, choosing=untrained[:choosing_count])
 
 
 def heldout_documents(plan: Plan) -> pl.DataFrame:
     """Draw `evaluation.perplexity_texts` distinct held-out documents, to measure perplexity on whole documents.
 
-    Returns (shard, digest, text_digests), a row per document; `text_digests` are the hashes of the texts that it was
-    cut into, in order, separated by spaces. Documents are taken from the end of that column's order.
+    Returns (shard, digest, text_digests), a row per document, in the order of `text_digests`: the hashes of the texts
+    that the document was cut into, separated by spaces, as "0a.. 7f..". The last documents of that order are drawn.
 
-    No text of a drawn document is a training text of C* or chooses the checkpoint. Where no document is free of the
-    latter, texts that choose are allowed. Memory: hashes. Raises MissingPart, DamagedPart.
+    No text of a drawn document is a training text of C* (the training corpus with calls), and none chooses the best
+    checkpoint; where no document is free of the latter, texts that choose are allowed.
+
+    Memory: the hashes of all held-out texts. Raises MissingPart, DamagedPart.
     """
     texts = _texts(plan)
     drawn = _drawn(plan, texts)
+    documents = _distinct_documents(texts)
+    usable = set(drawn.untrained)  # texts on which C* is not trained
+    free = _with_texts_in(documents, usable - set(drawn.choosing))
+    if free.is_empty():
+        free = _with_texts_in(documents, usable)
+    return free.tail(plan.settings.evaluation.perplexity_texts)
+
+
+def _distinct_documents(texts: pl.LazyFrame) -> pl.DataFrame:
+    """Return (shard, digest, text_digests), a row per different held-out document, sorted by `text_digests`.
+
+    Equal documents have the same texts; the first of them by shard and digest stands for all.
+    """
     hashed = texts.select("shard", "digest", "segment", "text_digest").sort("segment").collect()
-    grouped = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
-    # Equal documents have the same texts: the first of them stands for all.
-    distinct = grouped.sort("text_digests", "shard", "digest").unique("text_digests", keep="first", maintain_order=True)
-    documents = _with_texts_in(distinct, set(drawn.untrained) - set(drawn.choosing))
-    if documents.is_empty():
-        documents = _with_texts_in(distinct, set(drawn.untrained))
-    return documents.tail(plan.settings.evaluation.perplexity_texts)
+    documents = hashed.group_by("shard", "digest").agg(text_digests=pl.col("text_digest").str.join(" "))
+    ordered = documents.sort("text_digests", "shard", "digest")
+    return ordered.unique("text_digests", keep="first", maintain_order=True)
 
 
 def _with_texts_in(documents: pl.DataFrame, allowed_texts: set[str]) -> pl.DataFrame:
-    """Return those of `documents` (text_digests and other columns) whose texts are all among the allowed hashes."""
+    """Return the `documents` (text_digests, ...) whose texts are all among the allowed hashes, in the same order."""
     is_allowed = [allowed_texts.issuperset(digests.split()) for digests in documents["text_digests"]]
     return documents.filter(pl.Series(is_allowed, dtype=pl.Boolean))
 

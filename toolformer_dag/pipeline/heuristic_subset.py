@@ -42,29 +42,32 @@ CALL_BRACKET_TOKENS = 4
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines which texts a tool gets, beside the documents; a change makes the table out of date.
+    """Return what the texts of a tool depend on, apart from the documents; a change makes the table out of date.
 
     lane: a tool with its thresholds. An entry stands there only where it matters to this tool, so that an option of
     another tool makes nothing out of date.
     """
-    return {
-        **cutting(plan),
-        "tool": lane.tool.name,
-        "version": lane.tool.version,
+    tool = lane.tool
+    entries = {
+        **cutting(plan),  # how documents are cut into texts
+        "tool": tool.name,
+        "version": tool.version,
         "identity": lane.selection(),
-        "prompt": lane.tool.prompt,
+        "prompt": tool.prompt,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         **determining(plan.settings.corpus, "texts_per_shard", "documents_per_shard"),
-        **({"language": Identifier(None).identity()} if lane.tool.asks_language else {}),
-        **({"by_paragraph": True} if lane.tool.by_paragraph else {}),
-        **_routing(plan, lane),
     }
+    if tool.asks_language:
+        entries["language"] = Identifier(None).identity()  # the default model that identifies languages
+    if tool.by_paragraph:
+        entries["by_paragraph"] = True
+    if tool.routed and plan.routed:
+        entries |= _routing(plan)
+    return entries
 
 
-def _routing(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines which texts are routed to the tool; nothing where it gets all (`_Selection`)."""
-    if not lane.tool.routed or not plan.routed:
-        return {}
+def _routing(plan: Plan) -> Mapping[str, Any]:
+    """Return what the routing depends on: which of the tools that share the texts gets which (`_Selection`)."""
     return {"routed": plan.routing, **determining(plan.settings.corpus, "tools_per_text")}
 
 
@@ -100,14 +103,14 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     smallest hashes are taken, so a larger limit adds some and drops none.
 
     Rejected:
-    - document_not_sampled, not_sampled: a document or a text beyond these numbers
-    - document_not_wanted, text_not_wanted: by the tool's rule
+    - document_not_sampled, not_sampled: a document or a text beyond these limits
+    - document_not_wanted, text_not_wanted: the tool's rule refuses it
     - fits_other_tools: the text was routed to other tools
-    - holds_call: the text holds a call of this tool. Calls of other tools are refused where lanes meet, in C*
+    - holds_call: the text holds a call of this tool. Calls of other tools are refused later, when C* is made
     - word_too_long: a piece that cannot be cut to fit
     - over_budget: a document or text that costs the tool's rule too much work
 
-    Raises ToolDown where a rule fails, UserError where too little room is left for a text.
+    Raises ToolDown where a rule fails, UserError where the prompt leaves too few tokens for a text.
     """
     from toolformer_dag.model.loading import context_length, load_config
 
@@ -128,7 +131,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     texts = selection.frames(documents)
     if corpus.texts_per_shard is not None:
         texts = _smallest_hashes(texts, limit=corpus.texts_per_shard, reason="not_sampled", rejected=selection.rejected)
-    return PartRows(texts, selection.rejected, [cuts.name])
+    return PartRows(texts, rejected=selection.rejected, stores=[cuts.name])
 
 
 class _PlacedDocument(NamedTuple):
@@ -173,9 +176,10 @@ class _Selection:
         self._tool = output.lane.tool
         self._cuts = cuts
         self._count_tokens = count_tokens
-        self._identifier = Identifier(None)
+        self._identifier = Identifier(None)  # identifies languages with the default model
         self._tools_per_text = output.plan.settings.corpus.tools_per_text
-        self._router: Router | None = None  # None for a tool that has a rule
+        # Chooses the tools of a text; None for a tool with a rule, and where no tool shares texts.
+        self._router: Router | None = None
         if self._tool.routed and output.plan.routed:
             self._router = Router(output.plan.routed)
 
@@ -186,18 +190,20 @@ class _Selection:
                 yield self._texts(batch)
 
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents; count the others.
+        """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents.
 
-        documents: columns of raw_shards, and `place`, under which a document's cuts are stored.
+        Counts the documents and texts that it does not get, and the words that fit no text, in `rejected`.
+
+        documents: columns of raw_shards, and `place`, under which is stored how a document was cut into texts.
         """
         if self._tool.asks_language:
             documents = self._with_language(documents)
         wanted = self._wanted_documents(documents)
-        cut_documents = self._cuts.of([(place, document.text) for place, document in wanted])
+        cut_documents = self._cuts.texts_of([(place, document.text) for place, document in wanted])
         rows: list[_SelectedText] = []
-        for (_, document), (texts, unfit_words) in zip(wanted, cut_documents, strict=True):
-            self.rejected[document.shard, "word_too_long"] += unfit_words
-            rows += self._selected(document, texts)
+        for placed, cut_document in zip(wanted, cut_documents, strict=True):
+            self.rejected[placed.document.shard, "word_too_long"] += cut_document.unfit_words
+            rows += self._selected(placed.document, cut_document.texts)
         token_counts = self._count_tokens([row.text for row in rows])
         row_schema = {name: self._schema[name] for name in _SelectedText._fields}
         frame = pl.DataFrame(rows, schema=row_schema, orient="row")
@@ -219,7 +225,8 @@ class _Selection:
         for row in documents.iter_rows(named=True):
             place = row.pop("place")
             document = Document(**row)
-            if self._by_rule("wants_document", document, document, otherwise="document_not_wanted"):
+            why = self._by_rule("wants_document", document, shard=document.shard, refusal="document_not_wanted")
+            if why:
                 wanted.append(_PlacedDocument(place, document))
         return wanted
 
@@ -250,33 +257,35 @@ class _Selection:
                 )
 
     def _why_wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool gets the text; None or "" where it does not, which is counted in `rejected`.
+        """Return why the tool gets the text. Returns None where it does not, and counts the text in `rejected`.
 
         With a rule, the rule's answer is returned, such as "a number after 'total'"; without one, how well the text
         fits the tool's description: "fits 12.3".
         """
         if self._router is None:
-            return self._by_rule("wants", document, text, document, otherwise="text_not_wanted")
+            return self._by_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
         scores = self._router.top(text, self._tools_per_text)  # of the tools that get the text
         if self._tool.key not in scores:
             self.rejected[document.shard, "fits_other_tools"] += 1
             return None
         return f"fits {scores[self._tool.key]:.1f}"
 
-    def _by_rule(self, rule: str, document: Document, *arguments: object, otherwise: str) -> str | None:
-        """Apply a rule of the tool to a document or text; return why it accepts it, None or "" where it does not.
+    def _by_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
+        """Call a method of the tool that accepts or refuses a document or text; return why it is accepted.
 
-        document: the document, or that of the text. rule, arguments: the name of the tool's method, and what it gets.
-        otherwise: the reason under which a refusal is counted in `rejected`. A rule that would cost too much work is
-        counted as over_budget.
+        Returns None where it is refused, and counts it in `rejected` under its shard and the reason `refusal`; or under
+        over_budget where the method gives up because it would cost too much work.
+
+        method: the name of the tool's method, such as "wants". arguments: what the method gets.
         """
         try:
-            why = self._ask_tool(rule, *arguments)
+            why = self._ask_tool(method, *arguments)
         except OverBudget:
-            self.rejected[document.shard, "over_budget"] += 1
+            self.rejected[shard, "over_budget"] += 1
             return None
         if not why:
-            self.rejected[document.shard, otherwise] += 1
+            self.rejected[shard, refusal] += 1
+            return None
         return why
 
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
@@ -286,9 +295,12 @@ class _Selection:
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
-            if answer is not None and not isinstance(answer, str):
+            if answer is None:
+                return None
+            if not isinstance(answer, str):
                 raise TypeError(f"it returned a {type(answer).__name__}, neither a text nor None")
-            return answer and str(answer.encode(), "utf-8")
+            # A plain str also of a subclass; fails for half of a surrogate pair, which no file can hold.
+            return str(answer.encode(), "utf-8")
 
 
 def _sampled_documents(documents: Iterator[pl.DataFrame], limit: int, rejected: Rejected) -> Iterator[pl.DataFrame]:
@@ -310,19 +322,20 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    frames: rows with a column `text_digest`, and the columns that `counted` reads. Without a frame nothing is yielded.
-    reason: under this the other rows are counted in `rejected`, complete when the frame is yielded.
+    The other rows are counted in `rejected` under `reason`; read it only after the frame was yielded. Without an input
+    frame nothing is yielded. Memory: the rows of the result.
 
-    Memory: the rows that stay.
+    frames: rows with a column `text_digest`, and the columns that `counted` reads.
     """
-    kept: list[pl.DataFrame] = []  # of the frames so far; empty before the first, else a single frame
+    kept: pl.DataFrame | None = None  # the rows of the frames so far that have the smallest hashes
     for frame in frames:
-        candidates = pl.concat([*kept, frame])
+        candidates = frame if kept is None else pl.concat([kept, frame])
         ranked = candidates.with_columns(rank=pl.col("text_digest").rank("dense"))  # equal hashes have the same rank
         beyond_limit = ranked.filter(pl.col("rank") > limit)
         rejected.update(counted(beyond_limit.with_columns(reason=pl.lit(reason))))
-        kept = [ranked.filter(pl.col("rank") <= limit).drop("rank")]
-    yield from kept
+        kept = ranked.filter(pl.col("rank") <= limit).drop("rank")
+    if kept is not None:
+        yield kept
 
 
 STAGE = Stage(

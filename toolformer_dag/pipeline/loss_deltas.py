@@ -35,20 +35,26 @@ from toolformer_dag.tools.tool import blamed
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside calls and results; all options count, since `Tool.keeps` may read them."""
+    """Return what the rows depend on, apart from calls and results.
+
+    All options of the tool are among it, since `Tool.keeps` may read any of them.
+    """
     rule = look_ahead.VERSION if lane.look_ahead else None
     return {**losses_settings(plan, lane), **tool_settings(lane), "look_ahead": rule}
 
 
 def tool_settings(lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the calls that a lane's tool keeps out."""
+    """Return what the decisions of a lane's tool depend on, which calls it keeps out: its version and options."""
     settings = {"version": lane.tool.version, "identity": lane.identity()}
     reasons_version = lane.tool.kept_out_version
     return {**settings, "kept_out": reasons_version} if reasons_version else settings
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the losses of the calls of a shard that are to be scored, and of their echoes (see `rows`).
+    """Plan the losses of the calls of a shard that are to be scored, and of their echoes: chunks, and counts of losses.
+
+    The echo of a call that a rule proposes for the word "Paris" is the same call with the tool's result for "Paris"
+    itself (see `rows`). Calls with a reason in the column `unfit` are not scored.
 
     claimed: losses that earlier shards of this run compute already; the planned ones are added.
     """
@@ -62,29 +68,26 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the scores of a shard's calls from the stored losses: a row per candidate call that has a result.
 
-    `reason` says why a call may not stay whatever its delta; null for most.
-
-    Not scored:
-    - looks_ahead: the input names what the text says only later
-    - same_result: a rule proposed a call with this result at this place before
-    - words_not_held, no_echo: the call's result, or that of its echo, does not hold what the rule saw after the call
-
-    Scored:
-    - does_not_fit, not_finite: the losses of the call are null
-    - those of `Tool.kept_out`, such as tool_keeps_out and no_operation
-
     A rule that proposes a call because the text says "Paris" after it may have chosen the input for that word. So such
     a call has an echo: the same call with the result that the tool gives for these words themselves. The column `echo`
-    is by how much the call helps more than its echo (nats), null where a rule saw no words.
+    is by how much the echo lowers the loss (nats), null where a rule saw no words.
+
+    `reason` says why a call may not stay whatever its delta; null for most. Calls without losses:
+    - looks_ahead: the input names what the text says only later
+    - same_result: a rule proposed a call with this result at this position before
+    - words_not_held, no_echo: the call's result, or the result of its echo, does not hold the words that the rule saw
+    - does_not_fit, not_finite: the model could not compute them
+    Calls with losses:
+    - the reasons of `Tool.kept_out`, such as tool_keeps_out and no_operation
     """
     texts = output.lane_table("heuristic_subset").read(shard)
     calls = _calls_with_results(output, shard, texts)
     to_score = calls.filter(pl.col("unfit").is_null())
     scored = with_losses(worker, output, to_score)
     echoes = with_losses(worker, output, _echoes(to_score)).calls.select(*CALL_KEY, loss_echo="loss_result")
-    loss_minus = pl.min_horizontal("loss_empty", "loss_call")
     with_echo = scored.calls.join(echoes, on=CALL_KEY, how="left", maintain_order="left")
-    with_echo = with_echo.with_columns(echo=loss_minus - pl.col("loss_echo"))
+    best_without_result = pl.min_horizontal("loss_empty", "loss_call")  # L- in the paper
+    with_echo = with_echo.with_columns(echo=best_without_result - pl.col("loss_echo"))
     unscored = calls.filter(pl.col("unfit").is_not_null())
     return scored_rows(output, texts, scored=with_echo, unscored=unscored, stores=scored.stores)
 
@@ -94,6 +97,9 @@ def scored_rows(
 ) -> PartRows:
     """Return the rows of a table of scores, for single calls or for chains, in the order of CALL_KEY.
 
+    FINISHED are the columns of calls with a result. The records of both tables name loss_deltas as the stage that made
+    them, so that single calls and chains are counted together.
+
     texts: text_digest and text of at least the texts of the scored calls.
     scored: calls (FINISHED) with their losses and `reason`. Where that is null, the tool may give a reason why it keeps
         the call out.
@@ -101,26 +107,29 @@ def scored_rows(
     stores: the names of the row stores that the losses come from.
     """
     scored = scored.with_columns(reason=pl.coalesce("reason", _kept_out(output.lane, texts, scored)))
-    unscored = unscored.with_columns(reason="unfit")
+    unscored = unscored.with_columns(reason=pl.col("unfit"))
     table = output.stage.shaped(pl.concat([scored, unscored], how="diagonal")).sort(CALL_KEY)
-    return PartRows([table], counted(table), stores, facts={MADE_BY: STAGE.name})
+    return PartRows([table], rejected=counted(table), stores=stores, facts={MADE_BY: STAGE.name})
 
 
 def _kept_out(lane: Lane, texts: pl.DataFrame, calls: pl.DataFrame) -> pl.Series:
     """Ask the tools which calls may not stay whatever their delta; return the reason for each, null for most.
 
-    texts: text_digest and text of at least the texts of the calls. calls: FINISHED.
+    texts: text_digest and text of at least the texts of the calls.
+    calls: FINISHED. `called` is the key of the lane whose tool is called, char_offset the call's character in the
+        document, and offset the character of the document at which its text begins.
 
     Raises ToolDown where a tool's code fails.
     """
     text_of = dict(texts.select("text_digest", "text").iter_rows())
     tool_of = {called.key: called.tool for called in lane.chainable.values()}
-    place_in_text = pl.col("char_offset") - pl.col("offset")
+    offset_in_text = pl.col("char_offset") - pl.col("offset")
+    rows = calls.select("called", "text_digest", offset_in_text, "input").iter_rows()
     reasons: list[str | None] = []
-    for called, digest, place, input in calls.select("called", "text_digest", place_in_text, "input").iter_rows():
-        tool = tool_of[called]
+    for lane_key, digest, offset, input in rows:
+        tool = tool_of[lane_key]
         with blamed(tool, "keeps"):
-            reasons.append(tool.kept_out(text_of[digest], place, input))
+            reasons.append(tool.kept_out(text_of[digest], offset, input))
     return pl.Series(reasons, dtype=pl.String)
 
 
@@ -134,18 +143,20 @@ def _calls_with_results(output: TableOutput, shard: str, texts: pl.DataFrame) ->
     texts: the texts of the shard (text_digest, text, ...).
     """
     calls = finished(output, shard, level=1)
-    # The echo of a call is the call whose input are its `words`, in the same context.
-    echoes = output.lane_table("tool_results").read(shard).select("context", words="input", echoed="result")
-    calls = calls.join(echoes, on=("words", "context"), how="left", maintain_order="left")
+    # The echo of [Search(capital of France)] for the word "Paris" is the result of [Search(Paris)].
+    results_of_words = output.lane_table("tool_results").read(shard)
+    results_of_words = results_of_words.select("context", words="input", echoed="result")
+    calls = calls.join(results_of_words, on=("words", "context"), how="left", maintain_order="left")
     calls = calls.with_columns(ahead=units_ahead(output.lane, texts, calls))
-    is_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
+
+    has_echo = _holds_words("echoed") & (pl.col("echoed") != pl.col("result"))
     is_unfit = {
         "looks_ahead": pl.col("ahead").is_not_null(),
         "words_not_held": ~_holds_words("result"),
-        "no_echo": ~is_echo,
+        "no_echo": ~has_echo,  # the tool's result for the words lacks them, or equals that of the call
         "same_result": _repeats_result(),
     }
-    # The first reason that holds counts.
+    # The first reason that holds counts. Without words the conditions on them are null, and do not hold.
     unfit = pl.coalesce(pl.when(holds).then(pl.lit(reason)) for reason, holds in is_unfit.items())
     return calls.with_columns(unfit=unfit)
 
@@ -157,10 +168,11 @@ def _holds_words(result: str) -> pl.Expr:
 
 
 def _repeats_result() -> pl.Expr:
-    """Return an expression: whether an earlier call of a rule at the same place has the same result.
+    """Return an expression that is true for a call whose result an earlier call of a rule at the same place has.
 
-    The loss tells results apart, not inputs: among calls with equal results it would choose by noise. So of those that
-    a rule proposed the first counts, and no other call with that result.
+    Of the calls at a place with equal results, where a rule proposed one, only the first that a rule proposed counts:
+    it is false, all others are true. The expression is null where no rule proposed a call with this result. The loss
+    tells results apart, not inputs, so among calls with equal results it would choose by noise.
     """
     by_rule = pl.col("source") == RULE
     calls_with_result = (*TEXT_KEY, "position", "result")
@@ -170,7 +182,7 @@ def _repeats_result() -> pl.Expr:
 
 
 def _echoes(calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls that have an echo, with the result of the echo in place of theirs."""
+    """Return the calls that a rule proposed for words of the text, with the result of their echo as `result`."""
     return calls.filter(pl.col("words").is_not_null()).with_columns(result="echoed")
 
 

@@ -1,9 +1,14 @@
 """Losses of single calls, computed once: one row per distinct (text, position, input, result) of a lane and a model.
 
-The losses are those of the paper, section 2, "Filtering API Calls". Those of chains are in chained_losses.py.
+The losses are those of the paper, section 2, "Filtering API Calls", each over the tokens after the position:
+- loss_empty, L_i(empty): without a call
+- loss_call, L_i(e(c)): after the call without its result
+- loss_result, L_i(e(c, r)): after the call with its result
+A call helps by delta = min(loss_empty, loss_call) - loss_result. The losses of chains are in chained_losses.py.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
@@ -23,7 +28,7 @@ METHOD = 3
 KEY = ("text_digest", "position", "input", "result")
 """A call with its result at a position of a text: what its losses are stored under."""
 AROUND = 12
-"""Tokens beside the text and what a call holds, for estimates: its name and marks, and those of the window."""
+"""For estimates: tokens of a call apart from its input and result (name, brackets), and of the window behind it."""
 LOSSES = pl.Schema(
     {
         "text_digest": pl.String(),
@@ -49,7 +54,7 @@ class _Losses(NamedTuple):
 
 
 def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines a loss beside text, position, input and result."""
+    """Return what a loss depends on, apart from text, position, input and result: model, tool, window and method."""
     return {
         "method": METHOD,
         "window_weights": list(WINDOW_WEIGHTS),
@@ -59,7 +64,10 @@ def losses_identity(plan: Plan, lane: Lane) -> dict[str, Any]:
 
 
 def losses_settings(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines the losses of a stage's rows: a floor leaves L(c) out of some, a score changes none."""
+    """Return what the losses in a stage's rows depend on, such as a floor below which loss_call is not computed.
+
+    A score other than the paper's is computed from the losses and changes none of them.
+    """
     return {**losses_identity(plan, lane), **determining(plan.settings.filtering, but=("score", "cost_weight"))}
 
 
@@ -73,8 +81,11 @@ class CallsWithLosses(NamedTuple):
 class LossStores(NamedTuple):
     """The row stores of a lane's losses under the plan's model.
 
-    A call is in `bounds` where L(c) was not computed, because delta is below `filtering.loss_floor` without it. Under a
-    lower floor, or none, such losses are computed again, and are then in `whole` too.
+    - `whole`: calls with all three losses
+    - `bounds`: calls without loss_call. It need not be computed where delta stays below the setting
+      `filtering.loss_floor` whatever loss_call is: delta is at most loss_empty - loss_result.
+
+    Under a lower floor, or none, a call in `bounds` is computed again, and is then in `whole` too.
     """
 
     whole: RowStore
@@ -82,7 +93,7 @@ class LossStores(NamedTuple):
 
 
 def loss_stores(worker: Worker, lane: Lane) -> LossStores:
-    """Open the losses of a lane."""
+    """Open the row stores of a lane's losses."""
     identity = losses_identity(worker.plan, lane)
     return LossStores(
         whole=worker.lane_rows(lane, "losses", identity, KEY, LOSSES),
@@ -91,22 +102,23 @@ def loss_stores(worker: Worker, lane: Lane) -> LossStores:
 
 
 def stored_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Look up the losses of calls; return rows of LOSSES for those of `keys` (KEY) that are stored.
+    """Look up the losses of calls; return rows of LOSSES for the `keys` (KEY) that are stored.
 
-    `filtering.loss_floor` saves the loss L(c) of calls that cannot reach it: loss_call is null wherever the largest
-    possible delta, L_i(empty) - L_i(e(c, r)), is below the floor, also where L(c) was stored before the floor was set.
+    Where the setting `filtering.loss_floor` is on, loss_call is null for calls that cannot reach it: the largest
+    possible delta, loss_empty - loss_result, is below the floor. So it is also where loss_call was stored before.
     """
     stores = loss_stores(worker, lane)
-    whole = stores.whole.stored(keys)
+    with_all_losses = stores.whole.stored(keys)
     floor = worker.plan.settings.filtering.loss_floor
     if floor is None:
-        return whole
+        return with_all_losses
     reaches_floor = pl.col("loss_empty") - pl.col("loss_result") >= floor
-    whole = whole.with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
-    # Losses without L(c) are enough below the floor; above it they count as missing and are computed again.
-    keys_without = keys.join(whole, on=KEY, how="anti")
-    bounds = stores.bounds.stored(keys_without).filter(~reaches_floor)
-    return pl.concat([whole, bounds])
+    with_all_losses = with_all_losses.with_columns(loss_call=pl.when(reaches_floor).then("loss_call"))
+
+    # Rows without loss_call, stored under a higher floor, only do for calls below the present floor.
+    other_keys = keys.join(with_all_losses, on=KEY, how="anti")
+    without_loss_call = stores.bounds.stored(other_keys).filter(~reaches_floor)
+    return pl.concat([with_all_losses, without_loss_call])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ def planned_losses(
 
 
 def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFrame:
-    """Return the calls (KEY) whose losses have to be computed; under a floor, losses without L(c) may be enough."""
+    """Return the `keys` (KEY) whose losses have to be computed; under a floor, rows without loss_call may be enough."""
     missing = loss_stores(worker, lane).whole.missing(keys)
     if worker.plan.settings.filtering.loss_floor is None:
         return missing
@@ -148,20 +160,21 @@ def _missing_losses(worker: Worker, lane: Lane, keys: pl.DataFrame) -> pl.DataFr
 def _chunks(plan: Plan, keys: pl.DataFrame, missing: pl.DataFrame, texts: pl.DataFrame) -> list[Chunk]:
     """Cut the missing losses into chunks of about equal work; those of a text stay in one chunk.
 
-    keys: all calls of the shard (KEY), by which chunks are cut as if no loss were stored.
-    missing: those of them whose losses have to be computed.
+    keys: all calls of the shard (KEY). Chunks are cut over all of them, stored or not, so that those of which nothing
+        is stored are the same in every run.
+    missing: the keys among them whose losses have to be computed.
     texts: text_digest and text of at least the texts of the calls.
     """
     call_bytes = pl.col("input").str.len_bytes() + pl.col("result").str.len_bytes()
-    estimated = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
-    # `whole`: whether a text has no losses at all, so that its chunk is that of an undisturbed run.
+    texts_with_tokens = keys.group_by("text_digest", maintain_order=True).agg(tokens=loss_tokens(call_bytes))
+    # `whole`: no loss of the text is stored. `text_chunks` leaves a chunk as it is where all its texts are whole.
     texts_with_losses = keys.join(missing, on=KEY, how="anti")["text_digest"].unique()
     has_no_losses = ~pl.col("text_digest").is_in(texts_with_losses.implode())
     to_compute = missing.select("text_digest").unique().with_columns(whole=has_no_losses)
 
     distinct_texts = texts.select("text_digest", "text").unique("text_digest")
     chunks = []
-    for batch in text_chunks(estimated, to_compute, *chunk_limits(plan, "judge")):
+    for batch in text_chunks(texts_with_tokens, to_compute, *chunk_limits(plan, "judge")):
         payload = LossChunk(
             keys=missing.join(batch, on="text_digest", how="semi", maintain_order="left"),
             texts=distinct_texts.join(batch, on="text_digest", how="semi"),
@@ -185,14 +198,23 @@ def loss_tokens(call_bytes: pl.Expr) -> pl.Expr:
 def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Work:
     """Compute the three losses of every call of a chunk with the model, and append them to their row stores.
 
-    L(c), the loss after the call without its result, is left out where delta is below `filtering.loss_floor` without
-    it; such rows go to the store `bounds`, all others to `whole`. Losses are null, with a reason, where call and text
-    do not fit the context together (does_not_fit), and where they are not finite (not_finite: a dtype that overflows).
+    loss_call is not computed where delta is below `filtering.loss_floor` whatever it is; such rows go to the row store
+    `bounds`, all others to `whole`. All losses are null, with a reason, where call and text do not fit the context
+    together (does_not_fit), and where they are not finite (not_finite: a dtype that overflows).
 
-    Returns the tokens that went through the model.
+    Returns the tokens that went through the model, and the backend that it ran on.
     """
     engine = worker.engine("judge")
     tokens_before = Counter(engine.counts.as_dict())
+    requests = _requests(output.lane, chunk)
+    losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
+    _append(loss_stores(worker, output.lane), chunk.keys, losses)
+    tokens = Counter(engine.counts.as_dict()) - tokens_before
+    return Work(tokens, backends=frozenset({engine.backend.identity}))
+
+
+def _requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:
+    """Return a request to the engine for each call of a chunk, in the order of `chunk.keys`."""
     text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
     requests = []
     for key in chunk.keys.iter_rows(named=True):
@@ -200,30 +222,34 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
             LossRequest(
                 text=text_of[key["text_digest"]],
                 position=key["position"],
-                tool=output.lane.tool.name,
+                tool=lane.tool.name,
                 input=key["input"],
                 result=key["result"],
             )
         )
-    losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
+    return requests
+
+
+def _append(stores: LossStores, keys: pl.DataFrame, losses: Iterable[CallLosses]) -> None:
+    """Append the losses of the calls `keys` (KEY), in their order: rows without loss_call to `stores.bounds`."""
     schema = {name: LOSSES[name] for name in _Losses._fields}
     values = pl.DataFrame([_values(call_losses) for call_losses in losses], schema=schema, orient="row")
-    rows = chunk.keys.select(KEY).hstack(values)
-    is_bound = pl.col("loss_call").is_null() & pl.col("reason").is_null()
-    stores = loss_stores(worker, output.lane)
-    stores.bounds.append(rows.filter(is_bound))
-    stores.whole.append(rows.filter(~is_bound))
-    tokens = Counter(engine.counts.as_dict()) - tokens_before
-    return Work(tokens, backends=frozenset({engine.backend.identity}))
+    rows = keys.select(KEY).hstack(values)
+    lacks_loss_call = pl.col("loss_call").is_null() & pl.col("reason").is_null()
+    stores.bounds.append(rows.filter(lacks_loss_call))
+    stores.whole.append(rows.filter(~lacks_loss_call))
 
 
 def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> CallsWithLosses:
-    """Add the stored losses to calls: the columns loss_empty, loss_call, loss_result (nats) and reason.
+    """Add the stored losses to calls; return them with the names of the row stores that the losses come from.
 
-    calls: KEY (text_digest, position, input, result) and other columns.
+    calls: KEY (text_digest, position, input, result) and other columns. The columns that are added:
+    - loss_empty: the loss without the call, in nats as the others
+    - loss_call: after the call without its result; null where `filtering.loss_floor` saves it
+    - loss_result: after the call with its result
+    - reason: why the losses are null (does_not_fit, not_finite), else null
 
-    Returns the names of the row stores beside them. Raises StorageError where losses were damaged since they were
-    computed.
+    Raises StorageError where losses were damaged since they were computed.
     """
     keys = calls.select(KEY).unique(maintain_order=True)
     losses = stored_losses(worker, output.lane, keys)
@@ -233,7 +259,7 @@ def with_losses(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> Cal
 
 
 def losses_finite(rows: pl.DataFrame, output: TableOutput) -> int:
-    """Count rows whose losses or delta are no finite numbers; null stands for losses that a reason explains."""
+    """Count rows with a loss or delta that is NaN or infinite. Nulls are not counted: a reason explains them."""
     columns = [name for name, kind in rows.schema.items() if kind == pl.Float64]
     return rows.filter(~pl.all_horizontal(pl.col(name).is_finite() for name in columns)).height
 

@@ -21,7 +21,7 @@ MERGING = 3
 
 
 def text_order(text: str) -> bytes:
-    """Return a hash of a document's text, 8 bytes: in this order C* is written and split, whatever ids the corpus has.
+    """Return a hash of a document's text, 8 bytes, by whose order C* is written and split; no id of the corpus counts.
 
     The hashes are spread evenly, so that those below 5 % of their range are 5 % of the documents.
     """
@@ -71,14 +71,13 @@ def examples(
     names: the tools' names as they stand in texts.
 
     A call belongs to the text that holds the character before which it stands. Where two tools call at the same
-    character, the call with the larger delta stays.
+    character, the call with the larger delta stays: it lowers the loss by more.
 
-    With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is [Calculator(18 + 4) -> 22] 22."; taking
-    the call out of x* has to give x back.
+    A text is called x, and with calls x*. With x = "18 + 4 is 22." and a call before character 9, x* is "18 + 4 is
+    [Calculator(18 + 4) -> 22] 22."; taking the call out of x* has to give x back.
 
     Reasons to drop calls: not_best_at_position; outside_every_text (white space between texts, a word that fits no
-    text); holds_call (the text as the corpus has it contains such a call); cannot_be_spliced and cannot_be_taken_out
-    (x* would not give x back).
+    text); and those of `_augmented_text`.
     """
     best_calls = _best_at_each_character(calls)
     if len(best_calls) < len(calls):
@@ -98,7 +97,7 @@ def plain_examples(
     names: Sequence[str],
     markers: CallMarkers = PAPER_MARKERS,
 ) -> Iterator[AugmentedText]:
-    """Yield texts of a document without calls, unchanged: the same text as x and as x*.
+    """Yield texts of a document without calls, unchanged: x (the text) and x* (the text with calls) are the same.
 
     texts: the parts that the document was cut into, in order.
     offsets: characters of the document. A text is yielded where it, or the white space after it, holds one of them.
@@ -106,17 +105,25 @@ def plain_examples(
     names, markers: how calls are written. A text that contains something like a call is left out too.
     """
     starts = [text.offset for text in texts]
-    # The index of the last text that begins at or before a character; -1 before the first text.
-    wanted = {bisect_right(starts, offset) - 1 for offset in offsets}
-    with_calls = {bisect_right(starts, call.char_offset) - 1 for call in calls}
-    for number in sorted(wanted - with_calls - {-1}):
-        text = texts[number]
+    wanted = {_text_index(starts, offset) for offset in offsets}
+    with_calls = {_text_index(starts, call.char_offset) for call in calls}
+    before_first_text = -1
+    for index in sorted(wanted - with_calls - {before_first_text}):
+        text = texts[index]
         if not holds_call(text.text, names, markers):
             yield AugmentedText(text, text.text, ())
 
 
+def _text_index(starts: Sequence[int], char_offset: int) -> int:
+    """Return the index of the last text that begins at or before a character of the document; -1 before the first.
+
+    With the starts [5, 20] it is 0 for the character 12, and -1 for 3.
+    """
+    return bisect_right(starts, char_offset) - 1
+
+
 def _best_at_each_character(calls: Sequence[KeptCall]) -> list[KeptCall]:
-    """Return the call with the largest delta at each character, in the order of these."""
+    """Return the call with the largest delta at each character, in the order of the characters."""
     best: dict[int, KeptCall] = {}
     for call in sorted(calls, key=lambda call: (call.delta, call.tool)):
         best[call.char_offset] = call  # a later one is better; of equal deltas the order of the lanes' keys decides
@@ -131,26 +138,32 @@ def _calls_by_text(texts: Sequence[Segment], calls: Sequence[KeptCall]) -> dict[
     starts = [text.offset for text in texts]
     calls_of_texts: dict[int, list[KeptCall]] = {}
     for call in calls:
-        number = bisect_right(starts, call.char_offset) - 1  # the last text that begins at or before the call
-        if number >= 0 and call.char_offset < starts[number] + len(texts[number].text):
-            calls_of_texts.setdefault(number, []).append(call)
+        index = _text_index(starts, call.char_offset)
+        if index >= 0 and call.char_offset < starts[index] + len(texts[index].text):
+            calls_of_texts.setdefault(index, []).append(call)
     return calls_of_texts
 
 
 def _augmented_text(
     text: Segment, calls: Sequence[KeptCall], names: Sequence[str], markers: CallMarkers
 ) -> AugmentedText | Dropped:
-    """Insert calls into their text x and return x* beside it; for a chain, all its calls at the same place.
+    """Insert calls into their text x and return both the text and x*, the text with calls.
 
-    names, markers: how calls are written. All the calls are dropped, with a reason, where x contains such a call
-    already, where they cannot be inserted, or where taking them out of x* does not give x back.
+    A kept call has one link, or several where it is a chain; all links of a chain are inserted at the same place.
+
+    The calls of the text are dropped together where x* could not be used:
+    - holds_call: the text as the corpus has it contains such a call already
+    - cannot_be_spliced: the calls cannot be inserted
+    - cannot_be_taken_out: taking them out of x* does not give x back
+
+    names: the tools' names as they stand in texts. markers: what calls begin and end with.
     """
     if holds_call(text.text, names, markers):
         return Dropped("holds_call", len(calls))
     placed = []
     for call in calls:
+        place = call.char_offset - text.offset  # the character of the text
         for link in call.links:
-            place = call.char_offset - text.offset
             placed.append(PlacedCall(offset=place, call=Call(link.tool, link.input), result=link.result))
     try:
         text_with_calls = splice(text.text, placed, markers)

@@ -90,7 +90,7 @@ class ProposedCalls(NamedTuple):
 
 
 def placing(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines the places of calls and what is taken for a call."""
+    """Return what the places of calls depend on, and which inputs are taken for calls: tokenizer and versions."""
     return {
         "model": tokenizing(plan),
         "placing": PLACING,
@@ -109,16 +109,19 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
     """Find the token before which each call stands; return those calls as rows (COLUMNS), and count the others.
 
     The tokens are those of the judge, the model that computes the losses. A call before a word may stand before or
-    after the white space in front of it. The calls at a position are numbered (`sample`) in their order, from 0.
+    after the white space in front of it. The calls at a position are numbered (`sample`) in their order, from 0: three
+    calls at the positions 4, 4, 9 of a text get the numbers 0, 1, 0.
 
     calls: UNPLACED, each with its text and a character of the document.
 
-    Rejected: inside_a_token, and those of `scored_candidates.parsed_call`, where the input makes no call of the tool.
+    Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`, why
+    an input makes no call of the tool.
     """
     lane = output.lane
     rows: list[_PlacedRow] = []
     rejected: Rejected = Counter()
     for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
+        # A function from a character of this text to the place before its token, or None.
         place_in_text = scored_candidates.places_of_judge(worker, calls_of_text["text"][0])
         for values in calls_of_text.iter_rows():
             call = UnplacedCall(*values)

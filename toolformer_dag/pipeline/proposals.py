@@ -58,7 +58,7 @@ def rarely_written(plan: Plan, lanes: Sequence[Lane]) -> list[str]:
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines a lane's calls beside the texts: the settings of those sources that it has.
+    """Return what a lane's calls depend on, apart from the texts: the settings of its sources.
 
     A lane is a tool with its thresholds; its sources are the model's samples, a server, a rule, files of calls.
     """
@@ -82,7 +82,10 @@ def inputs(output: TableOutput) -> InputsOf:
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the calls of a shard from all sources of a lane: the model's samples, and a table per other source.
+    """Return the calls of a shard from all sources of a lane: the model's samples, files, a rule, a server.
+
+    The calls of every source but sampling stand in a table of that source, an inner table of this stage
+    (`output.inner`).
 
     Samples have the numbers (`sample`) 0, 1, 2, ... at a position. Calls of other sources get -1, -2, ..., in the order
     in which the settings name the sources, so that a number stays with its call however many samples there are.
@@ -98,6 +101,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     order = {source_name(source): number for number, source in enumerate(lane.sources.names)}
     source_order = pl.col("source").replace_strict(order, return_dtype=pl.Int32)
     ordered = pl.concat(proposed).sort(source_order, *CALL_KEY)
+    # 0, 1, ... at each position of a text, so that these calls get the numbers -1, -2, ...
     number_at_position = pl.int_range(pl.len(), dtype=pl.Int32).over(*TEXT_KEY, "position")
     numbered = ordered.with_columns(sample=-1 - number_at_position)
     table = pl.concat([*sampled.frames, numbered]).sort(CALL_KEY)
@@ -129,13 +133,18 @@ def _warnings(output: TableOutput) -> list[str]:
 
 
 SAMPLED = replace(scored_candidates.STAGE, asset=StageAsset(warns=_warnings))
-"""scored_candidates of a lane whose calls are all sampled."""
+"""The stage scored_candidates of a lane whose calls the model alone proposes, by sampling."""
 
 
 def stage(lane: Lane) -> Stage:
-    """Return scored_candidates of a lane, whose calls come from its sources; discarded samples have a reason."""
+    """Return the definition of the stage scored_candidates for a lane: it makes the table of the lane's proposed calls.
+
+    The definition differs with the sources of the lane's calls: the model's samples, files, a rule, a server. SAMPLED
+    is the one for samples alone.
+    """
     sources = lane.sources
-    if sources.names == (MODEL,) and sources.sampled:
+    only_samples = sources.names == (MODEL,) and sources.sampled
+    if only_samples:
         return SAMPLED
     return _stage(
         has_files=bool(sources.files),
@@ -147,9 +156,10 @@ def stage(lane: Lane) -> Stage:
 
 @cache
 def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool) -> Stage:
-    """Return scored_candidates for a mix of sources, with an inner table for each source but sampling.
+    """Return the definition of the stage scored_candidates for a mix of sources.
 
-    Equal arguments give the same object (cached), since stages are compared by identity.
+    It has an inner table for each source but sampling: a table that is made just before, from which `rows` takes the
+    calls of the source. Equal arguments give the same object (cached), since stages are compared by identity.
     """
     inner: list[Stage] = []
     if has_files:
@@ -161,4 +171,5 @@ def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool
     mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=tuple(inner))
     if is_sampled:
         return replace(mixed, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
+    # Nothing is computed by the model: the rows of a part are read from the inner tables, and no GPU is needed.
     return replace(mixed, pool="lake", kinds=frozenset({"polars", "parquet"}), make=ByPart(rows))

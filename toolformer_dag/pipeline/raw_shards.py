@@ -45,13 +45,13 @@ NAME = "ccnet/raw_shards"
 BATCH = 500
 """How many documents in a row have the same `place` (`documents`): what is computed for them is looked up together."""
 REJECTED_LINES = "ccnet/rejected_lines"
-"""The table, part for part beside that of the documents, that describes what holds none."""
+"""The table of lines that hold no document; it has the same parts as the table of documents."""
 LINES = pl.Schema({"shard": pl.String(), "line": pl.Int64(), "reason": pl.String(), "detail": pl.String()})
 """Its columns. `line`: the line or row, from 1; 0 for the file as a whole. `detail`: what stands there."""
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the documents beside the files' content: how a record is read. A change reads all anew."""
+    """Return what the documents depend on, apart from the files: how a record is read. A change reads all again."""
     corpus = plan.settings.corpus
     return {
         "reader": READER,
@@ -93,7 +93,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         write_small_web(plan.settings)  # the corpus of settings that name none
         worker.has_small_web = True
     reading = _Reading(plan.shards[shard], format_choice(plan))
-    return PartRows(reading.frames(output), reading.rejected, facts=reading.facts)
+    return PartRows(reading.frames(output), rejected=reading.rejected, facts=reading.facts)
 
 
 def format_choice(plan: Plan) -> FormatChoice:
@@ -196,26 +196,27 @@ class _Reading:
         self._ignored: Counter[str] = Counter()  # fields that hold no text: how often, by a message that says so
 
     def frames(self, output: TableOutput) -> Iterator[pl.DataFrame]:
-        """Yield the documents of the shard; then publish its rejected lines as a part of REJECTED_LINES.
+        """Yield the documents of the shard; then publish its rejected lines as a part of the table REJECTED_LINES.
 
         output: the table of documents, of which an earlier run may have published this shard.
 
         Raises UnusableRows after the last frame where the file is damaged, so that none of its documents may be used.
-        Where an earlier run did use documents of this file, it raises RottenShard and publishes nothing.
+        The lines are published before that: they then hold the one reason why the file could not be used. Where an
+        earlier run did use documents of this file, it raises RottenShard and publishes nothing.
         """
         columns = output.stage.schema.names()
         before = output.table.whole_pointer(self._shard.name)  # what an earlier run read
         is_usable = True
         try:
             self.facts |= self._shard.facts()
-            self._refuse_rot(before)
+            self._refuse_rot(before)  # raises where the content changed under the same size and time
             for frame in self._documents():
                 yield frame.select(columns)
         except (ShardFault, ShardError) as error:
             if before is not None and before.rows:
                 raise RottenShard(self._shard, before, str(error)) from error
             is_usable = False
-            self._give_up(error)
+            self._give_up(error)  # `rejected` and the lines now hold this error alone
         self._publish_lines(output)
         if not is_usable:
             raise UnusableRows

@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,7 +60,7 @@ TAG = re.compile(r"<[^<>]+>")
 
 
 def screening(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows of screened_documents beside the documents: the benchmark files' content."""
+    """Return what screened_documents depends on, apart from the documents: the content of the benchmark files."""
     files = [[file.name, file_hash(file)] for file in benchmark_files(plan)]
     return {"matching": MATCHING, "benchmarks": files}
 
@@ -75,15 +74,21 @@ def benchmark_files(plan: Plan) -> list[Path]:
     """
     benchmarks: set[Path] = set()
     for path in plan.settings.corpus.decontaminate:
-        files = [path]
-        if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        if not files or not path.exists() or irregular(files[0]):
+        files = _files_of(path)
+        if not files:
             raise UserError(
                 f"corpus.decontaminate: {path} is no file of a benchmark, and no folder with any; correct it"
             )
         benchmarks.update(files)
     return sorted(benchmarks)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the regular file at a path, or the files of SUFFIXES below a folder; empty where there is none."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    is_regular = path.exists() and not irregular(path)
+    return [path] if is_regular else []
 
 
 def screened_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
@@ -164,19 +169,24 @@ def question_texts(file: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise UserError(f"corpus.decontaminate: {file} cannot be read as text ({error}); name text files") from error
     lines = [line for line in content.split("\n") if line.strip()]
-    for records in ([content], lines):  # the file as one JSON value, then as one in each line
-        with suppress(ValueError, RecursionError):
-            return _question_strings(records)
+    questions = _question_strings([content])  # the file as one JSON value
+    if questions is None:
+        questions = _question_strings(lines)  # JSON lines
+    if questions is not None:
+        return questions
     if file.suffix in JSON and content.lstrip().startswith(("{", "[")):
         raise UserError(f"corpus.decontaminate: {file} is no readable JSON or JSON lines; correct it, or get it anew")
     return [TAG.sub(" ", line) for line in lines]
 
 
-def _question_strings(records: Sequence[str]) -> list[str]:
-    """Return the strings of JSON values but those of answers. Raises ValueError, RecursionError."""
+def _question_strings(records: Sequence[str]) -> list[str] | None:
+    """Return the strings of JSON values but those of answers; None where a record is no JSON, or too deep to read."""
     strings: list[str] = []
-    for record in records:
-        strings += _strings(json.loads(record))
+    try:
+        for record in records:
+            strings += _strings(json.loads(record))
+    except (ValueError, RecursionError):
+        return None
     return strings
 
 
@@ -234,14 +244,18 @@ def documents(plan: Plan, shard: str) -> Iterator[pl.DataFrame]:
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the rows beside the screened documents."""
+    """Return what the rows depend on, apart from the screened documents: a setting and the SQL text."""
     return {**determining(plan.settings.corpus, "deduplicate"), "sql": fingerprint(SQL)}
 
 
 def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    """Compare the documents of all shards, out of core; each removal is a row and a rejection of its shard."""
+    """Return the documents of all shards that are removed: copies of others, and texts of benchmarks.
+
+    Each is a row, and a rejection of its shard. DuckDB compares them on disk. The fields `rejected` and `facts` of the
+    result are complete when its frames were read.
+    """
     removal = _Removal(output)
-    return PartRows(removal.frames(), removal.rejected, facts={BY_SHARD: removal.by_shard})
+    return PartRows(removal.frames(), rejected=removal.rejected, facts={BY_SHARD: removal.by_shard})
 
 
 class _Removal:
@@ -259,7 +273,10 @@ class _Removal:
         self._output = output
 
     def frames(self) -> Iterator[pl.DataFrame]:
-        """Yield a row for each removed document, by shard and digest. DuckDB sorts on disk: memory stays bounded."""
+        """Yield rows for the removed documents, sorted by shard and digest; count them in `rejected` and `by_shard`.
+
+        DuckDB compares and sorts on disk, so memory does not grow with the corpus.
+        """
         plan = self._output.plan
         schema = self._output.stage.schema
         files = plan.lake.table(SCREENED_NAME).all_files()
@@ -267,6 +284,7 @@ class _Removal:
             return
         with TemporaryDirectory() as spilled, in_memory() as connection:
             connection.execute(f"SET temp_directory = {quoted(spilled)}")
+            # Creates `removed`: a row for each document that is a copy of another, or holds a passage of a benchmark.
             run_sql(connection, SQL, {"files": files, "deduplicate": plan.settings.corpus.deduplicate})
             batches = connection.sql("FROM removed ORDER BY shard, digest").to_arrow_reader(REMOVED_AT_ONCE)
             for batch in batches:
@@ -275,7 +293,7 @@ class _Removal:
                 yield frame.select(schema.names()).cast(schema)
 
     def _count(self, removed: pl.DataFrame) -> None:
-        """Count a batch of removed documents, and let the fingerprints of their shards go on with their digests."""
+        """Count a batch of removed documents in `rejected`, and add their digests to the hashes in `by_shard`."""
         self.rejected.update(counted(removed))
         for (shard,), rows_of_shard in removed.group_by("shard", maintain_order=True):
             name = str(shard)

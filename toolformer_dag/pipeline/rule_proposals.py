@@ -13,14 +13,14 @@ from toolformer_dag.tools.tool import OverBudget
 
 
 def identity(lane: Lane) -> dict[str, object]:
-    """Return what determines the rule's calls. Empty for a lane without a rule. Raises ToolDown."""
+    """Return what the rule's calls depend on, as `{"rule": ...}`; empty for a lane without a rule. Raises ToolDown."""
     if RULE not in lane.sources.names:
         return {}
     return {"rule": lane.sources.rule_identity(lane.tool)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
     return {**placing(plan, lane), **identity(lane)}
 
 
@@ -29,8 +29,8 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
     The rule is a pattern of the settings, or the tool's own method `propose`.
 
-    Rejected: over_budget (texts that cost the rule too much work), inside_a_token (no token begins at that character),
-    and those of `parse_call`. Raises ToolDown where the rule fails.
+    Rejected: over_budget (texts that cost the rule too much work); and what `placed_at_tokens` rejects: inside_a_token
+    (no token begins at that character), and the reasons of `parse_call`. Raises ToolDown where the rule fails.
     """
     lane = output.lane
     rejected: Rejected = Counter()
@@ -42,7 +42,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
         except OverBudget:
             rejected[shard, "over_budget"] += 1
             continue
-        for proposal in dict.fromkeys(proposals):  # each once
+        for proposal in dict.fromkeys(proposals):  # equal proposals once, in their order
             calls.append(
                 UnplacedCall(
                     **row,
@@ -53,7 +53,7 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
                 )
             )
     placed = placed_at_tokens(worker, output, unplaced(calls))
-    return PartRows([placed.rows], rejected + placed.rejected)
+    return PartRows([placed.rows], rejected=rejected + placed.rejected)
 
 
 STAGE = Stage(

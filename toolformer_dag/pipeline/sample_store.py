@@ -112,12 +112,12 @@ class RequestedSamples:
 
 
 def positions_identity(plan: Plan, prompt: str) -> dict[str, Any]:
-    """Return what determines p_i beside the text."""
+    """Return what p_i (the probability of a call at position i) depends on, apart from the text."""
     return {"method": METHOD, "model": plan.identity_of("proposer"), "prompt": prompt}
 
 
 def samples_identity(plan: Plan, prompt: str) -> dict[str, Any]:
-    """Return what determines a sample beside its text, position and number."""
+    """Return what a sample depends on, apart from its text, position and number."""
     ends = {"ends": "before results"} if plan.start else {}  # a finetuned model would write results too
     return {**positions_identity(plan, prompt), **ends, "sampling": determining(plan.settings.sampling)}
 
@@ -145,10 +145,13 @@ class SampleStore:
         self.samples = worker.rows(f"{folder}samples", sample_settings, SAMPLE_KEY, SAMPLES)
 
     def requested(self, texts: pl.DataFrame) -> RequestedSamples:
-        """Return the positions and samples that tau_s, k and m of the lane ask for in `texts`, stored or not.
+        """Return the positions and samples that the lane's settings ask for in `texts`, stored or not.
 
-        texts: text_digest, text and other columns. Positions follow from the stored p_i, so a text whose p_i are not
-        stored has none yet: it is among `unmeasured_texts` of the result.
+        p_i is the probability that the model starts a call at position i. The settings are tau_s, the least p_i of a
+        position; k, the most positions of a text; and m, the samples at each of them. Positions follow from the stored
+        p_i, so a text without p_i has none yet: it is among `unmeasured_texts` of the result.
+
+        texts: text_digest, text and other columns.
         """
         measured = self.positions.stored(texts)
         positions = pl.DataFrame(list(self._chosen(measured, texts)), schema=CHOSEN, orient="row")
@@ -157,10 +160,10 @@ class SampleStore:
         unmeasured = unmeasured.join(self.refused(texts), on="text_digest", how="anti", maintain_order="left")
         numbers = pl.DataFrame({"sample": range(self._lane.m)}, schema={"sample": pl.Int32()})
         keys = positions.select("text_digest", "position").join(numbers, how="cross")
-        return RequestedSamples(positions, keys, unmeasured)
+        return RequestedSamples(positions=positions, keys=keys, unmeasured_texts=unmeasured)
 
     def refused(self, texts: pl.DataFrame) -> pl.DataFrame:
-        """Return (text_digest, reason) of those of `texts` that the engine could not take, such as does_not_fit.
+        """Return (text_digest, reason) of the `texts` that the engine refused, with a reason such as does_not_fit.
 
         Such a text has a row among the samples, with REFUSED as its position.
         """
@@ -198,7 +201,11 @@ class SampleStore:
         return len(samples)
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield the k most probable positions with p_i > tau_s of each text, in the order of the text.
+        """Yield the positions of each text at which calls are sampled, in the order of the text.
+
+        They are the k positions with the highest p_i (probability of a call) above the threshold tau_s. A position is
+        the index of a token, before which a call is sampled. The call is written before the character `char`, which may
+        lie before white space that the token begins with. The window of its losses begins at `judged_position`.
 
         measured: rows of POSITIONS, the stored p_i. texts: text_digest and text of at least the same texts.
         """
@@ -206,6 +213,7 @@ class SampleStore:
         text_of = dict(texts.select("text_digest", "text").iter_rows())
         for digest, stored_probabilities, offsets in _measured_texts(measured):
             text = text_of[digest]
+            # p_i becomes 0 where no call may stand before the token.
             probabilities = without_other_tokens(text, offsets, stored_probabilities, tau_s)
             for token in select_positions(probabilities, tau_s, self._lane.k):
                 place = place_of_token(text, offsets, token)
@@ -220,16 +228,20 @@ class SampleStore:
 
 
 class ChainedSampleStore(SampleStore):
-    """The same for the calls after others, whatever their level. `requested` gets places (PLACES) in place of texts."""
+    """The row stores for calls that are made after other calls. `requested` gets places (PLACES) in place of texts."""
 
     def __init__(self, worker: Worker, lane: Lane) -> None:
         super().__init__(worker, lane, prompt=lane.chain_prompt, prefix="chained_")
         self._positions_per_text = 1
 
     def _chosen(self, measured: pl.DataFrame, texts: pl.DataFrame) -> Iterator[ChosenPosition]:
-        """Yield those of the `measured` places (POSITIONS, one position each) whose probability is above tau_s."""
+        """Yield the places at which a further call is sampled: its probability is above the threshold tau_s.
+
+        measured: rows of POSITIONS. A place is a single position, right after the earlier calls: it has the number 0.
+        """
         for digest, probabilities, offsets in _measured_texts(measured):
-            if select_positions(probabilities, self._lane.tau_s, self._lane.k):
+            is_chosen = bool(select_positions(probabilities, self._lane.tau_s, self._lane.k))
+            if is_chosen:
                 yield ChosenPosition(
                     text_digest=digest,
                     position=0,

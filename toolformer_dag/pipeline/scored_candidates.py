@@ -1,8 +1,11 @@
 """scored_candidates: where the model would call the tool, and what it would ask (paper, section 2, "Sampling").
 
+p_i is the probability that the model starts a call at position i of a text. Sampling takes the up to k positions with
+the highest p_i above the threshold tau_s, and lets the model write m calls at each of them.
+
 p_i is stored for every position of a text, samples under (text, position, sample); see sample_store.py. So a larger k
-or m, or a lower tau_s, computes exactly the samples that are missing, and a smaller one none. What stands in the row
-stores is planned (`chunks`), computed (`compute`) and then read into the table (`rows`).
+or m, or a lower tau_s, computes exactly the samples that are missing, and a smaller one none. The missing values are
+planned (`chunks`), computed into the row stores (`compute`) and then read into the table (`rows`).
 """
 
 from collections import Counter
@@ -59,9 +62,10 @@ PARSED = pl.Schema({"body": pl.String(), "input": pl.String(), "malformed": pl.S
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the sampled calls beside the texts; a change makes the table out of date.
+    """Return what the sampled calls depend on, apart from the texts; a change makes the table out of date.
 
-    lane: a tool with its thresholds tau_s, k and m. A JSON schema of the tool's arguments counts where it has one.
+    lane: a tool with its settings, here tau_s (the least p_i of a position), k (positions per text) and m (samples per
+        position). A JSON schema of the tool's arguments counts where it has one.
     """
     schema = lane.tool.schema
     named_arguments = {} if schema is None else {"arguments": fingerprint(schema)}
@@ -92,13 +96,13 @@ class TextChunk:
 
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
-    """Plan the texts of a shard that lack p_i or samples. Counts texts (p_i) and samples."""
+    """Plan what the model has to compute for the texts of a shard: p_i, or samples (see `planned_samples`)."""
     texts = _distinct_texts(output.lane_table("heuristic_subset").read(shard))
-    return planned(worker, SampleStore(worker, output.lane), texts, claimed)
+    return planned_samples(worker, SampleStore(worker, output.lane), texts, claimed)
 
 
-def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
-    """Plan what the model has to compute for a shard's texts: cut those that lack something into chunks.
+def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Claimed) -> Planned:
+    """Plan what the model has to compute for a shard's texts: cut the texts that lack something into chunks.
 
     A text lacks p_i (the probability of a call at every position), or samples at the positions that tau_s and k choose
     from these. Both are kept in `store`; only what is missing there is planned. The result also counts what is to be
@@ -110,28 +114,31 @@ def planned(worker: Worker, store: SampleStore, texts: pl.DataFrame, claimed: Cl
     requested = store.requested(texts)
     missing_samples = store.samples.missing(requested.keys)
     stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
+    texts_to_plan = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
 
-    # Nothing is stored of a text without p_i; of the others some samples may be. `whole` tells them apart.
-    unmeasured = requested.unmeasured_texts.select("text_digest")
-    incomplete = pl.concat([unmeasured, missing_samples.select("text_digest")]).unique(maintain_order=True)
-    free = claim(claimed, store.samples.name, incomplete)
-    is_unmeasured = pl.col("text_digest").is_in(unmeasured["text_digest"].implode())
-    free = free.with_columns(whole=is_unmeasured)
+    # Of a text without p_i nothing at all is stored; `text_chunks` reads that from the column `whole`.
+    unmeasured = requested.unmeasured_texts["text_digest"]
+    texts_to_plan = texts_to_plan.with_columns(whole=pl.col("text_digest").is_in(unmeasured.implode()))
+    unmeasured_count = texts_to_plan.filter("whole").height
 
-    estimated = texts.with_columns(tokens=store.estimated_tokens())
-    text_chunks_of_shard = text_chunks(estimated, free, *chunk_limits(worker.plan, "proposer"))
-    planned_chunks = [_chunk(store, batch, stored_samples) for batch in text_chunks_of_shard]
-
-    unmeasured_count = free.filter("whole").height
+    with_tokens = texts.with_columns(tokens=store.estimated_tokens())
+    batches = text_chunks(with_tokens, texts_to_plan, *chunk_limits(worker.plan, "proposer"))
     work = Work(
         computed=Counter(texts=unmeasured_count),
         reused=Counter(texts=texts.height - unmeasured_count, samples=stored_samples.height),
     )
-    return Planned(planned_chunks, work)
+    return Planned([_chunk(store, batch, stored_samples) for batch in batches], work)
+
+
+def _incomplete_texts(requested: RequestedSamples, missing_samples: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct text_digest of the texts that lack p_i or one of the `missing_samples` (SAMPLE_KEY)."""
+    without_probabilities = requested.unmeasured_texts.select("text_digest")
+    without_samples = missing_samples.select("text_digest")
+    return pl.concat([without_probabilities, without_samples]).unique(maintain_order=True)
 
 
 def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame) -> Chunk:
-    """Return a chunk of `texts` (with their estimated `tokens`) and what is stored of them."""
+    """Return a chunk of work: `texts` (with their estimated `tokens`), and what is stored of them already."""
     payload = TextChunk(
         texts=texts.drop("tokens"),
         measured=store.positions.stored(texts.select("text_digest")),
@@ -141,16 +148,18 @@ def _chunk(store: SampleStore, texts: pl.DataFrame, stored_samples: pl.DataFrame
 
 
 def compute(worker: Worker, output: TableOutput, chunk: TextChunk) -> Work:
-    """Compute and commit what the texts of a chunk lack."""
-    return computed(worker, output.lane, SampleStore(worker, output.lane), chunk)
+    """Compute what the texts of a chunk lack, p_i or samples, and store it."""
+    return compute_samples(worker, output.lane, SampleStore(worker, output.lane), chunk)
 
 
-def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
-    """Let the model propose what the texts of a chunk lack, and append it to the row store.
+def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -> Work:
+    """Let the model compute the p_i and the samples that the texts of a chunk lack, and append them to the row stores.
 
-    store: that of calls that stand alone, or a ChainedSampleStore of calls after others.
+    lane: a tool with its sampling settings: tau_s (the least p_i of a position), k (positions per text) and m (samples
+        per position).
+    store: the row stores to append to; a ChainedSampleStore for calls that are made after other calls.
 
-    Returns the tokens that went through the model and the number of new samples.
+    Returns the tokens that went through the model, the number of new samples, and the backend that the model ran on.
     """
     plan = worker.plan
     engine = worker.engine("proposer")
@@ -176,8 +185,11 @@ def computed(worker: Worker, lane: Lane, store: SampleStore, chunk: TextChunk) -
 def _requests(chunk: TextChunk) -> list[ProposalRequest]:
     """Return a request to the engine for each text of a chunk, with what is stored of the text already.
 
-    `probabilities` (p_i) is None where they have to be computed; `stored` are the (position, sample) that need not be
-    drawn again.
+    In a request, `probabilities` are the stored p_i, or None where they have to be computed; `stored` are the
+    (position, sample) that need not be drawn again.
+
+    A chunk holds either plain texts, or texts with earlier calls (PLACES) after which another call is sampled. The
+    latter have the columns `before` (the earlier calls, as JSON) and `position` (where these stand in the text).
     """
     probabilities_of = dict(zip(chunk.measured["text_digest"], chunk.measured["probabilities"], strict=True))
     stored_of = chunk.stored_samples.rows_by_key("text_digest")  # digest -> (position, sample)
@@ -185,13 +197,14 @@ def _requests(chunk: TextChunk) -> list[ProposalRequest]:
     for row in chunk.texts.iter_rows(named=True):
         digest = row["text_digest"]
         probabilities = probabilities_of.get(digest)
+        earlier_calls = read_chain(row.get("before"))  # none for a plain text
         requests.append(
             ProposalRequest(
                 text=row["text"],
                 digest=digest,
                 probabilities=None if probabilities is None else probabilities.to_numpy(),
                 stored=frozenset(stored_of.get(digest, ())),
-                calls=chain_text(read_chain(row.get("before"))),  # "" for a text, which has no such column
+                calls=chain_text(earlier_calls),
                 behind=row.get("position", 0),
             )
         )
@@ -201,10 +214,16 @@ def _requests(chunk: TextChunk) -> list[ProposalRequest]:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the rows of a shard from what is stored: a row per sample of each of its texts.
 
-    A row is a sampled call, or a discarded sample with its reason: no_end, those of `parse_call` and `read_arguments`,
-    other_tool. Texts without a row are counted as no_position, does_not_fit, not_finite or empty. Where another model
-    than the one that computes the losses (the judge) drew the samples, those before whose character none of the judge's
-    tokens begins are counted as inside_a_token.
+    A row is a sampled call, or a discarded sample with its reason:
+    - no_end: the model did not close the brackets
+    - other_tool: a call of another tool
+    - the reasons of `parse_call` and `read_arguments`: no call that can be read
+
+    Without a row, and only counted, are
+    - texts in which no position was chosen (no_position), and texts that the engine refused (does_not_fit, not_finite,
+      empty)
+    - samples that have no place among the judge's tokens (inside_a_token, see `_at_tokens_of_judge`), where the model
+      that draws the samples is another than the judge, which computes the losses
 
     Raises StorageError where samples were damaged since they were computed.
     """
@@ -214,22 +233,34 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     requested = store.requested(texts)
     samples = _with_calls(output.lane, stored_samples(output, store, requested))
 
-    # A text may stand in several documents of the shard: each gets the positions and samples of the text.
-    table = subset.join(requested.positions, on="text_digest")
-    table = table.join(samples, on=("text_digest", "position"))
-    table = table.with_columns(
+    table = _rows_of_texts(subset, requested.positions, samples)
+    rejected = _without_positions(subset, requested, store.refused(texts))
+    if output.plan.has_own_proposer:
+        table, dropped = _at_tokens_of_judge(worker, table)
+        rejected += dropped
+    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
+    return PartRows(
+        frames=[table],
+        rejected=counted(table) + rejected,
+        stores=[store.positions.name, store.samples.name],
+    )
+
+
+def _rows_of_texts(subset: pl.DataFrame, positions: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per text of `subset` and sample; a text that stands in several documents has its samples in each.
+
+    subset: the texts of a shard (heuristic_subset).
+    positions: (text_digest, position, judged_position, char, p_api), the chosen positions of each distinct text.
+    samples: (text_digest, position, sample, body, reason, input, malformed), see `_with_calls`.
+    """
+    table = subset.join(positions, on="text_digest").join(samples, on=("text_digest", "position"))
+    return table.with_columns(
         char_offset=pl.col("offset") + pl.col("char"),
-        reason=pl.coalesce("reason", "malformed"),
-        position="judged_position",
+        reason=pl.coalesce("reason", "malformed"),  # why the sample was discarded, else why its body is no call
+        position="judged_position",  # the table shows the position at which the judge scores the call
         source=pl.lit(MODEL),
         words=pl.lit(None, pl.String),
     )
-    rejected = _without_positions(subset, requested, store.refused(texts))
-    if output.plan.has_own_proposer:
-        table, between_tokens = _at_tokens_of_judge(worker, table)
-        rejected += between_tokens
-    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
-    return PartRows([table], counted(table) + rejected, [store.positions.name, store.samples.name])
 
 
 def _distinct_texts(subset: pl.DataFrame) -> pl.DataFrame:
@@ -246,7 +277,11 @@ def stored_samples(output: TableOutput, store: SampleStore, requested: Requested
 
 
 def _with_calls(lane: Lane, samples: pl.DataFrame) -> pl.DataFrame:
-    """Return samples (SAMPLES) with `input`, and `malformed`, why the body is no call; one is null, or both."""
+    """Return samples (SAMPLES) with two more columns, both null where there is no body.
+
+    - input: of the call that the body is, else null
+    - malformed: why the body is no call of the lane's tool, or none that a text can hold; else null
+    """
     bodies = samples["body"].drop_nulls().unique()
     parsed = pl.DataFrame([parsed_call(lane, body) for body in bodies], schema=PARSED, orient="row")
     return samples.join(parsed, on="body", how="left")
@@ -256,8 +291,8 @@ class ParsedCall(NamedTuple):
     """What was written between the brackets of a call, read as a call of a lane's tool."""
 
     body: str
-    input: str | None  # named arguments in the one way in which tables write them
-    reason: str | None  # why it is no call of the tool; None where there is an input
+    input: str | None  # named arguments in the one way in which tables write them; None where it is no call
+    reason: str | None  # why it is no call of the tool, or a call that a text cannot hold; else None
 
 
 def parsed_call(lane: Lane, body: str) -> ParsedCall:
@@ -266,20 +301,21 @@ def parsed_call(lane: Lane, body: str) -> ParsedCall:
     A tool with named arguments gets them written in one way, however the model wrote them, so that equal calls have
     equal inputs.
 
-    The result has an input, or the reason why there is none: other_tool, those of `parse_call`, and for named arguments
-    those of `read_arguments`.
+    The result has an input, or the reason why there is none: other_tool, or those of `parse_call` and, for named
+    arguments, of `read_arguments`. Named arguments that a text cannot hold have both, with a reason of `fault`.
     """
+    schema = lane.tool.schema  # of named arguments; None for a tool with one plain input
     try:
         call = parse_call(body)
         if call.tool != lane.tool.name:
-            return ParsedCall(body, None, "other_tool")
-        schema = lane.tool.schema
+            return ParsedCall(body, input=None, reason="other_tool")
         if schema is None:
-            return ParsedCall(body, call.input, None)
-        written = write_arguments(read_arguments(call.input, schema), schema)
-        return ParsedCall(body, written, fault(Call(call.tool, written)))
+            return ParsedCall(body, input=call.input, reason=None)
+        arguments = read_arguments(call.input, schema)
     except (MalformedCall, BadArguments) as error:
-        return ParsedCall(body, None, error.reason)
+        return ParsedCall(body, input=None, reason=error.reason)
+    input = write_arguments(arguments, schema)
+    return ParsedCall(body, input=input, reason=fault(Call(call.tool, input)))
 
 
 def _without_positions(subset: pl.DataFrame, requested: RequestedSamples, refused: pl.DataFrame) -> Rejected:
@@ -301,23 +337,29 @@ def places_of_judge(worker: Worker, text: str) -> Callable[[int], CallPlace | No
 def _at_tokens_of_judge(worker: Worker, table: pl.DataFrame) -> tuple[pl.DataFrame, Rejected]:
     """Move samples from the token positions of the model that drew them to those of the judge.
 
-    The judge is the model that computes losses; its tokenizer may cut texts otherwise. Returns `table` with `position`
-    and `char_offset` of the judge, and how many samples were dropped as inside_a_token, by shard: those before whose
-    character none of its tokens begins, and all but the first of those that come to the same key.
+    The judge is the model that computes losses; its tokenizer may cut texts at other characters. Returns `table` with
+    `position` and `char_offset` of the judge, and a count of the dropped samples by (shard, inside_a_token). A sample
+    is dropped where no token of the judge begins at its character, or where an earlier row has the same key by then.
 
     table: text, offset (of the text in its document), char (of the call in its text), and the columns of STAGE.
     """
+    # For each text, a function from a character to the place of a call before it, or None.
     place_in = {text: places_of_judge(worker, text) for text in table["text"].unique()}
-    places = [place_in[text](char) for text, char in table.select("text", "char").iter_rows()]
-    chars = [None if place is None else place.offset for place in places]
-    positions = [None if place is None else place.position for place in places]
+    positions = []
+    chars = []
+    for text, char in table.select("text", "char").iter_rows():
+        place = place_in[text](char)
+        positions.append(None if place is None else place.position)
+        chars.append(None if place is None else place.offset)
     table = table.with_columns(
         position=pl.Series(positions, dtype=pl.Int32),
         char_offset=pl.col("offset") + pl.Series(chars, dtype=pl.Int64),
     )
-    has_place = pl.col("position").is_not_null() & pl.struct(CALL_KEY).is_first_distinct()
-    outside = table.filter(~has_place).with_columns(reason=pl.lit("inside_a_token"))
-    return table.filter(has_place), counted(outside)
+    has_place = pl.col("position").is_not_null()
+    is_first_of_key = pl.struct(CALL_KEY).is_first_distinct()
+    kept = has_place & is_first_of_key
+    dropped = table.filter(~kept).with_columns(reason=pl.lit("inside_a_token"))
+    return table.filter(kept), counted(dropped)
 
 
 STAGE = Stage(

@@ -30,7 +30,7 @@ FRONTIER_SQL = f"{JUDGED}CREATE TABLE decisions AS FROM judged;{COSTS}{COST_FRON
 
 
 def settings(lane: Lane) -> Mapping[str, Any]:
-    """Return what the score adds to what determines kept calls; nothing where it is the paper's."""
+    """Return the score of a lane and a hash of its SQL, on which kept calls depend; empty for the paper's score."""
     return {"score": lane.score, "score_sql": fingerprint(IDENTITY)} if lane.scores else {}
 
 
@@ -40,10 +40,10 @@ def reads(lane: Lane) -> tuple[LaneTable, ...]:
 
 
 def inputs(plan: Plan, lane: Lane) -> InputsOf:
-    """Return a function from a shard to a hash of the tool results whose costs its calls' scores read.
+    """Return a function from a shard to `{COST_VERSION: hash}`, which changes where the costs of its calls may have.
 
-    Costs are no part of a table's version, so the hashes of its files stand for them. The mapping is empty where the
-    score of the lane (a tool with its thresholds) does not read costs.
+    Costs are no part of the version of a table of tool results, so the hash is over the hashes of its files. The
+    mapping is empty where the score of the lane (a tool with its thresholds) does not read costs.
     """
     tables = [plan.lane_table(lane, name) for name in reads(lane)]
 
@@ -57,17 +57,21 @@ def inputs(plan: Plan, lane: Lane) -> InputsOf:
     return inputs_of
 
 
-def scored(
+def create_scored(
     connection: duckdb.DuckDBPyConnection, plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str]
 ) -> None:
-    """Make `scored`, which judged.sql reads: the calls of these parts with their score. `files`: see `calls`."""
+    """Create `scored` in a database, which judged.sql reads: the calls of some shards with their score as `delta`.
+
+    parts: the shards. files: the Parquet files of the lane's scored calls in them.
+    """
     connection.execute(f"CREATE TEMP {kept_as(lane.scores)} scored AS {calls(plan, lane, parts, files)}")
 
 
 def calls(plan: Plan, lane: Lane, parts: Sequence[str], files: Sequence[str], swaps: bool = False) -> str:
-    """Return the query for calls of these parts with their score as `delta`.
+    """Return the SQL query for the calls of some shards, with their score as `delta`.
 
-    files: those of the lane's scored calls, or of its control (`swaps`).
+    parts: the shards. files: the Parquet files of the lane's scored calls; with `swaps`, of its control, in which they
+    have results of other documents.
     """
     cost_tables = _cost_tables(plan, lane, parts) if reads_cost(lane.scores) else ""
     return calls_query(files, lane.scores, cost_tables, swaps)
@@ -85,9 +89,9 @@ def scored_deltas(plan: Plan, lane: Lane) -> pl.DataFrame:
 def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame | None:
     """Return the view cost_frontier of a lane: the nats that its calls gain over what they cost, by threshold.
 
-    tau_f: the threshold that is applied; its row is marked `today`. None where there is none.
+    Returns None where no call has a cost. Raises MissingPart, DamagedPart.
 
-    None where no call has a cost. Raises MissingPart, DamagedPart.
+    tau_f: the threshold that is applied; its row is marked `today`. None where there is none.
     """
     if not _has_costs(plan, lane):
         return None
@@ -95,11 +99,13 @@ def cost_frontier(plan: Plan, lane: Lane, tau_f: float | None) -> pl.DataFrame |
     cost_tables = _cost_tables(plan, lane, parts)
     with TemporaryDirectory() as spilled, in_memory() as connection:
         connection.execute(f"SET temp_directory = {quoted(spilled)}")
+        # FRONTIER_SQL reads the tables texts, tool_costs, lanes and scored. The first three are parts of a WITH clause,
+        # `cost_tables`, and become tables of the same names here.
         connection.execute(f"CREATE TABLE texts AS WITH {cost_tables} FROM texts")
         connection.execute(f"CREATE TABLE tool_costs AS WITH {cost_tables} FROM tool_costs")
         applied = f"CASE WHEN tool = {quoted(lane.key)} THEN $tau_f::DOUBLE END AS tau_f"
         connection.execute(f"CREATE TABLE lanes AS WITH {cost_tables} SELECT *, {applied} FROM lanes", {"tau_f": tau_f})
-        scored(connection, plan, lane, parts, _call_files(plan, lane))
+        create_scored(connection, plan, lane, parts, _call_files(plan, lane))
         run_sql(connection, FRONTIER_SQL)
         return rows(connection, "FROM cost_frontier")
 

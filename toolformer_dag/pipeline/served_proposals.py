@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -30,18 +30,20 @@ from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.calls import take_out, written_calls
 
 KEY = ("text_digest", "sample")
+TEXT_COLUMNS = (*TEXT_KEY, "offset", "text", "context")
+"""Columns of a text that its calls take over (UnplacedCall)."""
 WRITTEN = pl.Schema({"text_digest": pl.String(), "sample": pl.Int32(), "written": pl.String()})
-"""Columns of the row store: what the server wrote when it was asked for a text the `sample`-th time, from 0."""
+"""Columns of the row store, by KEY: what the server wrote when it was asked for a text the `sample`-th time, from 0."""
 
 
 def identity(plan: Plan, lane: Lane) -> dict[str, Any]:
-    """Return what determines what the server writes."""
+    """Return what the server's texts depend on: the model, the tool's prompt, and how it samples."""
     model = plan.model_of("proposer")
     return {"model": model.name, "prompt": lane.tool.prompt, "sampling": determining(plan.settings.sampling)}
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the texts."""
+    """Return the settings that the rows depend on, apart from the texts; a change makes the table out of date."""
     return {**placing(plan, lane), **identity(plan, lane), "m": lane.m}
 
 
@@ -77,7 +79,10 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
     """Let the server write each text of a chunk again with calls in it, and append what it wrote to the row store.
 
-    chunk: (text_digest, text, sample). Raises ModelError where the server fails.
+    chunk: (text_digest, text, sample); (text_digest, sample) is its key, KEY.
+
+    The returned Work is empty: no model of ours runs, so there are no tokens to count. Raises ModelError where the
+    server fails.
     """
     plan = worker.plan
     lane = output.lane
@@ -90,8 +95,9 @@ def compute(worker: Worker, output: TableOutput, chunk: pl.DataFrame) -> Work:
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """Return the calls that the server wrote into the texts of a shard, each at its place in the original text.
 
-    Rejected: text_changed (what the server wrote before the call is not the text's beginning), inside_a_token (no token
-    begins there), and those of `parse_call`. Raises StorageError where samples were damaged since they were computed.
+    Rejected: text_changed (see `_unplaced_calls`); inside_a_token (no token begins there) and the reasons of
+    `parse_call`, which `placed_at_tokens` counts. Raises StorageError where samples were damaged since they were
+    computed.
     """
     subset = output.lane_table("heuristic_subset").read(shard)
     requested = _requested_samples(output, subset)
@@ -99,22 +105,41 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     stored = store.stored(requested.select(KEY))
     require_whole(output, "samples", requested.height - stored.height)
 
-    tool_names = [output.lane.tool.name]
+    samples = subset.select(*TEXT_COLUMNS, "text_digest").join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
     rejected: Rejected = Counter()
     calls: list[UnplacedCall] = []
-    text_columns = (*TEXT_KEY, "offset", "text", "context")
-    samples = subset.select(*text_columns, "text_digest").join(stored, on="text_digest").sort(*TEXT_KEY, "sample")
-    for row in samples.select(*text_columns, "written").iter_rows(named=True):
+    for row in samples.select(*TEXT_COLUMNS, "written").iter_rows(named=True):
         written = row.pop("written")
-        without_calls = take_out(written, tool_names)
-        for written_offset, input in written_calls(written, tool_names):
-            place = _place(row["text"], without_calls, written_offset)
-            if place is None:
-                rejected[shard, "text_changed"] += 1
-                continue
-            calls.append(UnplacedCall(**row, source=MODEL, char_offset=row["offset"] + place, input=input))
+        read = _unplaced_calls(row, written, output.lane.tool.name)
+        calls += read.calls
+        if read.changed:
+            rejected[shard, "text_changed"] += read.changed
     placed = placed_at_tokens(worker, output, unplaced(calls))
-    return PartRows([placed.rows], rejected + placed.rejected, [store.name])
+    return PartRows([placed.rows], rejected=rejected + placed.rejected, stores=[store.name])
+
+
+class _WrittenCalls(NamedTuple):
+    """The calls that the server wrote into a text."""
+
+    calls: list[UnplacedCall]
+    changed: int  # calls without a place: what the server wrote before them is not the text's beginning
+
+
+def _unplaced_calls(text: Mapping[str, Any], written: str, tool_name: str) -> _WrittenCalls:
+    """Read the calls in what the server wrote for a text, with their characters in the document.
+
+    text: a row of heuristic_subset (TEXT_COLUMNS). written: the text with calls, as the server wrote it.
+    """
+    without_calls = take_out(written, [tool_name])
+    calls = []
+    changed = 0
+    for written_offset, input in written_calls(written, [tool_name]):
+        place = _place(text["text"], without_calls, written_offset)
+        if place is None:
+            changed += 1
+        else:
+            calls.append(UnplacedCall(**text, source=MODEL, char_offset=text["offset"] + place, input=input))
+    return _WrittenCalls(calls, changed)
 
 
 def _place(text: str, written: str, offset: int) -> int | None:
@@ -122,7 +147,8 @@ def _place(text: str, written: str, offset: int) -> int | None:
 
     written: what the server wrote for `text`, without its calls. offset: a character of it, at which a call stood.
 
-    None where what was written before it is not the beginning of the text. White space at the start may differ.
+    Returns None where the server changed the text before this character; only white space at the start may differ.
+    `_place("  It is 12.", "It is 12!", 6)` is 8, and with the offset 9 None: the text has no exclamation mark.
     """
     written_before = written[:offset].lstrip()
     start = len(text) - len(text.lstrip())

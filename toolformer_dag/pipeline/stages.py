@@ -43,12 +43,16 @@ STAGES: tuple[Stage, ...] = (*CORPUS, *LANE_STAGES, augmented_corpus.STAGE)
 def lane_stages(plan: Plan, lane: Lane) -> tuple[Stage, ...]:
     """Return the stages (tables) of a lane, that is a tool with its thresholds, in the order in which they run.
 
-    Where the tool's calls may be chained there are two more stages per further call (sample it, run it), and two that
-    score chains. Raises ValueError where a stage reads a table of the lane that no stage before it makes.
+    They select texts, propose calls, run them, score them, score them again with results of other documents (the
+    control), and filter. Where the tool's calls may be chained, there are two more stages per further call (sample it,
+    run it), and two that score chains: chained_deltas, and its control chained_swaps.
+
+    Raises ValueError where a stage reads a table of the lane that no stage before it makes.
     """
-    texts = left_over_texts.STAGE if plan.start else heuristic_subset.STAGE
+    is_later_round = plan.start is not None  # of a finetuned model, for the texts that have no kept call yet
+    texts = left_over_texts.STAGE if is_later_round else heuristic_subset.STAGE
     stages = [texts, proposals.stage(lane), tool_results.STAGE]
-    for level in range(2, lane.depth + 1):
+    for level in range(2, lane.depth + 1):  # the n-th call of a chain has the level n
         stages += chained_candidates.stages(level)
     stages += [loss_deltas.STAGE, swapped_results.STAGE]
     if lane.depth > 1:
@@ -75,7 +79,7 @@ def _refuse_unknown_reads(plan: Plan, lane: Lane, stages: Sequence[Stage]) -> No
 
 
 def table_outputs(plan: Plan) -> list[TableOutput]:
-    """Return every table of a plan: shards, a lane per tool, the corpus; each after what it reads."""
+    """Return every table of a plan, each after the tables that it reads: documents, tools' lanes, the corpus C*."""
     return [
         *(TableOutput(stage, plan) for stage in CORPUS),
         *_lane_outputs(plan),
@@ -84,7 +88,11 @@ def table_outputs(plan: Plan) -> list[TableOutput]:
 
 
 def shown_outputs(plan: Plan) -> list[TableOutput]:
-    """Return the tables that a plan's warehouse shows: its own, after those of lanes that its C* holds calls of too."""
+    """Return the tables that a plan's warehouse shows.
+
+    First come the tables of lanes of earlier projects, whose calls C* (the corpus to finetune on) holds too, then
+    those of the plan.
+    """
     *earlier_projects, _ = plan.projects
     outputs: list[TableOutput] = []
     for project in earlier_projects:
@@ -105,20 +113,23 @@ def warehouse_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
     """Return the tables of the warehouse (a DuckDB file for queries) over the tables of the lake.
 
     The lake has a table for each stage and lane (a tool); the warehouse one per stage over all lanes. Stages of single
-    calls and of chains share theirs. The last table holds the reason of every scored call.
+    calls and of chains share theirs (`in_warehouse.name`). The last table holds the reason of every scored call.
     """
-    outputs_of: dict[str, list[TableOutput]] = {}
-    scores: dict[str, str] = {}
-    decided: list[str] = []
+    scores: dict[str, str] = {}  # key of the lane -> its score, an SQL expression; without lanes of the paper's score
+    for output in outputs:
+        if output.lane_or_none is not None:
+            scores.update(output.lane.scores)
+
+    outputs_of: dict[str, list[TableOutput]] = {}  # by the name in the warehouse
     for output in outputs:
         name = output.stage.in_warehouse.name or output.stage.name
         outputs_of.setdefault(name, []).append(output)
-        if output.lane_or_none is not None:
-            scores.update(output.lane.scores)
-        if DECIDED in output.stage.beside:
-            decided.append(output.lane_table(DECIDED).name)
     tables = []
     for outputs_of_table in outputs_of.values():
         names = [output.name for output in outputs_of_table]
         tables.append(outputs_of_table[0].warehouse_table(names, scores))
+
+    # The filter publishes the table DECIDED, the reason of each scored call, beside its own.
+    filters = [output for output in outputs if DECIDED in output.stage.beside]
+    decided = [output.lane_table(DECIDED).name for output in filters]
     return [*tables, decided_table(decided)]

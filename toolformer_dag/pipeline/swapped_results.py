@@ -1,7 +1,11 @@
 """swapped_results: a control. The same calls with results of other documents: how many would be kept by chance?
 
-Results are swapped between documents deterministically. Neither which calls are taken nor which results they get
-depends on k, m or tau_s: with more calls the rows are more, and those that were there stay as they are.
+Each call is scored again with a wrong result, that of a call in another document: a swap. Calls that pass the filter
+with a wrong result pass it by chance.
+
+Results are swapped deterministically. The sampling settings are k (positions per text), m (samples per position) and
+tau_s (the least probability of a call, p_api, at a position). Neither which calls are taken nor which results they get
+depends on them: with more calls there are more rows, and the rows that were there stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,48 +52,50 @@ DISTINCT_CALL = (*PLACE, "input")
 """Key of what is swapped: the samples of a place that wrote the same call get the same results."""
 SWAP_KEY = (*CALL_KEY, "swap")
 SWAPPED = pl.List(pl.String())
-"""The other results of a call, one per swap."""
+"""The type of a column with the other results of a call, one per swap."""
 SWAPPED_COLUMNS = (*CALL_KEY, "source", "char_offset", "input", "result", "p_api", "reason", "chain")
 """Columns of a scored call that its swaps have too."""
 FIRST_SAMPLES = (0, -1, chained_candidates.FIRST_SAMPLE, 2 * chained_candidates.FIRST_SAMPLE)
-"""The first numbers at a position: of samples, of other sources, of calls after one and after two others."""
+"""The numbers (`sample`) of the first calls at a position: sampled, of another source, after one and two calls."""
 
 
 def exchange(
     calls: pl.DataFrame, texts: pl.DataFrame, likeliest: pl.DataFrame, limit: int, swaps: int = 1
 ) -> pl.DataFrame:
-    """Replace the results of a shard's calls by results of other documents: a control, what would be kept by chance?
+    """Replace the results of a shard's calls by results of other documents.
 
-    Returns a row per call and swap, with the other result in `result` and the number of the swap (from 0) in `swap`. A
-    call that gets none has one row with a null result, and `swap_reason` says why.
+    Returns a row per call and swap: the columns of `calls` with the other result in `result`, and the number of the
+    swap, from 0, in `swap`. A call without another result has one row with a null result, and the reason in
+    `swap_reason`: not_sampled (see `_sampled_texts`) or no_other_result (see `_swapped_results`).
 
-    calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard.
+    calls: (tool, shard, digest, segment, position, input, sample, p_api, result, ...), of one shard. `sample` is
+        negative for a call that a rule or a file proposes.
     texts: (shard, digest, segment, text_digest), the texts of the shard whether they have calls or not.
     likeliest: (shard, digest, segment, position), see `likeliest_places`.
-    limit: calls of so many texts are taken.
+    limit: calls of so many texts are taken, and of as many among the texts with calls of a rule or a file.
     swaps: at most so many rows per call, each with another result.
 
-    Which calls: those of the `limit` distinct texts with the smallest hashes, and of as many among the texts for which
-    a rule or a file proposes calls, which may be few. Others have the reason not_sampled.
-
-    Which results: all calls stand in a circle, in the order of another hash of their texts. A call gets the next
-    results after its own seat that differ from its own and from each other, from documents with another digest;
-    no_other_result where there is none. Only the first samples, or other calls, at the likeliest place of each text
-    give results: they are there for every k and m. They must be at places at least as likely as the call's own, which
-    are there for every tau_s. So the donors depend on none of these settings. A result that is right all the same, or
-    comes from a near-duplicate, is not noticed.
+    A result that happens to be right, or comes from a near-duplicate, is not noticed.
     """
     proposed = calls.filter(pl.col("sample") < 0).select(TEXT_KEY).unique()
     calls = calls.join(_sampled_texts(texts, limit, proposed), on=TEXT_KEY, maintain_order="left")
-    at_likeliest = calls.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
-    gives = pl.col("likeliest").fill_null(False) & pl.col("sample").is_in(FIRST_SAMPLES)
-    exchanged = _swapped_results(at_likeliest.with_columns(gives=gives), swaps)
+    exchanged = _swapped_results(calls.with_columns(gives=_gives_result(calls, likeliest)), swaps)
 
+    # A row per call and swap; a call without another result stays as one row.
     joined = calls.join(exchanged, on=DISTINCT_CALL, how="left", maintain_order="left")
     without_result = pl.when(pl.col("swapped").is_null()).then(pl.lit("no_other_result"))
     reason = pl.when("sampled").then(without_result).otherwise(pl.lit("not_sampled"))
     numbered = joined.with_columns(pl.col("swap").fill_null(0), swap_reason=reason, result="swapped")
     return numbered.drop("sampled", "swapped")
+
+
+def _gives_result(calls: pl.DataFrame, likeliest: pl.DataFrame) -> pl.Series:
+    """Return for each call whether others may get its result: a first sample at the likeliest place of its text.
+
+    Such calls are there for every k and m, so that neither changes which results the other calls get.
+    """
+    marked = calls.join(likeliest.select(PLACE, likeliest=True), on=PLACE, how="left", maintain_order="left")
+    return marked["likeliest"].fill_null(False) & marked["sample"].is_in(FIRST_SAMPLES)
 
 
 def likeliest_places(candidates: pl.DataFrame) -> pl.DataFrame:
@@ -110,44 +116,54 @@ def _sampled_texts(texts: pl.DataFrame, limit: int, proposed: pl.DataFrame) -> p
     hashed = texts.with_columns(hash=_hashes("text", texts.select("text_digest")))
     marked = hashed.join(proposed.with_columns(proposed=True), on=TEXT_KEY, how="left", maintain_order="left")
     hash_of_proposed = pl.when("proposed").then("hash")  # null for other texts, which then have no rank
-    first_of_all = pl.col("hash").rank("dense").over("shard") <= limit
-    first_of_proposed = hash_of_proposed.rank("dense").over("shard") <= limit
-    return marked.select(*TEXT_KEY, "text_digest", sampled=first_of_all | first_of_proposed.fill_null(False))
+    # Equal texts have the same hash and so the same dense rank: `limit` counts distinct texts.
+    has_low_hash = pl.col("hash").rank("dense").over("shard") <= limit
+    has_low_hash_of_proposed = (hash_of_proposed.rank("dense").over("shard") <= limit).fill_null(False)
+    return marked.select(*TEXT_KEY, "text_digest", sampled=has_low_hash | has_low_hash_of_proposed)
 
 
 def _swapped_results(calls: pl.DataFrame, swaps: int) -> pl.DataFrame:
     """Choose other results for the sampled calls: return (DISTINCT_CALL, swap, swapped), a row per call and swap.
 
-    All distinct calls stand in a circle, in the order of a hash. A sampled call gets the results of up to `swaps` calls
-    behind it that may give theirs and fit (`_donors`). One for which none fits has no row.
+    `swapped` is the other result, `swap` its number from 0. A sampled call gets up to `swaps` results, of calls that
+    come next in a circle of all calls (see `_donors`); it has no row where no call of the circle fits.
 
     calls: (DISTINCT_CALL, text_digest, result, p_api, sampled, gives); `gives`: whether others may get its result.
     """
-    # A row per place in the circle; of equal samples one gives or is sampled as soon as any of them is.
-    shared = pl.col("text_digest", "result", "p_api").first()
-    distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
-    hashes = _hashes("call", distinct.select("text_digest", "position", "input"))
-    circle = distinct.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
-
+    circle = _circle(calls)
     seats = _Seats.of(circle)
     giving = seats.where(circle["gives"].to_numpy())
     results = circle["result"].to_list()
-    swapped: list[list[str]] = []
+    other_results: list[list[str]] = []  # of each sampled call
     for seat in circle["sampled"].arg_true():
         donors = _donors(seat, seats, giving, swaps)
-        swapped.append([results[donor] for donor in donors])
+        other_results.append([results[donor] for donor in donors])
 
-    sampled = circle.filter("sampled").select(DISTINCT_CALL).with_columns(swapped=pl.Series(swapped, dtype=SWAPPED))
+    sampled = circle.filter("sampled").select(DISTINCT_CALL)
+    sampled = sampled.with_columns(swapped=pl.Series(other_results, dtype=SWAPPED))
     numbered = sampled.with_columns(swap=pl.int_ranges(pl.col("swapped").list.len(), dtype=pl.Int32))
     return numbered.explode("swapped", "swap").drop_nulls("swapped")
 
 
+def _circle(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the distinct calls of `calls` in the order of a hash, as (DISTINCT_CALL, text_digest, result, p_api, ...).
+
+    Equal samples are one row; it is `sampled`, or `gives` its result, where one of them is or does.
+    """
+    shared = pl.col("text_digest", "result", "p_api").first()
+    distinct = calls.group_by(DISTINCT_CALL).agg(shared, pl.col("sampled", "gives").any())
+    hashes = _hashes("call", distinct.select("text_digest", "position", "input"))
+    return distinct.with_columns(hash=hashes).sort("hash", *DISTINCT_CALL)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seats:
-    """Seats of the circle of calls: four arrays with an entry per seat.
+    """Seats of the circle of calls, or some of them: four arrays with an entry per seat.
 
-    number: of the seat in the circle, ascending. document, result: numbers that are equal where the documents, or the
-    results, are. probability: p_i of the call's place.
+    - number: of the seat in the circle, from 0, ascending
+    - document: equal numbers for calls of equal documents
+    - result: equal numbers for calls with equal results
+    - probability: of a call at this position of its text (p_api)
     """
 
     number: Array
@@ -173,9 +189,10 @@ class _Seats:
 def _donors(seat: int, circle: _Seats, giving: _Seats, most: int) -> list[int]:
     """Choose the calls whose results a call gets: walk the circle of calls from its seat on, and take those that fit.
 
-    A fitting call is from another document, has another result, and stands at a place at least as probable.
+    A fitting call is from another document, has another result, and stands at a position at which a call is at least as
+    probable: it is there for every tau_s at which the receiving call is there.
 
-    seat: the number of the call in the circle. circle: all seats. giving: those that may give their results.
+    seat: the number of the receiving call in the circle. circle: all seats. giving: the seats that may give a result.
 
     Returns the numbers of at most `most` seats, in walking order, all with different results.
     """
@@ -184,25 +201,35 @@ def _donors(seat: int, circle: _Seats, giving: _Seats, most: int) -> list[int]:
     other_result = giving.result != circle.result[seat]
     fitting = np.flatnonzero(as_likely & other_document & other_result)  # indices into `giving`
 
-    # The circle is walked from the seat on: those after it, then those before it.
-    start = np.searchsorted(giving.number[fitting], seat)
-    in_order = np.concatenate([fitting[start:], fitting[:start]])
-
-    # np.unique returns the first index of each result, ordered by result; sorted again they are in walking order.
-    _, first_with_result = np.unique(giving.result[in_order], return_index=True)
-    chosen = in_order[np.sort(first_with_result)[:most]]
+    in_order = _walked_from(seat, fitting, giving)
+    chosen = in_order[_first_of_each(giving.result[in_order])[:most]]
     donors: list[int] = giving.number[chosen].tolist()
     return donors
 
 
+def _walked_from(seat: int, indices: Array, giving: _Seats) -> Array:
+    """Return `indices` into `giving`, ascending, in walking order: first those behind `seat`, then those before it.
+
+    With the seats 2, 5, 9 at the indices [0, 1, 2], a walk from seat 4 takes them as [1, 2, 0].
+    """
+    start = np.searchsorted(giving.number[indices], seat)
+    return np.concatenate([indices[start:], indices[:start]])
+
+
+def _first_of_each(values: Array) -> Array:
+    """Return where each value stands for the first time, ascending: [0, 1, 3] for the values [7, 4, 7, 9]."""
+    _, first_indices = np.unique(values, return_index=True)  # in the order of the values
+    return np.sort(first_indices)
+
+
 def _hashes(salt: str, rows: pl.DataFrame) -> pl.Series:
-    """Return a hash of each row, the same on every machine and in every version."""
+    """Return a hash of each row, the same on every machine. Another `salt` gives other hashes of the same rows."""
     digests = [blake2b(repr((salt, *row)).encode(), digest_size=8).hexdigest() for row in rows.iter_rows()]
     return pl.Series(digests, dtype=pl.String)
 
 
 def settings(plan: Plan, lane: Lane) -> Mapping[str, Any]:
-    """Return what determines the rows beside the scored calls."""
+    """Return what the rows depend on, apart from the scored calls; a change makes the table out of date."""
     control = determining(plan.settings.evaluation, "swapped_texts") | determining(plan.settings.control)
     return {**losses_settings(plan, lane), "exchange": METHOD, **control}
 
@@ -214,11 +241,11 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
 
 
 def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
-    """Return the control of a shard: calls with results of other documents (see `exchange`), scored like true ones.
+    """Return the control of a shard: calls with wrong results, scored as if these were true.
 
-    Calls of up to `evaluation.swapped_texts` texts are taken. A call has up to `control.swaps` rows, each with another
-    result. Every scored call has a row or is counted in `rejected`: not_sampled, no_other_result, or the reason it had
-    in loss_deltas.
+    The results are swapped with those of other documents (see `exchange`). Calls of up to `evaluation.swapped_texts`
+    texts are taken. A call has up to `control.swaps` rows, each with another result. Every scored call has a row or is
+    counted in `rejected`: not_sampled, no_other_result, or the reason it had in loss_deltas.
     """
     swapped_calls = swapped(output, shard, "loss_deltas")
     scored, stores = with_losses(worker, output, swapped_calls.calls)
@@ -226,7 +253,11 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 def control(output: TableOutput, scored: pl.DataFrame, stores: Sequence[str], left_out: Rejected) -> PartRows:
-    """Return the rows of swapped calls. `scored`: with their losses, which come from `stores`."""
+    """Return the rows of the control.
+
+    scored: calls with swapped results and their losses. stores: the names of the row stores with these losses.
+    left_out: how many calls were not swapped, by shard and reason.
+    """
     table = output.stage.shaped(scored).sort(SWAP_KEY)
     return PartRows([table], left_out + counted(table), stores, facts={MADE_BY: STAGE.name})
 
@@ -234,8 +265,9 @@ def control(output: TableOutput, scored: pl.DataFrame, stores: Sequence[str], le
 class SwappedCalls(NamedTuple):
     """The control of a shard before it is scored.
 
-    texts: all texts of the shard. calls: those that got another result, a row per swap. left_out: the other calls, and
-    those that loss_deltas had a reason against.
+    - texts: all texts of the shard
+    - calls: the calls that got another result, a row per swap
+    - left_out: how many calls got none, by shard and reason; also those that had a reason before
     """
 
     texts: pl.DataFrame
@@ -248,24 +280,18 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
 
     name: the table with the calls: loss_deltas (single calls) or chained_deltas (chains).
 
-    A call that has a reason against it in that table gets no other result and is counted by that reason. Which calls
-    may give their results follows from the likeliest place of each text: of single calls among all candidates, of
-    chains among the scored ones.
+    A call that has a reason against it in that table gets no other result and is counted by that reason.
 
     Raises MissingPart, DamagedPart.
     """
-    texts = output.lane_table("heuristic_subset").read(shard)
-    likelihood = pl.col("p_api").fill_null(0.0)  # calls of a file may have none: all places are as likely then
-    scored_table = output.plan.lake.table(f"{output.lane.key}/{name}")
-    calls = scored_table.read(shard).select(SWAPPED_COLUMNS).with_columns(likelihood)
-    # Calls without an operation give their results as they did before they were kept out, so that every other call is
-    # swapped as before and no loss is computed again; they have no row themselves.
-    exchangeable = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
-    places = exchangeable
-    if name == "loss_deltas":
-        # no version of the candidates is kept: a text's likeliest place is the same for every k, m and tau_s
-        places = output.lane_table("scored_candidates").read(shard).with_columns(likelihood)
     settings = output.plan.settings
+    texts = output.lane_table("heuristic_subset").read(shard)
+    scored_table = output.plan.lake.table(f"{output.lane.key}/{name}")
+    calls = scored_table.read(shard).select(SWAPPED_COLUMNS).with_columns(_likelihood())
+
+    # Calls without an operation have no swaps themselves, but others may get their results.
+    exchangeable = calls.filter(pl.col("reason").is_null() | (pl.col("reason") == NO_OPERATION))
+    places = _candidate_places(output, shard) if name == "loss_deltas" else exchangeable
     exchanged = exchange(
         exchangeable,
         texts,
@@ -273,35 +299,52 @@ def swapped(output: TableOutput, shard: str, name: str) -> SwappedCalls:
         limit=settings.evaluation.swapped_texts,
         swaps=settings.control.swaps,
     )
-    scored = exchanged.filter(pl.col("reason").is_null())
+    without_reason = exchanged.filter(pl.col("reason").is_null())
     return SwappedCalls(
         texts=texts,
-        calls=scored.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"),
-        left_out=counted(calls) + counted(scored, "swap_reason"),
+        calls=without_reason.filter(pl.col("result").is_not_null()).drop("reason", "swap_reason"),
+        left_out=counted(calls) + counted(without_reason, "swap_reason"),
     )
 
 
-def kept_by_chance(output: TableOutput) -> Shown:
-    """Return what Dagster's page shows of the control, by label: for each threshold how much is kept by chance.
+def _candidate_places(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return all sampled calls of a shard (scored_candidates), among which the likeliest place of a text is looked for.
 
-    "kept by chance at 0.5" counts places that would be kept with results of other documents, "false discovery rate at
-    0.5" is their share; "kept" is the whole table, and "kept by chance" holds the curves. Thresholds without a swapped
-    call stand in the table alone.
+    Their version is no input of the stage: the likeliest place of a text is the same for every k, m and tau_s.
     """
-    statistics, rates = chance_tables(output.plan, output.lane)  # a row per threshold tau_f
+    return output.lane_table("scored_candidates").read(shard).with_columns(_likelihood())
+
+
+def _likelihood() -> pl.Expr:
+    """Return the column p_api, with 0 where it is null: calls of a file may have none, and are then equally likely."""
+    return pl.col("p_api").fill_null(0.0)
+
+
+def kept_by_chance(output: TableOutput) -> Shown:
+    """Return what Dagster's page shows of the control, by label: how much passes the filter with wrong results.
+
+    - "kept by chance at 0.5": how many positions of texts would have a call at the threshold 0.5 by chance
+    - "false discovery rate at 0.5": their share of the positions that have one; left out where it is 0 or unknown
+    - "kept": the whole table, a row per threshold; thresholds without a swapped call stand in it alone
+    - "kept by chance": the curves over the thresholds, where there are any
+    """
+    tables = chance_tables(output.plan, output.lane)
+    statistics = tables.statistics  # a row per threshold tau_f
     measured = statistics.filter(pl.col("swaps") > 0)
     shown: dict[str, ShownValue] = {}
+    # First the counts of all thresholds, then their rates: the page shows them in this order.
     for row in measured.iter_rows(named=True):
         shown[f"kept by chance at {row['tau_f']:g}"] = row["by_chance"]
     for row in measured.iter_rows(named=True):
         if row["fdr"]:
             shown[f"false discovery rate at {row['tau_f']:g}"] = row["fdr"]
-    by_chance = (
-        pl.when("too_few_swaps").then(pl.lit("too few swaps to tell")).otherwise(pl.col("by_chance").cast(pl.String))
-    )
+
+    too_few = pl.lit("too few swaps to tell")
+    count = pl.col("by_chance").cast(pl.String)
+    by_chance = pl.when("too_few_swaps").then(too_few).otherwise(count)
     shown["kept"] = statistics.with_columns(by_chance=by_chance).drop("tool", "too_few_swaps", strict=False)
-    if not rates.is_empty():
-        shown["kept by chance"] = ChanceCurves(rates)
+    if not tables.rates.is_empty():
+        shown["kept by chance"] = ChanceCurves(tables.rates)
     return shown
 
 

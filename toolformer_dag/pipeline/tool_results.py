@@ -62,7 +62,10 @@ class _ResultRow(NamedTuple):
 
 
 def result_settings(lane: Lane) -> dict[str, Any]:
-    """Return what determines a result beside the call, also where decoding and evaluation make it."""
+    """Return what a result depends on, apart from the call: tool, version, options and limits.
+
+    It is the same where tools are called while decoding and in evaluation.
+    """
     tool = lane.tool
     return {
         "tool": tool.name,
@@ -85,34 +88,29 @@ class CallChunk:
 
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Plan the calls of a shard whose results no run has stored. Counts distinct calls."""
-    return planned(worker, output, _candidate_calls(output, shard), claimed)
+    return planned_calls(worker, output, _candidate_calls(output, shard), claimed)
 
 
-def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
+def planned_calls(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claimed: Claimed) -> Planned:
     """Plan which distinct calls of `candidates` the tool has to be run on, in chunks of `execution.chunk_calls`.
 
     candidates: a row per candidate call; the columns of KEY (input, context) are read.
     claimed: calls that earlier shards of this run make already; the planned ones are added to it.
 
-    The tool is that of the output's lane. A call is not planned where its result is stored or came with a file, where
-    an earlier shard makes it, or where the tool lost it in this update: the next run tries it again.
+    The tool is that of the output's lane. A call is not planned where an earlier shard makes it, or where it is done
+    (`_done_calls`).
     """
     lane = output.lane
     calls = candidates.select(KEY).unique().sort(KEY)
-    store = _store(worker, lane)
-
-    from_files = file_proposals.given_results(output)
-    # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
-    stored = store.stored(calls)
-    lost = worker.lost_calls[lane.key]
-    done = pl.concat([frame.select(KEY) for frame in (stored, *lost, from_files)])
-    not_done = calls.join(done, on=KEY, how="anti", maintain_order="left")
-    missing = claim(claimed, store.name, not_done)
+    not_done = calls.join(_done_calls(worker, output, calls), on=KEY, how="anti", maintain_order="left")
+    # `claim` leaves out the calls in `claimed`, and adds the others to it.
+    missing = claim(claimed, _store(worker, lane).name, not_done)
 
     chunk_calls = worker.plan.settings.execution.chunk_calls
     call_chunks = []
     for calls_of_chunk in missing.iter_slices(chunk_calls):
-        call_chunks.append(Chunk(units=calls_of_chunk.height, payload=CallChunk(lane.key, calls_of_chunk)))
+        payload = CallChunk(lane=lane.key, calls=calls_of_chunk)
+        call_chunks.append(Chunk(units=calls_of_chunk.height, payload=payload))
     work = Work(
         computed=Counter(calls=missing.height),
         reused=Counter(calls=calls.height - missing.height),
@@ -120,14 +118,33 @@ def planned(worker: Worker, output: TableOutput, candidates: pl.DataFrame, claim
     return Planned(call_chunks, work)
 
 
+def _done_calls(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls (KEY) that the tool need not answer now.
+
+    Their result is stored or came with a file of calls; or the tool lost them in this update (time limit, broken
+    connection), and the next run tries them again.
+
+    calls: (input, context), of which the stored ones are looked up.
+    """
+    # Whole rows are read, not keys alone: damage in any column has to show before the tool runs.
+    stored = _store(worker, output.lane).stored(calls)
+    from_files = file_proposals.given_results(output)
+    lost = worker.lost_calls[output.lane.key]
+    return pl.concat([frame.select(KEY) for frame in (stored, *lost, from_files)])
+
+
 def compute(worker: Worker, output: TableOutput, chunk: CallChunk) -> Work:
-    """Run the tool on a chunk of calls, and append its answers to the row store of results.
+    """Run the tool on a chunk of calls (input, context), and append its answers to the row store of results.
+
+    The chunk names the lane whose tool it is: the output's, or in a chain one that may be called after it. The returned
+    Work is empty: no token goes through the model.
 
     A lost call (time limit, broken connection) is not stored, so that the next run tries it again; its reason is kept
     in `worker.lost_calls` until the end of the update. Raises ToolDown where the tool stops working; the answers before
     that are stored.
     """
-    lane = next(called for called in output.lane.chainable.values() if called.key == chunk.lane)
+    lane_of = {lane.key: lane for lane in output.lane.chainable.values()}
+    lane = lane_of[chunk.lane]
     calls = [ToolCall(input, context) for input, context in chunk.calls.select(KEY).iter_rows()]
     answers: dict[ToolCall, ToolResult] = {}  # `run` adds each answer as it comes
     try:
@@ -182,27 +199,42 @@ def answered(worker: Worker, output: TableOutput, candidates: pl.DataFrame) -> P
     """
     lane = output.lane
     calls = candidates.select(KEY).unique()
-    store = _store(worker, lane)
-    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[lane.key]]).unique(KEY)
-    if not lost.is_empty():
-        store.refresh()  # another process may have stored an answer to a call that was lost here
-
-    # What a file brings wins over what the tool answered, and any answer over a lost call.
-    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
-    from_files = from_files.with_columns(seconds=pl.lit(0.0))
-    from_tool = store.stored(calls).join(from_files, on=KEY, how="anti")
-    answers = pl.concat([RESULTS.to_frame(), from_tool, from_files], how="diagonal")
-    lost = lost.join(calls, on=KEY, how="semi").join(answers, on=KEY, how="anti")
-    results = pl.concat([answers, lost])
+    answers = _answers(worker, output, calls)
+    results = pl.concat([answers.final, answers.lost])
     require_whole(output, "results", calls.height - results.height)
 
     facts = {}
-    if not lost.is_empty():
-        reasons = sorted(set(lost["reason"]))
+    if not answers.lost.is_empty():
+        reasons = sorted(set(answers.lost["reason"]))
         facts = {RETRY: f"calls were lost ({', '.join(reasons)}) and are tried again"}
     rejected = counted(candidates.drop_nulls("shard").join(results, on=KEY))
     table = results.with_columns(tool=pl.lit(lane.key), tool_version=pl.lit(lane.tool.version))
-    return PartRows([table.select(output.stage.schema.names()).sort(KEY)], rejected, [store.name], facts)
+    table = table.select(output.stage.schema.names()).sort(KEY)
+    return PartRows([table], rejected=rejected, stores=[_store(worker, lane).name], facts=facts)
+
+
+class _Answers(NamedTuple):
+    """Answers to calls (RESULTS): those that stay, and those of calls that the tool lost in this update."""
+
+    final: pl.DataFrame
+    lost: pl.DataFrame
+
+
+def _answers(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Answers:
+    """Look up the answers to distinct calls (input, context), each at most once.
+
+    What a file brings wins over what the tool answered, and any answer over a lost call.
+    """
+    store = _store(worker, output.lane)
+    lost = pl.concat([RESULTS.to_frame(), *worker.lost_calls[output.lane.key]]).unique(KEY)
+    if not lost.is_empty():
+        store.refresh()  # another process may have stored an answer to a call that was lost here
+    from_files = file_proposals.given_results(output).join(calls, on=KEY, how="semi")
+    from_files = from_files.with_columns(seconds=pl.lit(0.0))
+    from_tool = store.stored(calls).join(from_files, on=KEY, how="anti")
+    final = pl.concat([RESULTS.to_frame(), from_tool, from_files], how="diagonal")
+    still_lost = lost.join(calls, on=KEY, how="semi").join(final, on=KEY, how="anti")
+    return _Answers(final=final, lost=still_lost)
 
 
 def _store(worker: Worker, lane: Lane) -> RowStore:
@@ -212,8 +244,10 @@ def _store(worker: Worker, lane: Lane) -> RowStore:
 def _candidate_calls(output: TableOutput, shard: str) -> pl.DataFrame:
     """Return (shard, input, context) of every call that the tool has to answer for a shard.
 
-    These are the candidate calls, and for each call that a rule proposed because it saw `words` in the text after it,
-    the call whose input are these words (its echo, see `loss_deltas`). An echo is no candidate: its shard is null.
+    These are the candidate calls, and an echo for each call that a rule proposed because it saw `words` in the text
+    after it: the call with these words as its input. For Search("capital of France") and the words "Paris", it is
+    Search("Paris"). Whether the call helps more than its echo is judged later (see `loss_deltas`). An echo is no
+    candidate: its shard is null.
     """
     texts = output.lane_table("heuristic_subset").read(shard).select(*TEXT_KEY, "context")
     candidates = output.lane_table("scored_candidates").read(shard).filter(pl.col("input").is_not_null())

@@ -84,13 +84,16 @@ def trial(
 
 
 class _TrialLake(Lake):
-    """A lake in a folder whose row stores are those of another lake, where there is one.
+    """A lake in a folder, whose row stores are those of another lake where there is one.
 
-    `appended` collects the rows that are appended to them, by row store.
+    `appended`: the rows that were appended to its row stores so far, by the name of the store.
     """
 
     def __init__(self, root: Path, row_lake: Lake | None, suffix: str) -> None:
-        """Open a lake in the folder `root`; row_lake: see `trial`."""
+        """Open a lake in the folder `root`.
+
+        row_lake: another lake, whose row stores are used; None for row stores in `root`, which are gone afterwards.
+        """
         super().__init__(root, suffix=suffix)
         self._row_lake = row_lake
         self.appended: dict[str, list[pl.DataFrame]] = {}
@@ -98,18 +101,18 @@ class _TrialLake(Lake):
     def rows(
         self, name: str, identity: Mapping[str, object], key: Sequence[str], schema: Mapping[str, pl.DataType]
     ) -> RowStore:
-        """Open a row store that notes what is appended; see `Lake.rows`."""
+        """Open a row store that notes appended rows; it is one of `row_lake` where there is one. See `Lake.rows`."""
         if self._row_lake is None:
             store = super().rows(name, identity, key, schema)
         else:
             store = self._row_lake.rows(name, identity, key, schema)
         noting_store = _NotingStore(store.storage, store.name, store.key, store.schema)
-        noting_store.appended = self.appended
+        noting_store.appended = self.appended  # shared: the trial hands out what all its stores appended
         return noting_store
 
 
 class _NotingStore(RowStore):
-    """A row store that puts what is appended into `appended` too, which the lake sets right after making it."""
+    """A row store that also notes appended rows in `appended`, a dictionary that its lake gives it."""
 
     appended: dict[str, list[pl.DataFrame]]
 
