@@ -334,9 +334,10 @@ def unsealed(content: bytes) -> dict[str, Any]:
         seal = record.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
-    line = _seal_line(seal)
-    body = b"{" + content[len(line) :]
-    is_intact = content.startswith(line) and content_hash(body) == seal
+    # The bytes are a brace, the line of the seal, and the rest of the record. The hash is that of the brace and the rest.
+    prefix = _seal_line(seal)
+    body = b"{" + content[len(prefix) :]
+    is_intact = content.startswith(prefix) and content_hash(body) == seal
     if not is_intact:
         raise ValueError("is damaged: its content is not what was written")
     return dict(record)
@@ -385,12 +386,17 @@ def damaged_beside(record: Path, again: bool = False) -> list[Path]:
 
 
 def _is_whole(file: Path, hash_or_size_and_hash: str | list[Any], *, again: bool) -> bool:
-    """Return whether a file has the hash that a record lists for it; False for one that cannot be read."""
+    """Return whether a file has the hash that a record lists for it; False for a file that cannot be read.
+
+    - hash_or_size_and_hash: the record's entry for the file, in either of its two forms (FILES): the `file_hash`, or
+      [size in bytes, `content_hash`].
+    - again: read the file even where its hash is remembered and its size and times did not change.
+    """
     try:
         require_regular(file)
         if isinstance(hash_or_size_and_hash, str):
             return file_hash(file, again) == hash_or_size_and_hash
-        _, listed_hash = hash_or_size_and_hash
+        _size, listed_hash = hash_or_size_and_hash
         content = stream_hash(file) if again else remembered_hashes(file).content
         return bool(content == listed_hash)
     except OSError:
@@ -455,25 +461,20 @@ _lock_files = _LockFiles()
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path` during the block: one process at a time is in it. Yield whether it is held.
+    """Lock the file `path` during the block, which one process at a time enters. Yield whether it is locked.
 
-    wait: until another process releases the lock; without it, False is yielded at once where another process has it.
+    wait: wait until another process releases the lock; without it, False is yielded at once where another process has
+    the lock.
 
-    The kernel releases the lock when its holder ends, in whatever way; forked children do not hold it. Where nothing
-    can be written, as in a snapshot, an existing lock file is locked all the same, and a missing one is not needed.
-    Raises OSError.
+    The kernel releases the lock when its holder ends, in whatever way; forked children do not hold it. In a folder that
+    this process may not write to, such as a snapshot, an existing lock file is locked, and a missing one is not needed:
+    True is yielded. Raises OSError.
     """
     with ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(_lock_files.open(path, "ab"))
-        except OSError as error:
-            if error.errno not in READ_ONLY:
-                raise
-            if not path.is_file():
-                yield True
-                return
-            file = stack.enter_context(_lock_files.open(path, "rb"))
+        file = _open_to_lock(path, stack)
+        if file is None:
+            yield True
+            return
         mode = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         try:
             fcntl.flock(file, mode)
@@ -481,3 +482,19 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
             yield False
             return
         yield True
+
+
+def _open_to_lock(path: Path, stack: ExitStack) -> IO[bytes] | None:
+    """Open a lock file, created where it is missing; return None where it is missing and cannot be written.
+
+    stack: closes the file when it ends. Raises OSError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return stack.enter_context(_lock_files.open(path, "ab"))
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+    if path.is_file():
+        return stack.enter_context(_lock_files.open(path, "rb"))
+    return None

@@ -40,16 +40,17 @@ def _wait_and_end(parent: int | None) -> None:
 def forked_end_too() -> None:
     """Make every process that is forked from this one, or from its children, end within a second of its parent.
 
-    From now on, for as long as this process lives. A process that was killed (kill -9) cannot end its children, and a
-    tool that uses multiprocessing would leave some. A child that executes another program is let alone.
+    This holds for as long as this process lives; further calls change nothing. A process that was killed (kill -9)
+    cannot end its children, and a tool that uses multiprocessing would leave some. A child that executes another
+    program is left alone.
     """
-    forking_process = os.getpid()
+    forking_process = os.getpid()  # set in the parent before each fork, so that the child has its parent's id
 
     def note_parent() -> None:
         nonlocal forking_process
         forking_process = os.getpid()
 
-    def watch_parent() -> None:
+    def watch_parent() -> None:  # runs in the child
         threading.Thread(target=_end_as_orphan, args=(forking_process,), daemon=True).start()
 
     os.register_at_fork(before=note_parent, after_in_child=watch_parent)
@@ -81,7 +82,7 @@ def unfinished(message: str) -> Iterator[None]:
             os.write(standard_error, message.encode())
         exit_of_os(status or 1)
 
-    _refuse_other_ends()
+    _refuse_other_ends()  # for good, but it only refuses in processes that are in `_unfinished`
     _unfinished.add(process)
     os._exit = exit_as_failed
     try:
@@ -112,12 +113,14 @@ C_ENDS = {"_exit", "_Exit", "exit", "quick_exit", "execl", "execle", "execlp", "
 
 @cache
 def _refuse_other_ends() -> None:
-    """Let Python raise RuntimeError where an unfinished process would end in another way than by `os._exit`.
+    """Make `os.exec*`, and ctypes' look-up of a function of C_ENDS, raise RuntimeError in an unfinished process.
 
-    Python's audit events announce such a call before it happens. A hook cannot be removed, so it is added once.
+    These calls would end the process without `os._exit`, which `unfinished` watches. Unfinished are the processes whose
+    ids are in `_unfinished`. Python announces the calls to audit hooks before they happen. A hook cannot be removed, so
+    it is added once.
     """
 
-    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:  # an audit hook
         if event == "os.exec":
             name = arguments[0]
         elif event == "ctypes.dlsym" and arguments[1] in C_ENDS:  # (library, name of the function)

@@ -70,7 +70,7 @@ def verified(plan: Plan) -> Verification:
     Not covered: models, passages and other files that were given to the project. They are read whenever they are
     loaded, and nothing is computed with one whose content is not that of its identity.
     """
-    written = [*checked_files(plan.lake), *_taken_away(plan), *_warehouse(plan)]
+    written = [*checked_files(plan.lake), *_files_beside_tables(plan), *_warehouse(plan)]
     for index in _indexes(plan):
         written += _recorded(index / MANIFEST)
     verification = _verification([*written, *_shards(plan)])
@@ -118,11 +118,19 @@ def set_aside(plan: Plan) -> Sequence[CheckedFile]:
     return damaged
 
 
-def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
-    """Check files beside the tables: the cards of checkpoints, the folders LAKE_FOLDERS, the pins of hub data sets.
+def _files_beside_tables(plan: Plan) -> Iterator[CheckedFile]:
+    """Check the files that are no rows of tables: checkpoints' cards, the folders LAKE_FOLDERS, pins of hub data sets.
 
-    A pin notes at which commit a data set of the hub was read first. Yields each file with what is wrong.
+    Yields each file with its size and what is wrong with it (`reason`), None where it is intact.
     """
+    yield from _cards(plan)
+    for record in _lake_records(plan.lake):
+        yield from _recorded(record)
+    yield from _pins(plan.lake)
+
+
+def _cards(plan: Plan) -> Iterator[CheckedFile]:
+    """Check the card of each checkpoint, downloaded first where another machine has sent the checkpoint."""
     for name in CHECKPOINTS:
         checkpoint_files(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD
@@ -130,9 +138,6 @@ def _taken_away(plan: Plan) -> Iterator[CheckedFile]:
             size = card.stat().st_size if card.is_file() else 0
             reason = NOT_WRITTEN if card_is_lost(card.parent) else None
             yield CheckedFile(card, size, reason)
-    for record in _lake_records(plan.lake):
-        yield from _recorded(record)
-    yield from _pins(plan.lake)
 
 
 def _lake_records(lake: Lake) -> Iterator[Path]:
@@ -146,24 +151,25 @@ def _lake_records(lake: Lake) -> Iterator[Path]:
 
 
 def _pins(lake: Lake) -> Iterator[CheckedFile]:
-    """Read the pins, each of which keeps a data set of the hub at a commit.
+    """Check every pin: a sealed record of the commit at which a data set of the Hugging Face hub was read first.
 
-    Where one is damaged, the next run asks the hub again.
+    Yields each file with its size and NOT_WRITTEN where it is damaged. The next run then asks the hub for the commit
+    again.
     """
     for name in sorted(lake.storage.names(lake.root / PINS)):
         path = lake.root / PINS / name
         content = b""
         reason = None
         try:
-            content, _ = lake.storage.read(path)
-            unsealed(content)
+            content, _version = lake.storage.read(path)
+            unsealed(content)  # raises ValueError for a damaged record
         except (OSError, ValueError):
             reason = NOT_WRITTEN
         yield CheckedFile(path, len(content), reason)
 
 
 def _recorded(record: Path) -> Iterator[CheckedFile]:
-    """Read the files that a record names, and the record."""
+    """Check the files that a sealed record lists; where the record is missing or damaged, yield the record alone."""
     for path, is_whole in files_beside(record, again=True):
         size = path.stat().st_size if path.is_file() else 0
         yield CheckedFile(path, size, None if is_whole else NOT_WRITTEN)
@@ -190,9 +196,15 @@ def _warehouse(plan: Plan) -> Iterator[CheckedFile]:
 
 
 def _shards(plan: Plan) -> Iterator[CheckedFile]:
-    """Read the shard files that runs have read, and compare their content.
+    """Check the content of each shard file (a file of input texts) against its hash in the table `raw_shards`.
 
-    Damaged is a file whose content changed but not its size and time, and one that cannot be read any more.
+    Yields each file with its size and what is wrong with it, None where it is sound:
+
+    - Its content is as it was: sound.
+    - Its content changed but its size and time did not: damaged.
+    - Another file stands in its place: sound if it can be read to its end.
+
+    Shards that no run has read, and shards of other kinds than local files, are left out.
     """
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
@@ -201,16 +213,16 @@ def _shards(plan: Plan) -> Iterator[CheckedFile]:
             continue
         size = file.stamp().get("bytes", 0)
         try:
-            is_same = stream_hash(file.path) == pointer.record[CONTENT]
+            has_same_content = stream_hash(file.path) == pointer.record[CONTENT]
             stamp_is_same = pointer.record["inputs"] == file.stamp()
         except OSError as error:
             yield CheckedFile(file.path, size, f"cannot be read: {error.strerror}")
             continue
         reason = None
-        if not is_same and stamp_is_same:
+        if not has_same_content and stamp_is_same:
             reason = "its content changed since it was read, its size and time did not"
-        elif not is_same and pointer.rows:
-            reason = _unreadable(plan, file)  # another file by now, or damaged: compressed files have checksums
+        elif not has_same_content and pointer.rows:
+            reason = _unreadable(plan, file)  # replaced, or damaged: then the checksum of a compressed file fails
         yield CheckedFile(file.path, size, reason)
 
 

@@ -134,41 +134,56 @@ def calculation(random: Random, part: WorldPart, wordings: WordingSet) -> Phenom
 
 
 def _story(random: Random, part: WorldPart, wordings: WordingSet, scheme: Scheme) -> Phenomenon:
-    """Write a story by a scheme: a setup with two numbers, and a question or an ending that leads to the result.
+    """Write a story: a setup with two numbers, and a question or an ending that leads to the result.
 
-    A scheme without setups is a single sentence. The setup, the question or ending, and all words in their slots, such
-    as names and things, are drawn at random.
+    As "Ada had 12 apples and got 30 more. How many has she?", before the call `12 + 30`. A scheme holds the templates
+    of a kind of story; one without setups has single sentences. The templates, the numbers and the words in the slots,
+    such as names and things, are drawn at random.
     """
     a, b = operands(random, part, scheme.operation, scheme.numbers)
     slots = _slots(random, part)
     slots["a"] = written(random, a)
     slots["b"] = written(random, b)
-    setup_number = random.randrange(len(scheme.setups)) if scheme.setups else 0
-    is_question = random.random() < QUESTION_SHARE
-    last_sentences = scheme.questions if is_question else scheme.endings
-    last_number = random.randrange(len(last_sentences))
-
-    template = last_sentences[last_number]
-    wording = f"{'q' if is_question else 'e'}{last_number}"  # names the templates of the text
-    if scheme.setups:
-        separator = ". " if is_question else ""
-        template = scheme.setups[setup_number] + separator + template
-        wording = f"{setup_number}.{wording}"
-    before = template.format(**slots)
-    if is_question:
+    template = _story_template(random, scheme)
+    before = template.text.format(**slots)
+    if template.is_question:
         before = typed_question(random, before)
     unit = scheme.unit.format(**slots)
-    ending = _after_result(random, unit).format(m=slots["m"])
+    ending = _after_result(random, unit).format(m=slots["m"])  # m: the second person of the story
     result = result_of(a, scheme.operation, b)
     return Phenomenon(
         tool="calculator",
         before=before,
         after=f" {result}{ending}",
-        input=_expression(scheme.operation, template, slots),
+        input=_expression(scheme.operation, template.text, slots),
         result=result,
         answer=result,
-        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{wording}",
+        wording=f"calculator/{scheme.operation} {scheme.name}/{wordings}/{template.key}",
     )
+
+
+class _StoryTemplate(NamedTuple):
+    """The template of a story up to its result."""
+
+    text: str  # with slots such as `{a}`
+    is_question: bool
+    key: str  # the indexes of its parts in the scheme: `2.q0` is the third setup with the first question, e an ending
+
+
+def _story_template(random: Random, scheme: Scheme) -> _StoryTemplate:
+    """Draw a setup of the scheme, where it has some, and a question or an ending, and join them."""
+    setup_index = random.randrange(len(scheme.setups)) if scheme.setups else 0
+    is_question = random.random() < QUESTION_SHARE
+    last_sentences = scheme.questions if is_question else scheme.endings
+    last_index = random.randrange(len(last_sentences))
+
+    text = last_sentences[last_index]
+    key = f"q{last_index}" if is_question else f"e{last_index}"
+    if scheme.setups:
+        separator = ". " if is_question else ""
+        text = scheme.setups[setup_index] + separator + text
+        key = f"{setup_index}.{key}"
+    return _StoryTemplate(text, is_question, key)
 
 
 def _nested(random: Random, part: WorldPart) -> Phenomenon:
@@ -250,9 +265,10 @@ _SLOT_LISTS = {"it": "things", "box": "containers", "event": "events", "gets": "
 
 
 def _slots(random: Random, part: WorldPart) -> dict[str, str]:
-    """Draw the words for all slots of a story's templates but its numbers, such as `{n}`, the name of a person.
+    """Return a word for each slot of a story's templates, drawn at random, as {"n": "Ada", "it": "apples", ...}.
 
-    `templates/addition.toml` says what the slots are. part: of the world, from whose names of towns is drawn.
+    n and m are two persons, t, u and w three towns, `day` and `other` two days of the week; the rest is in _SLOT_LISTS.
+    The numbers, slots a and b, are drawn by the caller. part: the part of the world whose towns are named.
     """
     first_person, second_person = random.sample(word_list("names", "first_names"), 2)
     towns = random.sample(name_pool("town", part), 3)

@@ -57,15 +57,15 @@ def distance(random: Random, world: World, part: WorldPart, wordings: WordingSet
 def price(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence or question about the price of some things on a weekday, with a call to the price tool.
 
-    Such as `item="lamps", count=3, day="Monday"`. Each combination of these belongs to one part of the world alone, so
-    they are drawn until they are of this one.
+    The input of the call is as `item="lamps", count=3, day="Monday"`. A hash assigns each combination of the three to
+    one part of the world, so combinations are drawn until one belongs to `part`.
     """
     while True:
         item = random.choice(word_list("calculator", "things"))
         day = random.choice(WEEK_DAYS)
         count = random.randint(2, 60)
-        slot = _hash(0, item, day, str(count)) % _SLOTS
-        if part_of_slot(slot, _SLOTS) == part:
+        bucket = _hash(0, item, day, str(count)) % _SLOTS  # seed 0: the same parts in every world
+        if part_of_slot(bucket, _SLOTS) == part:
             break
     return _phenomenon(
         random,
@@ -82,9 +82,12 @@ def _phenomenon(
 ) -> Phenomenon:
     """Write a question or statement about an answer by a random template; return it with the call that belongs there.
 
-    The call stands right before the answer, which follows a question and is part of a statement.
+    The call stands between `before` and `after`, right before the answer. A question has `before` "How far is it from
+    Lund to Ystad? It is" and `after` " 40."; a statement has `before` "From Lund to Ystad it is" and `after` " 40
+    miles."
 
-    - slots: the values for the placeholders of the templates, without the answer.
+    - slots: the values for the placeholders of the templates, as {"a": "Lund", "b": "Ystad"}; `{v}`, which stands for
+      the answer, is added here.
     - call_input: the input of the call. answer: what the tool returns for it.
     """
     is_question = random.random() < QUESTION_SHARE

@@ -89,12 +89,14 @@ def phenomenon(random: Random, world: World, tool: str, part: WorldPart, wording
 def questions(seed: int, tool: str, n: int, wordings: WordingSet) -> list[Phenomenon]:
     """Return `n` different questions and unfinished statements that a call to a tool answers, the same for each seed.
 
-    A model is to continue the text `before`; it is right when `answer` is among its first words. About half are
-    questions, from the world's part "evaluation".
+    A phenomenon is a text with a place where a call helps. Here a model is to continue its text `before`, and is right
+    when `answer` is among its first words. About half are questions. All are from the world's part "evaluation", in
+    which training has no texts. Does not end where the part has fewer than `n` different ones.
     """
     random = Random(f"questions {seed} {tool} {wordings}")
-    distinct: dict[tuple[object, ...], Phenomenon] = {}  # by what is asked and how
+    distinct: dict[tuple[object, ...], Phenomenon] = {}
     while len(distinct) < n:
-        question = phenomenon(random, the_world(), tool, "evaluation", wordings)
-        distinct[question.before, question.answer, question.date, question.wording] = question
+        question = phenomenon(random, the_world(), tool, part="evaluation", wordings=wordings)
+        key = (question.before, question.answer, question.date, question.wording)
+        distinct[key] = question
     return list(distinct.values())

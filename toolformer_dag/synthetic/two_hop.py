@@ -1,4 +1,7 @@
-"""Write sentences whose answer takes two or three calls: the result of one is in the input of the next."""
+"""Write sentences whose answer takes two or three calls: the result of one is in the input of the next.
+
+A wording is a name for the templates that a text was written with, as `two_hop/years founded/seen/2`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -36,13 +39,13 @@ LEADS_TO: Mapping[str, EntityKind] = {
     "mayor": "person",
     "founder": "person",
 }
-"""The relations whose value has facts of its own, by its kind."""
+"""Relation whose value is an entity with facts of its own -> the kind of that entity."""
 YEARS = ("birth_year", "founded", "opened")
 """The relations whose value is a year."""
 YOUNG = 1940  # who was born after it has an age in the years to come
 YEARS_TO_COME = (2040, 2099)
 """The embedded model's tokenizer has a token of each year from 1900 to 2039, whose digits the model has not learned."""
-ASKED = "question_answering"
+QA_TOOL = "question_answering"
 """The tool of the first calls."""
 _UNFIT = ("town of {e}", "town {e}", "firm {e}", "{e}'s", "called {e}", "name of {e}", "named {e}", "to {e},")
 """What a template has that reads badly with a description in place of a name."""
@@ -61,10 +64,10 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
     "The mayor of the town where Ada Lovelace was born is ..." needs a call that returns the town, and a second one that
     asks for the mayor of that town.
     """
-    # 1. Two facts: the value of the first is the entity of the second.
+    # 1. Two facts: the value of the first (a town) is the entity of the second (the mayor of that town).
     first_relation = random.choice([_relation(key) for key in LEADS_TO])  # such as birthplace
     entity = random.choice(world.entities(part, first_relation.kind))
-    described_kind = LEADS_TO[first_relation.key]
+    described_kind = LEADS_TO[first_relation.key]  # such as town
     described_name = entity.facts[first_relation.key]
     second_relation = random.choice(relations(described_kind))  # such as mayor
     descriptions = chain_templates("described", wordings)[first_relation.key]
@@ -73,19 +76,28 @@ def _second_fact(random: Random, world: World, part: WorldPart, wordings: Wordin
 
     is_question = random.random() < QUESTION_SHARE
     # 2. A question or statement of the second fact, with a description ("the town where Ada was born") for a name.
-    leads, texts = fact_templates(second_relation, ASKED, wordings).choices(is_question=is_question)
-    fitting = [number for number, text in enumerate(texts) if not any(words in text for words in _UNFIT)]
-    number = random.choice(fitting)
+    leads, texts = fact_templates(second_relation, QA_TOOL, wordings).choices(is_question=is_question)
+    number = random.choice(_fitting(texts))
     text = texts[number].format(e=description, v=ANSWER_MARK)
     return _phenomenon(
         random,
         lead=random.choice(leads),
         text=sentence(text) if is_question else text,
         is_question=is_question,
-        call=EarlierCall(tool=ASKED, input=_question(second_relation, described_name), result=answer),
-        earlier=(EarlierCall(tool=ASKED, input=_question(first_relation, entity.name), result=described_name),),
+        call=EarlierCall(tool=QA_TOOL, input=_question(second_relation, described_name), result=answer),
+        earlier=(EarlierCall(tool=QA_TOOL, input=_question(first_relation, entity.name), result=described_name),),
         wording=f"two_hop/{first_relation.key} {second_relation.key}/{wordings}/{number}",
     )
+
+
+def _fitting(templates: Sequence[str]) -> list[int]:
+    """Return the indexes of the templates that read well with a description, "the town where Ada was born", as {e}."""
+    indexes = []
+    for index, template in enumerate(templates):
+        reads_badly = any(words in template for words in _UNFIT)
+        if not reads_badly:
+            indexes.append(index)
+    return indexes
 
 
 def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
@@ -102,17 +114,24 @@ def _years(random: Random, world: World, part: WorldPart, wordings: WordingSet) 
     year = entity.facts[relation.key]
 
     is_question = random.random() < QUESTION_SHARE
-    texts = chain_templates("years", wordings)[f"{relation.key}_{'questions' if is_question else 'statements'}"]
+    templates_of = chain_templates("years", wordings)
+    texts = templates_of[_template_key(relation.key, is_question=is_question)]
     number = random.randrange(len(texts))
     return _phenomenon(
         random,
         lead=random.choice(_leads(wordings, is_question=is_question)),
-        text=texts[number].format(e=entity.name, y=later_year, v=ANSWER_MARK),
+        text=texts[number].format(e=entity.name, y=later_year, v=ANSWER_MARK),  # entity, year, value
         is_question=is_question,
         call=EarlierCall(tool="calculator", input=f"{later_year} - {year}", result=str(later_year - int(year))),
-        earlier=(EarlierCall(tool=ASKED, input=_question(relation, entity.name), result=year),),
+        earlier=(EarlierCall(tool=QA_TOOL, input=_question(relation, entity.name), result=year),),
         wording=f"two_hop/years {relation.key}/{wordings}/{number}",
     )
+
+
+def _template_key(relation_key: str, *, is_question: bool) -> str:
+    """Return the key of a relation's templates in `chain_templates`: `founded_questions` or `founded_statements`."""
+    sentences = "questions" if is_question else "statements"
+    return f"{relation_key}_{sentences}"
 
 
 def _two_numbers(random: Random, world: World, part: WorldPart, wordings: WordingSet) -> Phenomenon:
@@ -136,7 +155,8 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
         result = second - first
 
     is_question = random.random() < QUESTION_SHARE
-    texts = chain_templates("two_numbers", wordings)[f"{key}_{'questions' if is_question else 'statements'}"]
+    templates_of = chain_templates("two_numbers", wordings)
+    texts = templates_of[_template_key(key, is_question=is_question)]
     number = random.randrange(len(texts))
     return _phenomenon(
         random,
@@ -145,8 +165,8 @@ def _two_numbers(random: Random, world: World, part: WorldPart, wordings: Wordin
         is_question=is_question,
         call=EarlierCall(tool="calculator", input=calculation, result=str(result)),
         earlier=(
-            EarlierCall(tool=ASKED, input=_question(relation, a.name), result=a.facts[key]),
-            EarlierCall(tool=ASKED, input=_question(relation, b.name), result=b.facts[key]),
+            EarlierCall(tool=QA_TOOL, input=_question(relation, a.name), result=a.facts[key]),
+            EarlierCall(tool=QA_TOOL, input=_question(relation, b.name), result=b.facts[key]),
         ),
         wording=f"two_hop/two_numbers {key}/{wordings}/{number}",
     )
@@ -162,20 +182,24 @@ def _phenomenon(
     earlier: tuple[EarlierCall, ...],
     wording: str,
 ) -> Phenomenon:
-    """Put a question or statement together with the calls that it needs, which stand right before its answer.
+    """Return a question or statement with the calls that it needs, which stand right before its answer.
+
+    A question has `before` "Who is the mayor of Lund? It is" and `after` " Eva Holm."; a statement has `before` "In
+    2050 Ada will be" and `after` " 70 years old."; the calls stand between `before` and `after`.
 
     - lead: words before the text.
-    - text: in a statement, ANSWER_MARK stands for the answer; a question is followed by the answer.
+    - text: the question without its answer, or the statement with ANSWER_MARK for its answer.
     - call: the last call, whose result is the answer. earlier: the calls before it, whose results it needs.
     - wording: a name for the templates that were used.
     """
-    begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
     if is_question:
-        before = with_answer_lead(random, lead + casual(random, sentence(text)))
+        typed = casual(random, sentence(text))
+        before = with_answer_lead(random, lead + typed)
         after_answer = ""
     else:
-        statement = sentence(lead + (sentence(text) if begins_sentence else text))
-        before, after_answer = around_answer(statement)
+        begins_sentence = not lead or lead.rstrip().endswith((".", "!", "?", ":"))
+        rest = sentence(text) if begins_sentence else text
+        before, after_answer = around_answer(sentence(lead + rest))
     ending = random.choice(word_list("tails", "facts"))
     return Phenomenon(
         tool=call.tool,
@@ -214,7 +238,7 @@ def _number_of(entity: Entity, key: str) -> int:
 
 def _leads(wordings: WordingSet, *, is_question: bool) -> Sequence[str]:
     """Return what may stand before a question or statement; it is the same for all relations."""
-    leads, _ = fact_templates(_all_relations()[0], ASKED, wordings).choices(is_question=is_question)
+    leads, _ = fact_templates(_all_relations()[0], QA_TOOL, wordings).choices(is_question=is_question)
     return leads
 
 

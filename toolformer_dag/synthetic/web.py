@@ -87,12 +87,13 @@ ON_PAGES = (*TOOLS, TWO_HOP)
 def records(seed: int, part: WorldPart, documents: int) -> Iterator[dict[str, Any]]:
     """Yield the pages of a small web about one part of the synthetic world, as records of CCNet with its 16 fields.
 
-    Each page has up to two texts that a tool helps with, between plain sentences. The same seed gives the same pages.
+    Each page has up to two phenomena (texts that a call to a tool helps with) between plain sentences. The same seed
+    gives the same pages.
     """
     random = Random(f"web {seed} {part}")
     world = the_world()
     for number in range(documents):
-        phenomena = [phenomenon(random, world, tool, part, "seen") for tool in _kinds(random)]
+        phenomena = [phenomenon(random, world, tool, part, wordings="seen") for tool in _kinds(random)]
         text = document_text(random, phenomena)
         day = next((drawn.date for drawn in phenomena if drawn.date), None)  # of a calendar phenomenon
         if day is None and random.random() < DATED_SHARE:

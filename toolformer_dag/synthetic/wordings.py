@@ -171,16 +171,17 @@ T = TypeVar("T")
 def name_pool(kind: EntityKind, part: WorldPart) -> tuple[str, ...]:
     """Return the names that people (surnames), towns, firms or rivers may have in a part of the world.
 
-    Names are all combinations of a beginning and an ending, shuffled; each is in one part alone.
+    Names are all combinations of a beginning and an ending, such as `Stav` and `ern`, in a fixed random order; each is
+    in one part alone.
     """
-    first_names = word_list("names", "first_names")
+    first_names = word_list("names", "first_names")  # left out: a first name would look like a person's
     names = []
     for onset in word_list("names", "onsets"):
         for ending in word_list("name_endings", kind):
             if onset + ending not in first_names:
                 names.append(onset + ending)
     Random(f"names of every {kind}").shuffle(names)
-    return tuple(deal(names, part))
+    return tuple(deal(names, part))  # the part's share of the list
 
 
 def deal(items: Sequence[T], part: WorldPart) -> Sequence[T]:

@@ -48,14 +48,14 @@ def pass_on(limit: int, message: str, command: list[str]) -> int:
     A line longer than `limit` bytes, which would fill the memory of whoever reads it, is replaced by an error in the
     form of JSON-RPC that says `message`. Half surrogate pairs are replaced (`mended`).
     """
-    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_after_parent, args=(os.getppid(),), daemon=True).start()
     output = sys.stdout.buffer
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         while line := program.stdout.readline(limit):
             is_cut = len(line) >= limit and not line.endswith(b"\n")
             if is_cut:
-                end = skip_line(program.stdout, line, limit)
+                end = skip_line(program.stdout, line, limit)  # the last bytes of the long line
                 line = error_answer(line, end, message)
             output.write(mended(line))
             output.flush()
@@ -84,8 +84,11 @@ def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
     return json.dumps(answer).encode() + b"\n"
 
 
-def end_with(parent: int) -> None:
-    """Kill this process group, and so the program, as soon as the parent of this process is another one."""
+def end_after_parent(parent: int) -> None:
+    """Kill this process group, and the program with it, once the process `parent` has ended.
+
+    The system then gives this process another parent.
+    """
     while os.getppid() == parent:
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)

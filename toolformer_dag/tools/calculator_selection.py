@@ -1,4 +1,4 @@
-"""Select texts for the calculator (appendix A): those with numbers of which one may follow from two others."""
+"""Select texts for the calculator (appendix A): texts with a number that may be computed from two other numbers."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -62,17 +62,18 @@ def _is_picked(whole: str) -> bool:
 
 
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
-    """Return whether a text has three numbers within WINDOW tokens of which one is a +, -, * or / b of the others.
+    """Return whether, of three numbers close together, one is the sum, difference, product or quotient of the others.
 
-    "3 men and 4 women, 7 people" has: 7 = 3 + 4. The result may be rounded to two decimals, as the calculator rounds; a
-    whole number is only an exact result, because 2001 / 1999 is 1.00 for any two years. A word, a number and a
-    punctuation mark are a token each.
+    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. The three numbers have to stand within WINDOW tokens (a
+    word, a number and a punctuation mark are a token each). The result may be rounded to two decimals, as the
+    calculator rounds. A whole number is only an exact result, because 2001 / 1999 is 1.00 for any two years.
 
-    all_numbers: those of the text, in order. Each is paired with those before it. Raises OverBudget after MAX_PAIRS.
+    all_numbers: the numbers of the text, in order. Each number is paired with the numbers before it, and the text is
+    searched for the result of each pair. Raises OverBudget after MAX_PAIRS pairs.
     """
     placed = _placed_numbers(text, all_numbers)
     budget = WorkBudget(MAX_PAIRS)
-    first_near = 0  # the first number that is in one window with number `second`
+    first_near = 0  # index of the first number within WINDOW tokens before number `second`
     for second, position in enumerate(placed.positions):
         while position - placed.positions[first_near] >= WINDOW:
             first_near += 1
@@ -84,7 +85,11 @@ def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
 
 
 class _Operation(NamedTuple):
-    """The result of an operation on number `first` of a text and another one; the text has the result as a number."""
+    """The result of an operation on two numbers of a text, where the text has the result as a number too.
+
+    - first: the index of the earlier operand among the numbers of the text.
+    - result: the value of the result, in units of 1 / `_PlacedNumbers.unit`.
+    """
 
     first: int
     result: int
@@ -92,13 +97,14 @@ class _Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PlacedNumbers:
-    """The numbers of a text in order, with their places.
+    """The values of the numbers of a text, and where they stand, both in the order of the text.
 
-    - unit: the values are in units of 1 / unit: the largest, of at most a hundredth, in which all of them are whole.
-      Small integers are added and looked up several times faster than numbers in units of 1 / UNIT.
-    - positions: of each number, the number of tokens up to it.
-    - positions_of: value -> positions of the numbers with this value, in order.
-    - smallest, largest: of the values; 0 where there are none.
+    - values: of each number, its value as an integer: 250 for 2.5 with the unit 100.
+    - unit: how much of a value makes 1. It is as small as possible, but at least 100, so that the values are small
+      integers, which are added and looked up several times faster than `Number.value` with its UNIT of 10**14.
+    - positions: of each number, its position in tokens.
+    - positions_of: value -> positions of the numbers with this value, ascending.
+    - smallest, largest: the smallest and the largest of the values; 0 where there are none.
     """
 
     values: Sequence[int]
@@ -112,10 +118,10 @@ class _PlacedNumbers:
 def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     """Return the numbers of a text as small integers, with their positions in tokens.
 
-    Their values are in units of 1 / UNIT; here they get the largest unit, of at most a hundredth, in which all of them
-    are whole: 2.5 and 3 become 250 and 300.
+    `Number.value` counts units of 1 / UNIT, so 2.5 is 2.5 * 10**14. Here 2.5 and 3 become 250 and 300 with the unit
+    100, and 2.125 and 3 become 2125 and 3000 with the unit 1000.
     """
-    # The new unit is `step` old ones: the greatest number of them that divides a hundredth and every value.
+    # All values are divided by the greatest `step` that leaves them and a hundredth whole.
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _token_positions(text, all_numbers)
@@ -133,17 +139,20 @@ def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
 
 
 def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
-    """Return whether the text states the result of an operation near its operands, as a third number.
+    """Return whether the result of an operation stands near its operands, as a third number of the text.
 
-    The operands are the numbers `operation.first` and `second`, of which the second comes later. All three have to lie
-    within WINDOW tokens; the result may stand before, between or after the operands.
+    True for the operands 2 and 3 of "2 and 3 is 5". The result may stand before, between or after the operands, but all
+    three have to lie within WINDOW tokens. An operand itself is no result: 4 and 2 have none in "4 - 2".
+
+    second: the index of the later operand; `operation.first` is the index of the earlier one.
     """
     first_position = placed.positions[operation.first]
     second_position = placed.positions[second]
-    result_positions = placed.positions_of[operation.result]
+    result_positions = placed.positions_of[operation.result]  # ascending
     start = bisect_right(result_positions, second_position - WINDOW)
-    # The first three are enough: two of them may be the operands themselves.
-    for position in result_positions[start : start + 3]:
+    # Three are enough: at most two of them are the operands themselves.
+    nearby_positions = result_positions[start : start + 3]
+    for position in nearby_positions:
         is_operand = position in (first_position, second_position)
         if not is_operand and position < first_position + WINDOW:
             return True
@@ -153,12 +162,13 @@ def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bo
 def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the sums and differences of number `second` and each number from `first_near` up to it.
 
-    Only those whose value the text has as a number too: the exact value, or the one rounded half up to hundredths. A
-    rounded value that is whole does not count.
+    Results that the text does not have as a number are left out. The text may have the exact value, or the value
+    rounded half up to hundredths; a rounded value that is whole does not count.
+
+    first_near, second: indexes of numbers. Values are integers in units of 1 / `placed.unit`.
     """
     unit = placed.unit
     hundredth = unit // 100
-    half_hundredth = unit // 200
     has_finer_values = hundredth > 1  # else every sum is exact in hundredths
     values = placed.values
     in_text = placed.positions_of
@@ -170,7 +180,7 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
             if exact in in_text:
                 yield _Operation(first, exact)
             if has_finer_values:
-                rounded = (exact + half_hundredth) // hundredth * hundredth
+                rounded = _rounded_half_up(exact, 1, hundredth)
                 is_whole = rounded % unit == 0
                 if not is_whole and rounded in in_text:
                     yield _Operation(first, rounded)
@@ -179,9 +189,11 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the products and quotients of number `second` and each number from `first_near` up to it.
 
-    Only those whose value the text has as a number too, exact or rounded half up to hundredths, as in `_sums`. A result
-    is a fraction numerator / denominator, in units. Most lie far outside the numbers of the text, and are skipped
-    before the division, which costs the most.
+    Results that the text does not have as a number are left out, exact or rounded, as in `_sums`. Each result is a
+    fraction numerator / denominator in units of 1 / `placed.unit`. Most results lie far outside the numbers of the
+    text, and are skipped before the division, which costs the most.
+
+    first_near, second: indexes of numbers.
     """
     unit = placed.unit
     hundredth = unit // 100
@@ -197,21 +209,29 @@ def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[
         first_by_second = (a * unit, b)
         second_by_first = (b * unit, a)
         for numerator, denominator in (product, first_by_second, second_by_first):
-            if denominator and least * denominator <= numerator <= most * denominator:
-                exact, remainder = divmod(numerator, denominator)
-                if remainder == 0 and exact in in_text:
-                    yield _Operation(first, exact)
-                # Half up: floor of the quotient in hundredths plus a half.
-                rounded = (2 * numerator + denominator * hundredth) // (2 * denominator * hundredth) * hundredth
-                if rounded % unit and rounded in in_text:
-                    yield _Operation(first, rounded)
+            divides_by_zero = denominator == 0
+            if divides_by_zero or not least * denominator <= numerator <= most * denominator:
+                continue
+            exact, remainder = divmod(numerator, denominator)
+            if remainder == 0 and exact in in_text:
+                yield _Operation(first, exact)
+            rounded = _rounded_half_up(numerator, denominator, hundredth)
+            is_whole = rounded % unit == 0
+            if not is_whole and rounded in in_text:
+                yield _Operation(first, rounded)
+
+
+def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:
+    """Return numerator / denominator rounded half up to a multiple of `hundredth`: 15 / 2 is 10 where that is 5."""
+    hundredths = (2 * numerator + denominator * hundredth) // (2 * denominator * hundredth)  # floor(quotient + 1/2)
+    return hundredths * hundredth
 
 
 def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
-    """Return the position of each number in tokens: how many words, numbers and marks the text has up to it.
+    """Return the position of each number in tokens: [1, 4] for "3 men and 4 women".
 
-    Between two numbers that are further apart than any window, not all tokens are counted: only whether two numbers are
-    within WINDOW tokens matters.
+    A word, a number and a punctuation mark are a token each. Positions are only right as far as distances below WINDOW:
+    between two numbers that are further apart, fewer tokens may be counted.
     """
     positions = []
     position = 0
@@ -224,7 +244,7 @@ def _token_positions(text: str, all_numbers: Sequence[Number]) -> list[int]:
 
 
 def _token_count(text: str, start: int, end: int) -> int:
-    """Count the tokens between two places, up to WINDOW or a few more where the text between them is long."""
+    """Return how many tokens `text[start:end]` has; in a long text at least WINDOW of them are counted, not all."""
     near_end = min(end, start + 10 * WINDOW)
     count = len(TOKEN.findall(text, start, near_end))
     if count >= WINDOW or near_end == end:

@@ -95,9 +95,13 @@ def paragraph_chunks(paragraph: str) -> list[list[str]]:
         tokens = paragraph.split()
     else:
         tokens = _TOKEN.findall(paragraph)
-    # No chunk starts in the last five tokens, which the chunk before holds; but a short paragraph has one chunk.
-    starts_end = max(len(tokens) - STRIDE, min(len(tokens), 1))
-    return [tokens[start : start + CHUNK_TOKENS] for start in range(0, starts_end, STRIDE)]
+    if not tokens:
+        return []
+    chunks = [tokens[:CHUNK_TOKENS]]
+    # No chunk starts in the last STRIDE tokens: the chunk before has all of them.
+    for start in range(STRIDE, len(tokens) - STRIDE, STRIDE):
+        chunks.append(tokens[start : start + CHUNK_TOKENS])
+    return chunks
 
 
 def chunk_text(chunk: list[str]) -> str:

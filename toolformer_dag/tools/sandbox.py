@@ -64,7 +64,7 @@ NAMESPACES = (
 
 Unlike those of `--dev`, its devices make no terminals, which the whole machine shares.
 """
-ROOTS_OWN = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+ROOT_CAPABILITIES = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
 """What root's process needs to become another user."""
 BEGIN = """
 import json, sys
@@ -96,9 +96,12 @@ def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
 
     The import of its module stays in this process, and so do the methods that select texts and propose calls.
 
-    Raises ToolError for a built-in tool, and for one that is another tool at inference.
+    Assigns to `tool` the methods of a Wall with these names, and its `timed_out`.
+
+    Raises ToolError for a built-in tool, and for a tool whose class overrides `at_inference`.
     """
-    if ":" not in str(section.options().get("use", "")):
+    is_users_class = ":" in str(section.options().get("use", ""))  # as `use = "my_tools:Weather"`
+    if not is_users_class:
         raise ToolError(f"[tools.{tool.key}] sandbox: only tools of your own have one; remove the key")
     if type(tool).at_inference is not Tool.at_inference:
         raise ToolError(f"[tools.{tool.key}] sandbox: the tool is another one at inference; remove its at_inference")
@@ -116,10 +119,15 @@ class Wall:
     """
 
     def __init__(self, tool: Tool, section: ToolSettings, root: Path) -> None:
+        """Prepare the command that starts the processes, and the first request to each; start none yet.
+
+        - section: the tool's section of the settings, with the limits of the sandbox.
+        - root: the project folder.
+        """
         self._key = tool.key
         self._timeout_s = section.limits.timeout_s  # of a call
-        self._variables = section.sandbox.env
-        self._setup = {
+        self._variables = section.sandbox.env  # names of environment variables that the tool sees
+        self._setup = {  # the request by which a new process loads the tool
             "key": tool.key,
             "options": dict(section.options()),
             "root": str(root.absolute()),
@@ -129,7 +137,7 @@ class Wall:
         }
         self._bubblewrap = _bubblewrap(tool, section, root)
         self._idle: list[WalledProcess] = []  # appended to and popped from by several threads
-        weakref.finalize(self, _end_all, self._idle)
+        weakref.finalize(self, _end_all, self._idle)  # ends the idle processes when this object is gone
 
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Start a process, in which the tool is prepared. Raises ToolDown, and what the tool raises."""
@@ -143,7 +151,11 @@ class Wall:
         """Do nothing: `run` kills the process that takes too long."""
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Let a process run the calls. Raises the errors that the tool raises, and SandboxEnded."""
+        """Let a process run the calls, and return a result per call.
+
+        The process is idle again afterwards; one that met a limit is ended. Raises what the tool raised (`_results`),
+        and SandboxEnded where the process gave no proper answer.
+        """
         process = self._take_or_start()
         request = {"calls": [(call.input, call.context) for call in calls]}
         answer = process.ask(request, seconds=self._timeout_s * len(calls) + GRACE)
@@ -175,10 +187,12 @@ class Wall:
         program = [sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
         call_filter = _call_filter(self._bubblewrap)
         variables = {name: os.environ[name] for name in self._variables if name in os.environ}
-        # The kernel ends a process together with the thread that started it, so a thread that does not end starts all.
+        # The kernel ends a process as soon as the thread that started it ends, so all are started by one lasting thread.
         starting = _starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
         process = starting.result()
-        answer = process.ask({**self._setup, "user": FIRST_USER + randbelow(FIRST_USER)})
+        # The kernel counts limits by user, so each process of root's becomes a user that no other process has.
+        unused_user = FIRST_USER + randbelow(FIRST_USER)
+        answer = process.ask({**self._setup, "user": unused_user})
         if "raised" in answer:
             process.end()
         _results(answer)  # raises what the tool raised while it was loaded
@@ -203,11 +217,15 @@ class WalledProcess:
         call_filter: bytes | None,
         variables: Mapping[str, str],
     ) -> None:
-        """Start a program behind the wall.
+        """Start a program in a bubblewrap sandbox.
 
-        call_filter: of system calls; None for none.
-        variables: the environment, besides a few that every process has.
+        - bubblewrap: the command `bwrap` with its options (`_bubblewrap`).
+        - program: the words of the command that runs inside.
+        - call_filter: the compiled seccomp program that refuses system calls; None to refuse none.
+        - variables: environment variables, besides a few that every process has.
         """
+        command, *options = bubblewrap
+        executable = shutil.which(command) or command
         environment = {
             "PATH": os.defpath,
             "HOME": SCRATCH,
@@ -218,7 +236,7 @@ class WalledProcess:
         }
         with _filter_option(call_filter) as (option, descriptors):
             self._process = subprocess.Popen(
-                [shutil.which(bubblewrap[0]) or bubblewrap[0], *option, *bubblewrap[1:], *program],
+                [executable, *option, *options, *program],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -268,9 +286,10 @@ class WalledProcess:
 
 
 def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
-    """Return an answer to the request with this number, which a hostile tool may have written. Raises ValueError.
+    """Return the answer to the request with this number, without its key `number`; a hostile tool may have written it.
 
-    It has `results`, a list per call with the four fields of ToolResult, or `raised`, a name and a message.
+    It is as {"results": [["18 degrees", None, 0.1, None]]}, with a list of ToolResult's four fields per call, or as
+    {"raised": ["ToolDown", "no network"]}, a name and a message. Raises ValueError for any other answer.
     """
     if not isinstance(answer, dict) or answer.pop("number", None) != number:
         raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
@@ -281,7 +300,7 @@ def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
             raise ValueError("what was raised is no name with a message")
     results = answer.get("results") or []
     if not isinstance(results, list) or not all(map(_is_result, results)):
-        raise ValueError("the results are none")
+        raise ValueError("the results are malformed")
     return answer
 
 
@@ -338,10 +357,10 @@ def _without_control_characters(text: str) -> str:
 
 
 def _results(answer: Mapping[str, Any]) -> list[Any]:
-    """Return the results in an answer: for each call a list of the fields of ToolResult.
+    """Return the results in an answer: for each call a list of ToolResult's fields, [result, reason, seconds, cost].
 
-    Where the tool raised an error, the error is raised here: RetryableError, ToolDown and UserError as such, another
-    one as an Exception of the same name.
+    Where the tool raised an error, it is raised here: RetryableError, ToolDown and UserError as themselves, any other
+    as a new type of Exception with the same name.
     """
     if "raised" not in answer:
         return list(answer.get("results") or ())
@@ -353,35 +372,50 @@ def _results(answer: Mapping[str, Any]) -> list[Any]:
 
 
 def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...]:
-    """Return the words of the command that come before the program to enclose: `bwrap` with its options, and `--`.
+    """Return the command line up to the program that it encloses: `bwrap` with its options, and `--`.
 
-    Behind the wall are only the system, the network's files where the section allows the network, what the tool needs
-    (`_needed_by`), and the section's `reads`, all of it read-only, and SCRATCH.
+    The program sees the files of `_visible_paths`, read-only, and an empty folder SCRATCH, which it may write to.
     """
     sandbox = section.sandbox
-    visible = [Path(path) for path in SYSTEM]
-    if sandbox.network:
-        visible += [Path(path) for path in NETWORK]
-    visible += _needed_by(tool)
-    visible += [under(root, path).absolute() for path in sandbox.reads]
-    visible = _outermost(visible)
-
     words = [*NAMESPACES]
     if not sandbox.network:
         words.append("--unshare-net")
     if os.geteuid() == 0:
-        words += ROOTS_OWN
-    words += ["--size", str(sandbox.scratch_mib << 20), "--perms", "1777", "--tmpfs", SCRATCH]
-    # Folders on the way to what is visible are made here, with these permissions: another user has to pass them.
+        words += ROOT_CAPABILITIES
+    scratch_bytes = sandbox.scratch_mib * 2**20
+    words += ["--size", str(scratch_bytes), "--perms", "1777", "--tmpfs", SCRATCH]
+    words += _binds(_visible_paths(tool, section, root))
+    words += ["--remount-ro", "/", "--chdir", SCRATCH, "--"]
+    return tuple(words)
+
+
+def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
+    """Return the files and folders that a tool sees: the system, what it needs (`_needed_by`), and `sandbox.reads`.
+
+    The files for finding hosts (NETWORK) are among them where the section allows the network.
+    """
+    paths = [Path(path) for path in SYSTEM]
+    if section.sandbox.network:
+        paths += [Path(path) for path in NETWORK]
+    paths += _needed_by(tool)
+    paths += [under(root, path).absolute() for path in section.sandbox.reads]
+    return _outermost(paths)
+
+
+def _binds(visible: Sequence[Path]) -> list[str]:
+    """Return bubblewrap's options that make these paths visible, read-only: `--ro-bind /usr /usr` for /usr.
+
+    The folders above them are created with permissions for everybody, since the program may run as another user.
+    """
     folders: set[Path] = set()
     for path in visible:
         folders.update(path.parents)
+    words = []
     for folder in sorted(folders - {Path("/"), Path(SCRATCH)}):
         words += ["--perms", "0755", "--dir", str(folder)]
     for path in visible:
         words += ["--ro-bind", str(path), str(path)]
-    words += ["--remount-ro", "/", "--chdir", SCRATCH, "--"]
-    return tuple(words)
+    return words
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
@@ -417,12 +451,18 @@ def _needed_by(tool: Tool) -> Iterator[Path]:
 
 @cache
 def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
-    """Return the filter of system calls; None, with a warning, where the kernel or this kind of processor has none."""
+    """Return the compiled filter of system calls, once an empty Python program has run under it.
+
+    Returns None, with a warning, where it does not run, or where this kind of processor has no filter.
+
+    bubblewrap: the command `bwrap` with its options (`_bubblewrap`).
+    """
+    command, *options = bubblewrap
     call_filter = refusing_filter()
     if call_filter is not None:
         with _filter_option(call_filter) as (option, descriptors):
             trial = subprocess.run(
-                [bubblewrap[0], *option, *bubblewrap[1:], sys.executable, "-I", "-c", ""],
+                [command, *option, *options, sys.executable, "-I", "-c", ""],
                 capture_output=True,
                 pass_fds=descriptors,
             )

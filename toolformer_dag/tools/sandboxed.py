@@ -93,10 +93,11 @@ class _Answers:
 def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     """Give up root's rights, and limit what this process and its children may use, for good.
 
-    - sandbox: the settings: memory (added to what Python uses so far), processes and threads, the size of a file, open
-      files, and with them the sockets and pipes whose buffers the kernel holds. There are no core dumps and no queues
-      of messages.
-    - user: the number of the user that a process of root becomes.
+    - sandbox: the limits. `memory_gib` is added to the memory that Python uses so far; `processes` counts threads too;
+      `scratch_mib` is the size of the largest file.
+    - user: the number of the user that this process becomes where it is root's.
+
+    Besides, there are no core dumps and no message queues, and at most MOST_OPEN_FILES open files, sockets and pipes.
     """
     if os.geteuid() == 0:
         os.setgroups([])
@@ -106,7 +107,7 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
     memory_in_use = pages_in_use * resource.getpagesize()
     _lower(resource.RLIMIT_AS, memory_in_use + int(sandbox["memory_gib"] * 2**30))
     _lower(resource.RLIMIT_NPROC, sandbox["processes"])
-    _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # files in memory lie in no folder that has a size
+    _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # a file in memory counts for no folder's size
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_MSGQUEUE, 0)
     _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
@@ -131,15 +132,16 @@ def _loaded(setup: Mapping[str, Any]) -> Tool:
 
 
 def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
-    """Run calls of the tool, and return their results as JSON can carry them: result, reason, seconds, cost of each.
+    """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
 
-    calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here. Raises
-    whatever the tool raises.
+    calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here; `seconds`
+    is 0.0, since the process outside measures the time. Raises whatever the tool raises.
     """
     tool.connect()
     batch = []
     for input, context in calls:
-        batch.append(ToolCall(input, context, tool.read(input)))
+        arguments = tool.read(input)  # the named arguments; None for a tool without a schema
+        batch.append(ToolCall(input, context, arguments))
     checked = check_results(tool, batch, tool.run(batch), limits.max_result_characters, seconds=0.0)
     return [(result.result, result.reason, result.seconds, result.cost) for result in checked]
 
@@ -147,8 +149,8 @@ def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
 def _raised(error: BaseException) -> dict[str, object]:
     """Return the answer that reports an exception of the tool to the process outside the sandbox.
 
-    - raised: a name and the message. The name is one of PASSED_ON, which the caller raises again as they are, else that
-      of the exception's type.
+    - raised: a name and the message, as ("ToolDown", "no network"). The name is the key of PASSED_ON whose types the
+      exception has. For any other exception it is the name of its type.
     - spent: whether the exception may come from a limit of the sandbox (OSError, MemoryError). The caller then ends
       this process, in which memory may be short or other processes of the tool may be left.
     """
@@ -160,5 +162,5 @@ def _raised(error: BaseException) -> dict[str, object]:
     if isinstance(error, UserError):
         message = str(error)
     else:
-        _, _, message = described(error).partition(": ")
+        _type_name, _, message = described(error).partition(": ")  # as "ValueError: no such city"
     return {"raised": (name, message), "spent": isinstance(error, OSError | MemoryError)}

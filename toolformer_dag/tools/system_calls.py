@@ -2,7 +2,8 @@
 
 The kernel runs the filter (seccomp) before each call of the process and of all that it starts. A refused call fails
 with EPERM; any other is left alone. The filter is a program for the classic Berkeley Packet Filter: instructions of a
-code, two relative jumps and a number, over the record of a call (`struct seccomp_data`).
+code, two relative jumps and a number, over the record of a call (`struct seccomp_data`). A relative jump says how many
+instructions it passes over: 0 goes on with the next one.
 """
 
 import errno
@@ -90,34 +91,57 @@ LOAD = 0x20
 JUMP_IF_EQUAL = 0x15
 JUMP_IF_AT_LEAST = 0x35
 RETURN = 0x06
-PLACE_OF_NUMBER = 0
-PLACE_OF_ARCHITECTURE = 4
+OFFSET_OF_NUMBER = 0  # of the system call's number in `struct seccomp_data`, in bytes
+OFFSET_OF_ARCHITECTURE = 4
 ALLOW = 0x7FFF0000
-REFUSE = 0x00050000 | errno.EPERM
+REFUSE = 0x00050000 | errno.EPERM  # the call fails with "operation not permitted"
 
 
 def refusing_filter(machine: str = "", names: Sequence[str] = REFUSED) -> bytes | None:
-    """Return the filter that refuses these calls on a kind of processor (default: this one); None for an unknown one.
+    """Return a seccomp filter, a program for the kernel, that refuses these system calls and allows all others.
 
-    Calls of another kind of processor, which the kernel may offer too (32 bits), are refused altogether.
+    For the calls 101 and 165 the program reads, an instruction a line:
+
+        load the kind of processor of the call
+        if it is another kind than `machine`: go to REFUSE
+        load the number of the call
+        if it is NUMBERS_OF_X32 or more: go to REFUSE
+        if it is 101: go to REFUSE
+        if it is 165: go to REFUSE
+        return ALLOW
+        return REFUSE
+
+    - machine: the kind of processor as `platform.machine` names it; empty for this one. Calls of another kind, which
+      the kernel may offer too (32 bits), are all refused.
+    - names: the system calls to refuse.
+
+    Returns None for a kind of processor that is not in ARCHITECTURES.
     """
     architecture = ARCHITECTURES.get(machine or platform.machine())
     if architecture is None:
         return None
     numbers = sorted(architecture.calls[name] for name in names)
+    # Each jump leads to REFUSE, the last instruction. It passes over all instructions between itself and REFUSE.
+    last_index = len(numbers) + 5  # of REFUSE: four instructions, one for each number, and ALLOW stand before it
     program = [
-        _instruction(LOAD, PLACE_OF_ARCHITECTURE),
-        _instruction(JUMP_IF_EQUAL, architecture.audit_number, otherwise=len(numbers) + 3),
-        _instruction(LOAD, PLACE_OF_NUMBER),
-        _instruction(JUMP_IF_AT_LEAST, NUMBERS_OF_X32, then=len(numbers) + 1),
+        _instruction(LOAD, OFFSET_OF_ARCHITECTURE),
+        _instruction(JUMP_IF_EQUAL, architecture.audit_number, if_false=last_index - 2),
+        _instruction(LOAD, OFFSET_OF_NUMBER),
+        _instruction(JUMP_IF_AT_LEAST, NUMBERS_OF_X32, if_true=last_index - 4),
     ]
-    for place, number in enumerate(numbers):
-        program.append(_instruction(JUMP_IF_EQUAL, number, then=len(numbers) - place))
+    for number in numbers:
+        instructions_between = last_index - len(program) - 1
+        program.append(_instruction(JUMP_IF_EQUAL, number, if_true=instructions_between))
     program.append(_instruction(RETURN, ALLOW))
     program.append(_instruction(RETURN, REFUSE))
     return b"".join(program)
 
 
-def _instruction(code: int, number: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """Return an instruction; `then`, `otherwise`: how many instructions a jump passes over."""
-    return struct.pack("=HBBI", code, then, otherwise, number)
+def _instruction(code: int, number: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return the eight bytes of an instruction of a filter.
+
+    - code: what it does, as JUMP_IF_EQUAL.
+    - number: what it loads, compares with or returns.
+    - if_true, if_false: how many instructions a jump passes over where its comparison holds, and where it does not.
+    """
+    return struct.pack("=HBBI", code, if_true, if_false, number)

@@ -105,7 +105,7 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
-        """Take the tokens of an expression: numbers and characters of KNOWN. Raises NoResult for any other."""
+        """Take the tokens of an expression: numbers, signs of operations and parentheses (KNOWN). Raises NoResult for any other."""
         if not tokens:
             raise NoResult("empty")
         for token in tokens:
@@ -162,13 +162,19 @@ class _Parser:
         return -operand if is_negative else operand
 
     def _operand(self) -> Fraction:
-        """Return the value of the next number, or of a sum in parentheses. Raises NoResult where neither follows."""
+        """Return the value of the next number, or of a sum in parentheses.
+
+        Raises NoResult where neither follows: "unbalanced" at the end of the expression inside a parenthesis, else
+        "syntax".
+        """
         if self._take("("):
             return self._rest_of_parenthesis()
         token = self._tokens[self._next]
-        if not token:
+        is_end = token == ""
+        if is_end:
             raise NoResult("unbalanced" if self._depth else "syntax")
-        if token in KNOWN:
+        is_number = token not in KNOWN
+        if not is_number:
             raise NoResult("syntax")
         self._next += 1
         return _number(token)

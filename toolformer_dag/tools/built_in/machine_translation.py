@@ -19,7 +19,7 @@ BESIDE = 20
 """The words on either side of a phrase that must be English."""
 REACH = 300
 """The characters on either side of a phrase in which these words are looked for."""
-_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (\w+)")
+_PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (?P<noun>\w+)")
 """An article and the word behind it."""
 
 
@@ -45,13 +45,14 @@ class EmbeddedTranslator:
         return results
 
     def wants(self, text: str) -> str | None:
-        """Return why a text is worth translating in: "lexicon_phrase", or None.
+        """Return "lexicon_phrase" for a text with a foreign phrase that may be translated, else None.
 
-        It is where a foreign article and a word of the lexicon, as in `la tortuga`, stand between English words. Such
-        phrases are too short for fastText, which only identifies the language of up to BESIDE words on either side.
+        The phrase is a foreign article and a word of the lexicon between English words, as `la tortuga` in "She saw la
+        tortuga on the beach". It is too short for fastText to tell its language. So fastText only looks at the words
+        around it, up to BESIDE on either side.
         """
         for match in _PHRASE.finditer(text):
-            if match[1].lower() in lexicon() and self._is_english_beside(text, *match.span()):
+            if match["noun"].lower() in lexicon() and self._is_english_beside(text, *match.span()):
                 return "lexicon_phrase"
         return None
 

@@ -118,12 +118,12 @@ class McpTool(Tool):
         `get_weather` and `getWeather` are called GetWeather in texts. No connection is opened yet.
         """
         super().__init__(key, options, prompt)
-        words = lane_key(options.tool).split("_")
+        words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
         self.name = options.name or "".join(word.capitalize() for word in words)
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
-        self.routed = options.wants is None
+        self.routed = options.wants is None  # without `wants`, a search index picks the texts for it
         self._session: McpSession | None = None
         self._lock = threading.Lock()  # held while the session is opened or closed
 

@@ -17,15 +17,16 @@ from toolformer_dag.tools.tool import ProposedCall
 
 VERSION = "1"
 """Raised when the rule gives other calls."""
-OPERANDS = 16
-"""The nearest numbers before a place that are tried in pairs."""
-CALLS = 12
-"""The most calls that are proposed at a place."""
-LEAST = 20 * UNIT
-"""The smallest whole result that a strict rule takes for one, in units of 1 / UNIT."""
+MOST_OPERANDS = 16
+"""How many numbers before a result are tried as operands, in pairs: those nearest to it."""
+MOST_CALLS = 12
+"""The most calls that are proposed before one number."""
+LEAST_WHOLE_RESULT = 20 * UNIT
+"""The smallest whole number that the strict rule takes for a result: 20, in units of 1 / UNIT."""
 SMALL = (0, UNIT, 2 * UNIT)
 """The operands 0, 1 and 2, which a strict rule takes for no quantities."""
 HUNDREDTH: int = UNIT // 100
+"""0.01 in units of 1 / UNIT."""
 YEAR = re.compile(r"(?:19|20)[0-9]{2}")
 WORD = re.compile(r"[A-Za-z]+")
 UNITS_OF_TIME = {"minute", "hour", "day", "week", "year"}
@@ -56,7 +57,7 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
     """Yield calculator calls before each number of a text that two earlier numbers give by +, -, * or /.
 
     For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. The two numbers stand
-    within WINDOW tokens before it; the nearest pairs come first, at most CALLS of them. A number with decimals may be
+    within WINDOW tokens before it; the nearest pairs come first, at most MOST_CALLS of them. A number with decimals may be
     a result that the calculator rounds, a whole number is only an exact one.
 
     strict: for web pages, where many numbers are no results. The result is at least 20 or has decimals, no operand is
@@ -70,11 +71,21 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
             continue
         if strict and not _is_quantity(text, result):
             continue
-        first_in_window = bisect_left(positions, positions[index] - WINDOW + 1)
-        first_operand = max(first_in_window, index - OPERANDS)
-        calls = _calls_with_result(result, text_numbers[first_operand:index], strict)
-        for call in islice(calls, CALLS):
+        operands = text_numbers[_first_operand(positions, index) : index]
+        calls = _calls_with_result(result, operands, strict)
+        for call in islice(calls, MOST_CALLS):
             yield ProposedCall(result.start, call)
+
+
+def _first_operand(positions: Sequence[int], result: int) -> int:
+    """Return the index of the first number that may be an operand of number `result`.
+
+    It stands within WINDOW tokens before the result, and is at most the MOST_OPERANDS-th number before it.
+
+    positions: of each number of the text, its position in tokens; ascending.
+    """
+    first_in_window = bisect_left(positions, positions[result] - WINDOW + 1)
+    return max(first_in_window, result - MOST_OPERANDS)
 
 
 def _in_digits(text: str) -> Iterator[Operand]:
@@ -105,12 +116,18 @@ def _is_quantity(text: str, number: Operand) -> bool:
     It is at least 20 or has decimals, is no year from 1900 to 2099, and is no part of a date, time, version or fraction
     such as `#25`, `25:30` or `25/8`.
     """
-    is_large = number.value >= LEAST or "." in number.written
+    has_decimals = "." in number.written
+    if number.value < LEAST_WHOLE_RESULT and not has_decimals:
+        return False
+    if YEAR.fullmatch(number.written):
+        return False
     before = text[max(0, number.start - 1) : number.start]
+    ends_longer_form = before != "" and before in ":-#./"
+    if ends_longer_form:
+        return False
     after = text[number.end : number.end + 2]
-    is_end_of_more = before in tuple(":-#./")
-    is_beginning_of_more = after[:1] in tuple(":/-") and after[1:].isdigit()
-    return is_large and not is_end_of_more and not is_beginning_of_more and not YEAR.fullmatch(number.written)
+    begins_longer_form = after.startswith((":", "/", "-")) and after[1:].isdigit()
+    return not begins_longer_form
 
 
 def _calls_with_result(result: Operand, operands: Sequence[Operand], strict: bool) -> Iterator[str]:
@@ -121,24 +138,32 @@ def _calls_with_result(result: Operand, operands: Sequence[Operand], strict: boo
     - strict: whether pairs with 0, 1 or 2 are left out.
     """
     tried_values: set[tuple[int, int]] = set()
-    for farther_index in range(len(operands) - 2, -1, -1):
-        for nearer_index in range(len(operands) - 1, farther_index, -1):
-            farther = operands[farther_index]
-            nearer = operands[nearer_index]
-            smaller, larger = sorted((farther.value, nearer.value))
-            if (smaller, larger) in tried_values:
-                continue
-            tried_values.add((smaller, larger))
-            if strict and (farther.value in SMALL or nearer.value in SMALL):
-                continue
-            yield from _calls_on_pair(result.value, farther, nearer)
+    for farther, nearer in _pairs_nearest_first(operands):
+        smaller, larger = sorted((farther.value, nearer.value))
+        if (smaller, larger) in tried_values:
+            continue
+        tried_values.add((smaller, larger))
+        if strict and (farther.value in SMALL or nearer.value in SMALL):
+            continue
+        yield from _calls_on_pair(result.value, farther, nearer)
+
+
+def _pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
+    """Yield each pair of operands, the farther one from the result first: (b, c), (a, c), (a, b) for a, b, c."""
+    nearest_first = operands[::-1]
+    for count, farther in enumerate(nearest_first):
+        for nearer in nearest_first[:count]:
+            yield farther, nearer
 
 
 def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
     """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
 
-    For 12 and 30 and the result 18 that is `30 - 12`. Left out are differences below zero, and what leaves a number as
-    it is: `a * 1`, `a / 1`. Values are whole numbers of units of 1 / UNIT, so nothing is rounded.
+    For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero are left out, and so is what leaves a
+    number as it is: `a * 1`, `a / 1`.
+
+    Values are integers in units of 1 / UNIT: 2.5 is 2.5 * UNIT. A product of two values is in units of 1 / UNIT², so
+    it is divided by UNIT; a quotient of two values has lost the unit, so it is multiplied by UNIT.
     """
     if _rounds_to(result, numerator=a.value + b.value, denominator=1):
         yield f"{a.written} + {b.written}"
@@ -154,15 +179,16 @@ def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
 
 
 def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
-    """Return whether the calculator prints the exact value numerator / denominator as this result.
+    """Return whether the calculator prints the value numerator / denominator as this result.
 
-    Result and value are in units of 1 / UNIT. The calculator rounds half up to two decimals: 2.345 is 2.35. A whole
-    result has to be exact all the same, because 2001 / 1999 is 1.00 for any two years.
+    The calculator rounds half up to two decimals: it prints 2.35 for each value with 2.345 <= value < 2.355, that is
+    for result - 0.005 <= value < result + 0.005. A whole result has to be exact, because 2001 / 1999 is 1.00 for any
+    two years. Result and value are in units of 1 / UNIT; the denominator is positive.
     """
-    # All of these are multiplied by the denominator, so that nothing is divided.
+    # Both sides are multiplied by the denominator, so that integers are compared and nothing is rounded.
     difference = numerator - result * denominator  # value - result
     hundredth = HUNDREDTH * denominator
     is_whole = result % UNIT == 0
     if is_whole:
         return difference == 0
-    return -hundredth <= 2 * difference < hundredth  # half a hundredth below the result, or less than that above
+    return -hundredth <= 2 * difference < hundredth
