@@ -66,7 +66,7 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
     - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering.
     - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others.
 
-    An answer of the calculator is right if its first number is; another answer if the first five words contain the
+    An answer of the calculator is right if its number is; another answer if the first five words contain the
     right one. In questions for WikiSearch the tool QA may not be called (`withheld`).
     """
     generated = []
