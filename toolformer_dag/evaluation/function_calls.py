@@ -39,7 +39,7 @@ def function_calling(folder: Path) -> list[Benchmark]:
         {"id": "simple_0", "question": [[{"role": "user", "content": "Area of a triangle with base 10, height 5?"}]],
          "function": [{"name": "area", "description": "...", "parameters": {"type": "dict", "properties": ...}}]}
 
-    The file of the same name in the folder `possible_answer` has its right calls, with the right values of each argument:
+    The file of the same name in the folder `possible_answer` has its right calls and, for each argument, right values:
 
         {"id": "simple_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["cm", ""]}}]}
 

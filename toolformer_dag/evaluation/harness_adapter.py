@@ -75,9 +75,10 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return what the model writes after each prompt, without calls, up to the task's first stop string.
 
-        requests: their `args` are a prompt and the options of generation ({"until": ["\\n"], "max_gen_toks": 64}); their
-        `doc` may have a `context`, the date that the calendar returns ("2019-01-01"). Raises UserError for a task that
-        samples.
+        requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have a
+            `context`: the date that the calendar returns ("2019-01-01").
+
+        Raises UserError for a task that samples.
         """
         indices_of_limit: dict[int, list[int]] = {}  # requests with the same limit of tokens are written together
         for index, request in enumerate(requests):
@@ -95,16 +96,12 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
     def _written(self, requests: Sequence[Any], max_new_tokens: int) -> list[str]:
         """Return the text after each prompt, without calls, cut at the stop strings of its request."""
-        prompts = []
-        stops_of_prompts = []
-        for request in requests:
-            prompt, options = request.args
-            prompts.append(prompt)
-            stops_of_prompts.append(options)
+        prompts = [request.args[0] for request in requests]
         contexts = [_context(request.doc) for request in requests]
         generations = self._asking.write(prompts, contexts, max_new_tokens)
         texts = []
-        for generation, options in zip(generations, stops_of_prompts, strict=True):
+        for request, generation in zip(requests, generations, strict=True):
+            _, options = request.args
             texts.append(_until(generation.plain, options))
         return texts
 

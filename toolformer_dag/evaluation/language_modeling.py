@@ -171,7 +171,8 @@ def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int
 def _follows(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
     """Return for each token after the first whether the tokens `opening` stand right before it.
 
-    [False, True, False] for the tokens [4, 5, 7, 5] and the opening [5]: only the 7 follows a 5. All are true for no opening.
+    [False, True, False] for the tokens [4, 5, 7, 5] and the opening [5]: only the 7 follows a 5. Without an opening all
+    are True.
     """
     follows = []
     for position in range(1, len(ids)):
