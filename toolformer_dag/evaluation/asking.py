@@ -66,8 +66,9 @@ class ComparedModel(NamedTuple):
 def compared_models(settings: Settings) -> list[ComparedModel]:
     """Return the models that are evaluated, each with the conditions under which it answers.
 
-    They are the base model, the finetuned checkpoints, and those of `[evaluation.models]`. A condition is a name for
-    the tables and a k of decoding: 0 writes no calls.
+    They are the base model, the finetuned checkpoints, and the models of `[evaluation.models]`. A condition is a name
+    for the tables, such as "Toolformer", and a k of decoding: a call may begin where ` [` is among the k likeliest
+    tokens, so k = 0 writes no calls.
     """
     models = [ComparedModel(settings.model, folder=None, conditions=[BASE])]
     for name, checkpoint in CHECKPOINTS.items():
@@ -82,7 +83,11 @@ def compared_models(settings: Settings) -> list[ComparedModel]:
 
 
 def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
-    """Return the conditions of a model: one without calls and, if it calls tools, decoding's k and those of Table 9."""
+    """Return the conditions under which a model answers; the first is always without calls (k = 0).
+
+    calls: whether the model was finetuned to call tools. If so, conditions with the k of [decoding] and with each other
+    k of [evaluation] (Table 9) follow.
+    """
     if not calls:
         return [Condition(model, NO_CALLS)]
     decoding_k = settings.decoding.k
@@ -94,14 +99,14 @@ def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Conditio
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A model with the settings under which it is asked.
+    """A model with the settings under which it answers.
 
     - `lanes`: the tools with their settings.
     - `language_model`: loaded by `load_identified`.
-    - `k`: as in decoding.
-    - `withheld`: names, in the text, of tools that may not be called.
-    - `function_calls`: as in Benchmark; above 0 the contexts of `write` are functions, which are called in place of the
-      lanes' tools.
+    - `k`: a call may begin where ` [` is among the k likeliest tokens; 0 writes no calls.
+    - `withheld`: names of tools that may not be called, as written in texts ("QA").
+    - `function_calls`: above 0, each question brings functions, which are called in place of the lanes' tools, at most
+      so many times per text.
     """
 
     settings: Settings
@@ -112,9 +117,11 @@ class Asking:
     function_calls: int = 0
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the text after a prompt, beside the prompt and its context: the key of stored answers.
+        """Return everything besides prompt and context that determines a generated text: the key of stored texts.
 
-        The tools count only where calls may be written (k > 0), or the question's own functions in their place.
+        - k = 0: the model and the settings of decoding; tools do not matter, since no call is written.
+        - with `function_calls`: also the settings of calling a question's functions, which stand in its context.
+        - else: also the tools and their settings.
         """
         identity: dict[str, Any] = {
             "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
@@ -130,7 +137,7 @@ class Asking:
         return {**identity, **self._tool_identity()}
 
     def _function_identity(self) -> dict[str, Any]:
-        """Return what determines calls of a question's own functions."""
+        """Return the settings that determine the calls of functions that a question brings."""
         decoding = {**determining(self.settings.decoding), "k": self.k}
         return {
             "functions": [OFFERING, self.function_calls, decoding],
@@ -139,24 +146,26 @@ class Asking:
 
     def _tool_identity(self) -> dict[str, Any]:
         """Return what determines the calls that are written and their results: thresholds, tools, withheld tools."""
-        thresholds = start_thresholds(self.lanes)
-        return {
-            **({"min_probability": thresholds} if thresholds else {}),
-            "k": self.k,
-            **determining(self.settings.decoding, "calls", "depth"),
-            **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
-            "max_call_tokens": self.settings.sampling.max_call_tokens,
-            "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},
-            "withheld": sorted(self._not_called),
-        }
+        identity: dict[str, Any] = {}
+        thresholds = start_thresholds(self.lanes)  # the least probability of ` [` by tool, where settings have it
+        if thresholds:
+            identity["min_probability"] = thresholds
+        identity["k"] = self.k
+        identity |= determining(self.settings.decoding, "calls", "depth")
+        identity |= offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools)
+        identity["max_call_tokens"] = self.settings.sampling.max_call_tokens
+        identity["tools"] = {lane.tool.key: result_settings(lane) for lane in self.lanes}
+        identity["withheld"] = sorted(self._not_called)
+        return identity
 
     def write(
         self, prompts: Sequence[str], contexts: Sequence[str], max_new_tokens: int | None = None
     ) -> list[Generation]:
-        """Generate a text per prompt, greedily.
+        """Generate a text per prompt, greedily, with calls of tools and their results.
 
-        contexts: for each prompt, the ISO date for the calendar, else empty; with `function_calls`, its functions.
-        max_new_tokens: by default decoding's.
+        contexts: for each prompt the date that the calendar returns ("2019-01-01"), or "". With `function_calls`, the
+            JSON of the functions that the question brings; they are called in place of the lanes' tools.
+        max_new_tokens: the setting of [decoding] if None.
         """
         rules = replace(
             rules_for(self.language_model, self.lanes, self.settings),
@@ -169,14 +178,14 @@ class Asking:
             return generate(rules, prompts, contexts)
         texts = []
         for prompt, context in zip(prompts, contexts, strict=True):
-            rules_of_prompt = self._calling(rules, offered_functions(context))
+            rules_of_prompt = self._rules_with_functions(rules, offered_functions(context))
             texts += generate(rules_of_prompt, [prompt])
         return texts
 
-    def _calling(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
-        """Return the rules of decoding for a question that comes with functions of its own, by their names.
+    def _rules_with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
+        """Return a copy of the rules of decoding in which the functions of a question replace the lanes' tools.
 
-        They are called in place of the lanes' tools, as often as `function_calls` says.
+        functions: by name. A text may hold at least `function_calls` calls, and a chain of calls may be as long.
         """
         return replace(
             rules,
@@ -189,7 +198,7 @@ class Asking:
 
     @property
     def _not_called(self) -> frozenset[str]:
-        """Return the names of the lanes' tools that may not be called."""
+        """The names of the lanes' tools that are withheld; names of other tools are dropped."""
         return self.withheld & {lane.tool.name for lane in self.lanes}
 
 
@@ -198,7 +207,7 @@ GENERATIONS = "evaluation/generations"
 CHUNK = 256
 """Prompts that are generated before their rows are stored; a killed run loses at most these."""
 KEY = ("prompt", "context")
-"""The columns by which rows are found."""
+"""The columns that identify a row."""
 ROW = pl.Schema(
     {
         "prompt": pl.String(),
@@ -239,19 +248,25 @@ def generations(
     pairs = [(question.prompt, question.context) for question in questions]
     requested = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
     missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
-    chunks = []
+    chunks = [ROW.to_frame()]  # no rows; gives the columns where nothing is generated
     for start in range(0, missing.height, CHUNK):
         advance(len(questions) - missing.height + start)
         chunks.append(_generated(store, asking, missing[start : start + CHUNK]))
-    fresh = pl.concat([ROW.to_frame(), *chunks])
-
-    generation_of: dict[tuple[str, str], Generation] = {}
-    for row in pl.concat([fresh, store.stored(requested)]).iter_rows(named=True):
-        generation_of[row["prompt"], row["context"]] = _generation(row)
+    fresh = pl.concat(chunks)
+    generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
+    # A stored row that is damaged since it was looked up above is in neither frame.
     damaged = requested.height - len(generation_of)
     if damaged:
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
     return Generations([generation_of[pair] for pair in pairs], fresh)
+
+
+def _generations_by_key(rows: pl.DataFrame) -> dict[tuple[str, str], Generation]:
+    """Return the generations of stored rows (ROW) by prompt and context."""
+    generation_of = {}
+    for row in rows.iter_rows(named=True):
+        generation_of[row["prompt"], row["context"]] = _generation(row)
+    return generation_of
 
 
 def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
@@ -274,7 +289,7 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:
-    """Turn a stored row (ROW) back into the Generation that it was made of."""
+    """Return the Generation that a stored row (ROW) holds."""
     return Generation(
         text=row["text"],
         plain=row["plain"],

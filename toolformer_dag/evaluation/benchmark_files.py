@@ -43,15 +43,13 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
     except (ValueError, RecursionError):  # several lines, or an error that reading by line locates
         yield from json_lines(file)
         return
-    is_object = isinstance(parsed, dict)
     may_be_record = lone or file.suffix == ".jsonl"
-    has_key = is_object and key is not None and key in parsed
-    if is_object and may_be_record and not has_key:
+    if isinstance(parsed, dict) and may_be_record and key not in parsed:
         yield parsed
-        return
-    # Only an object is looked into; an empty list is reported as one that lacks the key.
-    needs_key = is_object or not parsed
-    yield from list_in(parsed, file, key if needs_key else None)
+    elif isinstance(parsed, list) and parsed:
+        yield from parsed
+    else:  # an object with its list under `key`; all else is an error there
+        yield from list_in(parsed, file, key)
 
 
 COMMA = re.compile(r",\s*(?:[\]}]|\Z)")

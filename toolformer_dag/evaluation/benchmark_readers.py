@@ -160,14 +160,17 @@ def natural_questions(file: Path) -> list[Benchmark]:
 def trivia_qa(file: Path) -> list[Benchmark]:
     """Read TriviaQA; every alias of an answer is right, and a record may have none.
 
-    - The original: `Question` and `Answer` (`Value`, `Aliases`) under `Data`.
+    Records of these shapes are read:
+
+    - the original: `Question` and `Answer` (`Value`, `Aliases`) in a list under `Data`
     - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, beside it maybe `aliases`, or an object
-      of `value` and `aliases`.
-    - A question and its answers.
+      of `value` and `aliases`
+    - `question` with `answers` or `golden_answers`, as in Natural Questions
 
     Raises BenchmarkError.
     """
     shapes = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
+    # A .json with one object is the original, whose list is under Data; in other files an object is a single record.
     records_of_file = records(file, "Data", lone=file.suffix != ".json")
     return _open_benchmark("TriviaQA", file, records_of_file, _trivia, shapes)
 
@@ -175,10 +178,12 @@ def trivia_qa(file: Path) -> list[Benchmark]:
 def _open_benchmark(
     name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> list[Benchmark]:
-    """Return a benchmark of questions without a text to read, in a list. The tool QA may not be called for them.
+    """Return a list of one benchmark: questions that come without a text to read. The tool QA may not be called.
 
-    convert: a record of the file -> its question, or the reason why it is left out. shapes: which records are read, for
-    the error about another shape.
+    It is a list since readers of other benchmarks return several.
+
+    convert: record of the file -> its question, or the reason why it is left out, such as "nobody_asks".
+    shapes: the fields that records have, in words; printed in the error about a record of another shape.
     """
     return [
         benchmark(
@@ -193,16 +198,21 @@ def _open_benchmark(
 
 
 OPEN = "question or qText with a list answer, answers or golden_answers"
-"""The shape of records that `_question_and_answers` reads, for messages."""
+"""The fields of records that `_question_and_answers` reads, for error messages."""
 
 
 def _question_and_answers(record: Any) -> QuestionOrReason:
+    """Return the question of a record such as {"question": "who wrote Emma", "answer": ["Jane Austen"]}."""
     question = field_of(record, "question", "qText")
     answers = field_of(record, "answer", "answers", "golden_answers")
     return _open_question(question, answers)
 
 
 def _web_question(record: Any) -> QuestionOrReason:
+    """Return the question of a record of WebQuestions: the original with `utterance`, else a question and its answers.
+
+    The original has its answers in Lisp: `(list (description "Jane Austen") (description Emma))`.
+    """
     if "utterance" not in record:
         return _question_and_answers(record)
     answers = []
@@ -213,14 +223,15 @@ def _web_question(record: Any) -> QuestionOrReason:
 
 
 def _trivia(record: Any) -> QuestionOrReason:
-    """Turn a record of TriviaQA into a question; aliases of the answer are right answers too.
+    """Return the question of a record of TriviaQA, in any of its three published shapes (`trivia_qa`).
 
-    Three published shapes are told apart by their fields: "Question", "answer", or neither (`trivia_qa`).
+    Aliases of the answer are right answers too.
     """
-    if "Question" in record:
+    if "Question" in record:  # {"Question": "...", "Answer": {"Value": "Jane Austen", "Aliases": ["J. Austen"]}}
         return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
-    if "answer" not in record:
+    if "answer" not in record:  # {"question": "...", "golden_answers": ["Jane Austen"]}
         return _question_and_answers(record)
+    # {"question": "...", "answer": "Jane Austen", "aliases": ["J. Austen"]}, or the question as a prompt in `context`
     question = field_of(record, "context", "question").removeprefix("Question: ").removesuffix("\nAnswer:")
     answers = _values(record["answer"], "value", "aliases")
     aliases = _listed(record.get("aliases") or ())
@@ -228,7 +239,10 @@ def _trivia(record: Any) -> QuestionOrReason:
 
 
 def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
-    """Return an answer and its aliases: a text, a list, or an object of both, whose aliases may be missing."""
+    """Return the texts of an answer, such as ["Jane Austen", "J. Austen"].
+
+    answer: a text, a list of texts, or an object of a text under `value_key` and perhaps a list under `aliases_key`.
+    """
     if isinstance(answer, str):
         return [answer]
     if isinstance(answer, list):
@@ -238,6 +252,7 @@ def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
 
 
 def _open_question(question: str, answers: Any) -> QuestionOrReason:
+    """Return a question for WikiSearch. answers: a list of the right texts. Raises TypeError for a single text."""
     return BenchmarkQuestion(question_answering(question), tuple(_listed(answers)), tool="wiki_search")
 
 
@@ -254,7 +269,7 @@ LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")
 
 
 ALL_ENGLISH = ", all En)"
-"""The end of the name of a benchmark whose questions are those of another one in English."""
+"""The end of the name of a benchmark with English questions for a text in English, such as "MLQA (de, all En)"."""
 
 
 def mlqa(folder: Path) -> list[Benchmark]:
@@ -311,14 +326,14 @@ class ParagraphQuestion(NamedTuple):
 
 
 class _MlqaFile(NamedTuple):
-    """The name of the benchmark that a file is of, and its questions in order."""
+    """The content of a file: the name of its benchmark ("MLQA"), and its questions in order."""
 
     name: str
     questions: list[ParagraphQuestion]
 
 
 def _mlqa(file: Path) -> Benchmark:
-    """Read a file of MLQA, or of XQuAD in its format, which has that as its name."""
+    """Read a file of MLQA, or of XQuAD in MLQA's format, as a benchmark named "MLQA (de)"."""
     content = _read_mlqa(file)
     return benchmark(
         name=f"{content.name} ({_language(file)})",
@@ -329,10 +344,10 @@ def _mlqa(file: Path) -> Benchmark:
 
 
 def _in_english(file: Path, english_file: Path) -> Benchmark:
-    """Return the benchmark of a language's questions in their English translations (paper, section 4.2.4).
+    """Return the English translations of the questions of a file as a benchmark, "MLQA (de, all En)" (section 4.2.4).
 
-    file: of the language, which says which questions. english_file: their translations, found by id. A question without
-    one is left out as ABSENT.
+    file: the questions in the other language; only their ids are used.
+    english_file: the English questions. Where it lacks an id, the question is left out with the reason ABSENT.
     """
     content = _read_mlqa(file)
     english_questions = {question.id: question for question in _read_mlqa(english_file).questions}
@@ -340,9 +355,10 @@ def _in_english(file: Path, english_file: Path) -> Benchmark:
     for question in content.questions:
         # A question without an id has no translation.
         translations.append(english_questions.get(question.id) if question.id else None)
+    language_and_end = f"{_language(file)}{ALL_ENGLISH}"  # "de, all En)"
     return benchmark(
-        name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
-        sources={english_file: translations},
+        name=f"{content.name} ({language_and_end}",
+        sources={english_file: translations},  # errors name the file that records are from
         convert=lambda question: _mlqa_question(question) if question else ABSENT,
         correct=in_first_ten_words,
     )
@@ -387,17 +403,33 @@ def asdiv(file: Path) -> list[Benchmark]:
     Raises BenchmarkError.
     """
     if file.suffix in (".json", ".jsonl"):
-        shapes = "body, question and answer"
-        return [benchmark("ASDiv", {file: records(file)}, _asdiv_record, number_is_right, shapes=shapes)]
+        of_file = benchmark(
+            name="ASDiv",
+            sources={file: records(file)},
+            convert=_asdiv_record,
+            correct=number_is_right,
+            shapes="body, question and answer",
+        )
+    else:
+        of_file = benchmark(
+            name="ASDiv",
+            sources={file: _asdiv_problems(file)},
+            convert=_asdiv_problem,
+            correct=number_is_right,
+        )
+    return [of_file]
+
+
+def _asdiv_problems(file: Path) -> Iterable[ElementTree.Element]:
+    """Return the elements `Problem` of ASDiv.xml. Raises BenchmarkError if it cannot be read or is no XML."""
     try:
-        problems = ElementTree.parse(file).getroot().iter("Problem")
+        return ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
         reason = str(error)
         kind = kind_in_words(file.read_bytes()[:HEAD_BYTES]) if file.is_file() else None
         if kind:
             reason = f"{error}, it is {kind}"
         raise BenchmarkError(f"{file} is not ASDiv.xml ({reason}); give the benchmark's own file") from error
-    return [benchmark("ASDiv", {file: problems}, _asdiv_problem, number_is_right)]
 
 
 def svamp(file: Path) -> list[Benchmark]:
@@ -437,7 +469,7 @@ def _asdiv_record(record: Any) -> QuestionOrReason:
 
 
 def _asdiv_question(body: Any, question: Any, answer: Any, solution_type: Any) -> QuestionOrReason:
-    """Return the question of a problem; its answer is a number and its unit. Raises AttributeError for what is None."""
+    """Return the question of a problem; its answer is a number and its unit. Raises AttributeError for a None."""
     prompt = mathematics(body.strip(), question.strip())
     match = ASDIV_ANSWER.fullmatch(answer.strip())
     if match is None:
@@ -446,11 +478,13 @@ def _asdiv_question(body: Any, question: Any, answer: Any, solution_type: Any) -
 
 
 def _svamp(record: Any) -> QuestionOrReason:
+    """Return the question of a record: {"Body": "...", "Question": "...", "Answer": 8.0, "Type": "Addition"}."""
     prompt = mathematics(record["Body"].strip(), record["Question"].strip())
     return _question(prompt, record["Answer"], str(record.get("Type") or ""))
 
 
 def _mawps(record: Any) -> QuestionOrReason:
+    """Return the question of a record, or the reason "answer_is_no_number" where it has not exactly one solution."""
     if "sQuestion" not in record:
         return _question(mathematics("", record["input"].strip()), record["target"])
     solutions = record["lSolutions"]
@@ -494,6 +528,7 @@ def _without_call(name: str, file: Path, convert: Callable[[Any], QuestionOrReas
 
 
 def _irrelevant(record: Any) -> QuestionOrReason:
+    """Return the user's last message as a question, or the reason "nobody_asks"."""
     prompt = last_asked(record)
     if not prompt:
         return "nobody_asks"
@@ -511,6 +546,7 @@ def last_asked(record: Any) -> str | None:
 
 
 def _unanswerable(record: Any) -> QuestionOrReason:
+    """Return the question of a record that no tool answers; for all others their label, as the reason."""
     label = record["correct_answer"]
     if label not in NO_RIGHT_CALL:
         return str(label)

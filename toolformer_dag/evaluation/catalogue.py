@@ -55,17 +55,19 @@ def _reader(name: str) -> Callable[[Path], list[Benchmark]]:
 
 
 WITHHELD = {"wiki_search": frozenset({"QA"})}
-"""By tool of the synthetic world's questions, the names of tools that may not be called there."""
+"""Tool that synthetic questions are for -> names of the tools that may not be called for them."""
 FIRST_TOOLS = {TWO_HOP: "question_answering"}
-"""By kind of questions that take several calls, the tool of the first call; it is the question's target."""
+"""Kind of questions that take several calls -> the tool of the first call, which counts as the right one."""
 
 
 def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
-    """Generate `n` questions of the synthetic world for a tool, or questions that take several calls (TWO_HOP).
+    """Generate `n` questions that a tool answers, about the invented world of the synthetic corpus.
 
-    wordings: whether the templates are those of the synthetic corpus.
+    - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering.
+    - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others.
 
-    The calculator's questions are judged like mathematics, all others like LAMA. WikiSearch's withhold QA.
+    An answer of the calculator is right if its number is; another answer if the first five words contain the
+    right one. In questions for WikiSearch the tool QA may not be called (`withheld`).
     """
     generated = []
     for phenomenon in questions(seed, tool, n, wordings):
@@ -73,7 +75,7 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
             BenchmarkQuestion(
                 prompt=phenomenon.before,
                 answers=(phenomenon.answer,),
-                tool=FIRST_TOOLS.get(tool, tool),
+                tool=FIRST_TOOLS.get(tool, tool),  # TWO_HOP is no tool
                 context=str(phenomenon.date or ""),
                 wording=phenomenon.wording,
             )

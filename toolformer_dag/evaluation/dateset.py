@@ -41,7 +41,7 @@ def holidays(year: int) -> dict[str, date]:
 
 
 def _nth(year: int, month: int, weekday: int, n: int) -> date:
-    """Return the n-th such weekday of the month; n = 0 is the last before the month."""
+    """Return the n-th Monday, Thursday or other `weekday` of a month; n = 0: the last before the month begins."""
     first_of_month = date(year, month, 1)
     days_to_weekday = (weekday - first_of_month.weekday()) % 7
     return first_of_month + timedelta(days=days_to_weekday + 7 * (n - 1))
@@ -111,7 +111,7 @@ Template = Callable[[Dates], Iterator[QuestionAndAnswers]]
 
 
 def dateset(seed: int = 0) -> Benchmark:
-    """Generate the 9,400 questions, deterministically by seed."""
+    """Return the 9,400 generated questions as a benchmark, always the same for a seed."""
     random = Random(seed)
     days = random.sample(range((LAST - FIRST).days + 1), DATES)
     dates = [_dates(random, FIRST + timedelta(days=day)) for day in days]
@@ -135,19 +135,20 @@ def _dates(random: Random, current: date) -> Dates:
 def _drawn(random: Random, dates: list[Dates], template: Template, size: int) -> Iterator[BenchmarkQuestion]:
     """Draw `size` questions of a template, such as "How many days ago was ...?", over random current dates.
 
-    template: dates -> the variants of its question for them. Each of `dates` (with its current date, which the calendar
-    tells) gives equally many questions, up to a difference of 1.
+    template: yields the variants of its question for a current date with its past and future date.
+    dates: each gives equally many questions, up to a difference of 1. The calendar returns its current date.
     """
     per_date, remainder = divmod(size, len(dates))
-    for number, chosen in enumerate(random.sample(dates, len(dates))):
-        variants = list(template(chosen))
+    shuffled = random.sample(dates, len(dates))
+    for number, dates_of_question in enumerate(shuffled):
+        variants = list(template(dates_of_question))
         count = per_date + 1 if number < remainder else per_date
         for variant in random.sample(variants, count):
             yield BenchmarkQuestion(
                 prompt=question_answering(variant.question),
                 answers=variant.answers,
                 tool="calendar",
-                context=chosen.current.isoformat(),
+                context=dates_of_question.current.isoformat(),
                 wording=template.__name__.lstrip("_"),
             )
 
@@ -232,6 +233,7 @@ class DatePart(NamedTuple):
 
 
 def _parts(day: date) -> list[DatePart]:
+    """Return what can be asked for a date, with the right answers: "month" -> ("August",) and three more."""
     return [
         DatePart("day of the week", (WEEK_DAYS[day.weekday()],)),
         DatePart("day of the month", (str(day.day), f"{day.day}{_ordinal(day.day)}")),

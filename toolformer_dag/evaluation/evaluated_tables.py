@@ -153,10 +153,9 @@ def all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
 
 
 def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
-    """Withdraw the damaged parts of these tables; return for each `TABLE PART` what was wrong with it.
+    """Remove the damaged parts of the tables of measurements (EVALUATED); return "TABLE PART" -> what was wrong.
 
-    The first job fills the warehouse and does not measure: it must not fail because of a measurement, which the second
-    job makes again.
+    Called before the warehouse is filled: a damaged measurement must not stop it, and is measured again afterwards.
     """
     damaged = {}
     for declared in EVALUATED:
@@ -164,7 +163,7 @@ def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
             table = lake.table(source)
             for part in table.parts():
                 try:
-                    table.files(part)
+                    table.files(part)  # only called to see whether the part is damaged
                 except DamagedPart as error:
                     table.remove(part)
                     damaged[f"{table.name} {part}"] = str(error)

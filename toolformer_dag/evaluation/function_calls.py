@@ -22,21 +22,28 @@ SETS = ("*_simple.json", "*_simple_python.json", "*_multiple.json", "*_parallel.
 JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 """Types in the schemas of these files -> the names that JSON schema has for them; others are the same."""
 NO_RULES = (("type", "any"), ("required", True), ("required", False))
-"""Entries of the schemas of these files that are not of JSON schema; they are removed."""
+"""Entries in the schemas of these files that JSON schema does not have or that rule nothing; they are removed."""
 NOTHING = "null"
-"""What a function of a question returns: calls are compared, and none is run."""
+"""What every function of a question returns: calls are compared, never run."""
 OFFERING = 1
 """Raise this when the same question would be asked with other functions or another result."""
 ANYTHING: Schema = {"additionalProperties": True}
-"""A schema that every arguments fit."""
+"""A schema that all arguments fit."""
 
 
 def function_calling(folder: Path) -> list[Benchmark]:
-    """Read sets of the Berkeley Function-Calling Leaderboard: SETS of a folder, with right calls in `possible_answer`.
+    """Read the files SETS of the Berkeley Function-Calling Leaderboard from a folder: a benchmark per file.
 
-    A record has `id`, `question` as in `irrelevance`, and `function`: a list of name, description and parameters. The
-    file of the same name in `possible_answer` has `id` and `ground_truth`: a list of {name: {argument: [values]}}.
-    Left out: records without right calls, and those of whose functions no call can be written.
+    A record has an id, a conversation, and the functions that may be called:
+
+        {"id": "simple_0", "question": [[{"role": "user", "content": "Area of a triangle with base 10, height 5?"}]],
+         "function": [{"name": "area", "description": "...", "parameters": {"type": "dict", "properties": ...}}]}
+
+    The file of the same name in the folder `possible_answer` has its right calls and, for each argument, right values:
+
+        {"id": "simple_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["cm", ""]}}]}
+
+    Records without right calls are left out, and records with a function for which no call can be written.
 
     Raises BenchmarkError.
     """
@@ -46,7 +53,7 @@ def function_calling(folder: Path) -> list[Benchmark]:
 def _benchmark_of_set(file: Path) -> Benchmark:
     """Read a file of the Berkeley Function-Calling Leaderboard as a benchmark, with its right calls.
 
-    An answer may hold as many calls as the question with the most right calls has.
+    An answer may hold as many calls (`function_calls`) as the question with the most right calls has.
     """
     right_calls = _right_calls(file.parent / "possible_answer" / file.name)
     of_file = benchmark(
@@ -60,28 +67,36 @@ def _benchmark_of_set(file: Path) -> Benchmark:
 
 
 def _right_calls(file: Path) -> dict[str, Any]:
-    """Read the file of right calls: id of the record -> [{"name": {"argument": [its right values]}}].
+    """Read the file of right calls: id of the record -> [{"area": {"base": [10], "height": [5]}}].
 
     Raises BenchmarkError for calls of another shape.
     """
     right_calls: dict[str, Any] = {}
     for number, record in enumerate(json_lines(file), 1):
-        with expect_shape(f"{file}, record {number}"):
+        with expect_shape(f"{file}, record {number}"):  # turns a KeyError, TypeError and the like into BenchmarkError
             calls = record["ground_truth"]
             right_calls[record["id"]] = calls
             for call in calls:
-                [arguments] = call.values()
-                for values in arguments.values():
-                    iter(values)  # TypeError where they are not listed
+                _check_right_call(call)
     return right_calls
+
+
+def _check_right_call(call: Any) -> None:
+    """Raise TypeError, ValueError or AttributeError unless `call` is {function: {argument: [right values]}}."""
+    [arguments] = call.values()
+    for values in arguments.values():
+        iter(values)  # TypeError for a single value
 
 
 def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     """Turn a record into a question, or return the reason why it is left out.
 
-    right_calls: of all records, by id. `context` of the question holds its functions (name, description, schema of the
-    arguments), `answers` its right calls, both as JSON. Left out: nobody_asks, no_ground_truth, and where a function
-    has a name or a schema that decoding cannot write, function_cannot_be_written.
+    right_calls: id of the record -> its right calls.
+    record: `id`, `question` and `function`, as `function_calling` describes them.
+
+    The question's `context` is the JSON of its functions (name, description, schema of the arguments); its only answer
+    is the JSON of its right calls. The reasons are "nobody_asks", "no_ground_truth" (no right calls) and
+    "function_cannot_be_written" (a function whose name or schema decoding cannot write).
     """
     prompt = last_asked(record)
     declared = record["function"]
@@ -92,7 +107,7 @@ def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     functions = []
     for function in declared if isinstance(declared, list) else [declared]:
         name = function["name"]
-        schema = json.loads(json.dumps(function.get("parameters") or {}), object_hook=_json_types)
+        schema = _json_schema(function.get("parameters") or {})
         if fault(Call(name, "")) or schema_fault(schema):
             return "function_cannot_be_written"
         functions.append({"name": name, "description": function.get("description", ""), "parameters": schema})
@@ -103,8 +118,13 @@ def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     )
 
 
+def _json_schema(parameters: Any) -> Any:
+    """Translate the leaderboard's `parameters` to JSON schema: {"type": "dict"} becomes {"type": "object"}."""
+    return json.loads(json.dumps(parameters), object_hook=_json_types)
+
+
 def _json_types(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return an object of such a schema in JSON schema's words (JSON_TYPES), without NO_RULES."""
+    """Translate an object within a schema: types by JSON_TYPES, and without the entries of NO_RULES."""
     kept = {key: value for key, value in schema.items() if (key, value) not in NO_RULES}
     type_name = kept.get("type")
     if isinstance(type_name, str):
@@ -159,30 +179,33 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
 
 
 def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
-    """Return whether each right call can have a written call that fits it, no two the same (Kuhn 1955).
+    """Return whether every right call can be paired with a written call of its own (bipartite matching, Kuhn 1955).
 
-    fitting: for each right call, the indices of the written calls that fit it.
+    fitting: for each right call, the indices of the written calls that fit it. [[0, 1], [0]] can be matched, as
+    right call 0 with written call 1 and right call 1 with written call 0; [[0], [0]] cannot.
     """
-    right_call_of: dict[int, int] = {}  # the right call that each written call was matched with
-    return all(_match(right_call, fitting, right_call_of, set()) for right_call in range(len(fitting)))
+    expected_call_of: dict[int, int] = {}  # written call -> right call, as matched so far
+    return all(_match(expected_call, fitting, expected_call_of, set()) for expected_call in range(len(fitting)))
 
 
-def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]) -> bool:
-    """Match a right call with a written call, moving earlier matches where needed; return whether that was possible.
+def _match(
+    expected_call: int, fitting: Sequence[Sequence[int]], expected_call_of: dict[int, int], tried: set[int]
+) -> bool:
+    """Match an expected call with a written call, moving earlier matches if needed; return whether that was possible.
 
-    This is a step of bipartite matching: the search for an augmenting path.
+    This is the search for an augmenting path in bipartite matching.
 
-    fitting: for each right call, the written calls that would be right for it.
-    right_call_of: written call -> right call; changed where it was possible.
-    tried: written calls that need not be tried again for this match; changed.
+    fitting: for each expected call, the written calls that would be right for it.
+    expected_call_of: written call -> expected call, as matched so far. Changed in place if a match was possible.
+    tried: written calls that this search has looked at; it does so once each. Changed in place.
     """
-    for written_call in fitting[right_call]:
+    for written_call in fitting[expected_call]:
         if written_call in tried:
             continue
         tried.add(written_call)
-        is_free = written_call not in right_call_of
-        if is_free or _match(right_call_of[written_call], fitting, right_call_of, tried):
-            right_call_of[written_call] = right_call
+        is_free = written_call not in expected_call_of
+        if is_free or _match(expected_call_of[written_call], fitting, expected_call_of, tried):
+            expected_call_of[written_call] = expected_call
             return True
     return False
 

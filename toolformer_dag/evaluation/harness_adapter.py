@@ -44,24 +44,28 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         k: int | None = None,
         withheld: str = "",
         max_new_tokens: int | None = None,
-        **of_the_harness: Any,
+        **ignored: Any,
     ) -> None:
         """Load the model and its tools as `toolformer-dag generate` does.
 
-        - `config`: toolformer.toml. `model`: a folder or hub id in place of the finetuned checkpoint.
-        - `k`: as in decoding, 0 disables calls. `withheld`: names of tools that may not be called, with `+` between.
-        - `max_new_tokens`: where a task does not say.
-        - `of_the_harness`: batch size and device, which the settings say here; ignored.
+        - `config`: the path of toolformer.toml.
+        - `model`: a folder or hub id; by default the finetuned checkpoint of the settings.
+        - `k`: a call may begin where ` [` is among the k likeliest tokens; 0 disables calls; by default from the
+          settings.
+        - `withheld`: names of tools that may not be called, joined by `+`: "QA+Calculator".
+        - `max_new_tokens`: for tasks that set no limit.
+        - `ignored`: the harness's batch size and device, which come from the settings here.
 
         Raises SettingsError, ModelError, ToolError.
         """
         super().__init__()
         settings = load_settings(Path(config) if config else None)
-        in_torch = settings.model.model_copy(update={"engine": "transformers"})  # logits of whole texts are asked for
-        self._model = load_model(in_torch, model or finetuned_or_base(settings))
+        # loglikelihood needs the logits of whole texts, which only the engine "transformers" gives.
+        model_settings = settings.model.model_copy(update={"engine": "transformers"})
+        self._model = load_model(model_settings, model or finetuned_or_base(settings))
         self._asking = Asking(
             settings=settings,
-            lanes=[lane.at_inference() for lane in lanes(settings)],
+            lanes=[lane.at_inference() for lane in lanes(settings)],  # tools with the settings for decoding
             language_model=self._model,
             k=settings.decoding.k if k is None else int(k),
             withheld=frozenset(withheld.split("+")),
@@ -69,24 +73,36 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         self._max_new_tokens = int(max_new_tokens or settings.decoding.max_new_tokens)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return what was written after each prompt, without the calls, up to the task's first stop string.
+        """Return what the model writes after each prompt, without calls, up to the task's first stop string.
 
-        A task's document may have a `context`, the ISO date for the calendar. Raises UserError for a task that samples.
+        requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have a
+            `context`: the date that the calendar returns ("2019-01-01").
+
+        Raises UserError for a task that samples.
         """
         indices_of_limit: dict[int, list[int]] = {}  # requests with the same limit of tokens are written together
         for index, request in enumerate(requests):
-            limit = self._limit(request.args[1])
-            indices_of_limit.setdefault(limit, []).append(index)
+            _, options = request.args
+            indices_of_limit.setdefault(self._limit(options), []).append(index)
 
         texts = [""] * len(requests)
         for limit, indices in sorted(indices_of_limit.items()):
-            prompts = [requests[index].args[0] for index in indices]
-            contexts = [_context(requests[index].doc) for index in indices]
-            generations = self._asking.write(prompts, contexts, limit)
-            for index, generation in zip(indices, generations, strict=True):
-                texts[index] = _until(generation.plain, requests[index].args[1])
+            same_limit = [requests[index] for index in indices]
+            for index, text in zip(indices, self._written(same_limit, limit), strict=True):
+                texts[index] = text
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
+
+    def _written(self, requests: Sequence[Any], max_new_tokens: int) -> list[str]:
+        """Return the text after each prompt, without calls, cut at the stop strings of its request."""
+        prompts = [request.args[0] for request in requests]
+        contexts = [_context(request.doc) for request in requests]
+        generations = self._asking.write(prompts, contexts, max_new_tokens)
+        texts = []
+        for request, generation in zip(requests, generations, strict=True):
+            _, options = request.args
+            texts.append(_until(generation.plain, options))
         return texts
 
     def _limit(self, options: dict[str, Any]) -> int:
@@ -106,18 +122,22 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
     @torch.no_grad()
     def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
-        """Return log p of a continuation and whether it is greedy; (0, True) without tokens. See `loglikelihood`."""
+        """Return log p of a continuation in nats, and whether greedy decoding would write it; (0, True) without tokens.
+
+        A text that exceeds the model's context loses its beginning, so the context is cut first.
+        """
         encoding = self._model.encoding
         context_tokens, all_tokens = encoding.texts([context, context + continuation])
         ids = [*encoding.bos, *all_tokens.ids]
-        # The first token of all is never predicted.
-        new_tokens = min(len(all_tokens.ids) - len(context_tokens.ids), len(ids) - 1)
-        if new_tokens < 1:
+        continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
+        predictable_tokens = len(ids) - 1  # nothing predicts the first token
+        scored_tokens = min(continuation_tokens, predictable_tokens)
+        if scored_tokens < 1:
             return 0.0, True
         inputs = torch.tensor([ids[-self._model.context_length :]], device=self._model.device)
-        # The logits at a token predict the next one; [new tokens, vocabulary].
-        logits = self._model.model(inputs, use_cache=False).logits[0, -new_tokens - 1 : -1].float()
-        targets = inputs[0, -new_tokens:]
+        logits_of_text = self._model.model(inputs, use_cache=False).logits[0]  # [tokens, vocabulary]
+        logits = logits_of_text[-scored_tokens - 1 : -1].float()  # the logits at a token predict the next one
+        targets = inputs[0, -scored_tokens:]
         log_p = logits.log_softmax(-1).gather(-1, targets[:, None])
         is_greedy = (logits.argmax(-1) == targets).all()
         return float(log_p.double().sum()), bool(is_greedy)
@@ -134,12 +154,13 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
 
 def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[str, Any]:
-    """Return a benchmark as a task of the harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
+    """Return a benchmark as a task of lm-evaluation-harness, for `simple_evaluate(tasks=[...])`; its metric is `acc`.
 
-    The tools that the benchmark withholds are those of the model, not of the task: see `HarnessModel`. Raises UserError
-    for a benchmark that judges calls: the harness sees texts without them.
+    Which tools may not be called is an argument of the model (`HarnessModel`), not of the task. Raises UserError for a
+    benchmark that judges calls: the harness sees texts without calls.
     """
-    if benchmark.calls_nothing or benchmark.function_calls:
+    judges_calls = benchmark.calls_nothing or benchmark.function_calls
+    if judges_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
     documents = []
     for question in benchmark.questions:

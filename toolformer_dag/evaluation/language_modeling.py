@@ -106,7 +106,10 @@ def perplexity(
 def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
     """Return the standard error of sum(nats) / sum(tokens), a ratio estimate (Cochran 1977, equation 6.13).
 
-    nats, tokens: the summed loss and the predicted tokens of each text. None for fewer than two texts with tokens.
+    nats, tokens: the summed loss and the predicted tokens of each text.
+
+    With the ratio r and n texts: sqrt(n / (n - 1) * sum((nats - r * tokens)^2)) / sum(tokens). Return None for fewer
+    than two texts with tokens.
     """
     n = int((tokens > 0).sum())
     if n < 2:
@@ -118,18 +121,23 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
 
 
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
-    """Return the query for the log probabilities that perplexity needs: of every token of a window but the first.
+    """Return a query for the log probability of every token of a window but the first.
 
-    ids: the tokens of the window. call_start: the tokens of ` [`, which begins a call. Where there are some, the last
-    of them is asked for at every place too, so that its probability can be set to 0 there (calls are disabled).
+    ids: the tokens of the window.
+    call_start: the tokens of ` [`, which begins a call; empty if calls are not disabled. Else the query also asks for
+        the log probability of the last of these tokens at every position, so that `_losses` can set it to 0.
     """
     positions = range(1, len(ids))
+    disabled_token = call_start[-1:]  # a list of one token, or empty
+    tokens_by_position = []
+    for position in positions:
+        tokens_by_position.append([ids[position], *disabled_token])
     return TokenQuery(
         kind="perplexity",
         prefix=[],
         text=ids,
         places=positions,
-        tokens=[[ids[position], *call_start[-1:]] for position in positions],
+        tokens=tokens_by_position,
     )
 
 
@@ -137,27 +145,37 @@ def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int
     """Return the losses, in nats, of the tokens of a window after its first, with the start of a call disabled.
 
     ids: the tokens of the window.
-    log_p: a row per token after the first: its log probability and, where `call_start` has tokens, that of the last
-        token of `call_start` at the same place.
-    call_start: the tokens of ` [`; empty where nothing is disabled.
+    log_p: a row per token after the first: its log probability and, where `call_start` has tokens, the log probability
+        of the last token of `call_start` at the same position.
+    call_start: the tokens of ` [`; empty where calls are not disabled.
 
-    Where the tokens before a position are all of `call_start` but the last, that one would begin a call. There its
-    probability is set to 0 and the others are scaled up to a sum of 1. Where the window does begin a call there, the
-    token gets no loss, so the result may be shorter than `log_p`.
+    Say ` [` is the tokens 5, 7. After a 5, the token 7 would begin a call: there its probability is set to 0, and the
+    others are scaled up to a sum of 1. A 7 of the window after a 5 gets no loss, so the result may be shorter than
+    `log_p`.
     """
     token_log_p = log_p[:, 0]
     if not call_start:
         return -token_log_p
-    *opening, last_of_start = call_start
-    would_begin = []
-    for position in range(1, len(ids)):
-        opening_start = position - len(opening)
-        would_begin.append(opening_start >= 0 and ids[opening_start:position] == opening)
-    would_begin_call = np.array(would_begin, np.bool_)
-    begins_call = would_begin_call & (np.array(ids[1:], np.int64) == last_of_start)
+    disabled_log_p = log_p[:, 1]
+    *opening, disabled_token = call_start
+    could_begin_call = _follows(ids, opening)
+    begins_call = could_begin_call & (np.array(ids[1:], np.int64) == disabled_token)
 
     # Without the disabled token, which has probability q, every other token has p / (1 - q).
-    log_of_rest = np.log1p(-np.exp(log_p[:, 1]))
-    log_scale = np.where(would_begin_call, log_of_rest, 0)
+    log_of_rest = np.log1p(-np.exp(disabled_log_p))
+    log_scale = np.where(could_begin_call, log_of_rest, 0)
     losses: NDArray[np.float64] = (log_scale - token_log_p)[~begins_call]
     return losses
+
+
+def _follows(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
+    """Return for each token after the first whether the tokens `opening` stand right before it.
+
+    [False, True, False] for the tokens [4, 5, 7, 5] and the opening [5]: only the 7 follows a 5. Without an opening all
+    are True.
+    """
+    follows = []
+    for position in range(1, len(ids)):
+        start = position - len(opening)
+        follows.append(start >= 0 and ids[start:position] == opening)
+    return np.array(follows, np.bool_)

@@ -101,12 +101,16 @@ class Measurement:
 
 
 def accuracy_settings(plan: Plan) -> dict[str, Any]:
-    """Return everything that the stored accuracies depend on, but for the checkpoints; a change measures them anew.
+    """Return all settings that the stored accuracies depend on, by name; a change of one measures them anew.
 
-    Questions, models, decoding, tools. Raises BenchmarkError where the files of a benchmark cannot be read.
+    They are questions, models, decoding and tools. Checkpoints are not among them: they are inputs. Raises
+    BenchmarkError if the files of a benchmark cannot be read.
     """
     evaluation = plan.settings.evaluation
+    # The least probability of ` [` by tool; only in the settings where it is used.
     thresholds = start_thresholds(plan.lanes)
+    min_probability = {"min_probability": thresholds} if thresholds else {}
+    decoding = determining(plan.settings.decoding, but=("min_probability",))
     return {
         "columns": fingerprint({name: str(kind) for name, kind in OUTCOME_SCHEMA.items()}),
         "questions": chosen_identity(evaluation),
@@ -114,9 +118,9 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         "decoding_k": sorted(set(evaluation.decoding_k)),
         "models": _models(plan),
         "overlap": MATCHING,
-        "decoding": {**determining(plan.settings.decoding, but=("min_probability",)), "version": DECODING},
+        "decoding": {**decoding, "version": DECODING},
         **offer_identity([lane.tool for lane in plan.inference_lanes], plan.settings.decoding.tools),
-        **({"min_probability": thresholds} if thresholds else {}),
+        **min_probability,
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
         "model": dict(plan.model),
         "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
@@ -124,18 +128,20 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
 
 
 def perplexity_settings(plan: Plan) -> dict[str, Any]:
-    """Return everything that the stored perplexities depend on, but for the checkpoints and the held-out texts.
+    """Return all settings that the stored perplexities depend on, by name; a change of one measures them anew.
 
-    Raises BenchmarkError where the file of WikiText cannot be read.
+    Checkpoints and held-out texts are not among them: they are inputs. Raises BenchmarkError if the file of WikiText
+    cannot be read.
     """
-    file = plan.settings.evaluation.wikitext
+    evaluation = plan.settings.evaluation
+    wikitext_file = evaluation.wikitext
     return {
         "columns": list(PERPLEXITY_COLUMNS),
         "models": _models(plan),
-        "texts": plan.settings.evaluation.perplexity_texts,
-        **determining(plan.settings.evaluation, "perplexity_on"),
+        "texts": evaluation.perplexity_texts,
+        **determining(evaluation, "perplexity_on"),  # {} at the default, which older records lack
         "model": dict(plan.model),
-        "wikitext": [content(file), READING] if file else None,
+        "wikitext": [content(wikitext_file), READING] if wikitext_file else None,  # READING: the reader's version
     }
 
 
@@ -151,7 +157,7 @@ SETTINGS: Mapping[str, Callable[[Plan], dict[str, Any]]] = {
     ACCURACY: accuracy_settings,
     PERPLEXITY: perplexity_settings,
 }
-"""By table, what determines it besides checkpoints and texts."""
+"""Table -> the function that returns all settings that its rows depend on."""
 
 
 def checkpoint_versions(plan: Plan) -> dict[str, str]:
@@ -167,7 +173,8 @@ def checkpoint_versions(plan: Plan) -> dict[str, str]:
 def measurement_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a measurement is missing or out of date, a sentence per reason; empty if it is up to date.
 
-    name: ACCURACY or PERPLEXITY. Its record is compared with the settings, checkpoints and texts of now.
+    name: ACCURACY or PERPLEXITY. The record that was stored with the measurement is compared with the present settings,
+        checkpoints and texts.
     """
     for table_name in TABLES[name]:
         table = plan.lake.table(table_name)
@@ -176,16 +183,20 @@ def measurement_reasons(plan: Plan, name: str) -> list[str]:
         try:
             table.files(WHOLE)
         except StorageError as error:
-            return [str(error).partition(";")[0]]
+            reason, _, _remedy = str(error).partition(";")
+            return [reason]
+    settings = SETTINGS[name](plan)
     inputs = {**checkpoint_versions(plan), **_texts_version(plan, name)}
-    record_now = json.loads(json.dumps(record(SETTINGS[name](plan), inputs)))  # as it is read from a file
-    return [str(change) for change in changes(plan.lake.table(name).record(WHOLE), record_now)]
+    record_now = json.loads(json.dumps(record(settings, inputs)))  # lists for tuples, as in a record read from a file
+    stored_record = plan.lake.table(name).record(WHOLE)
+    return [str(change) for change in changes(stored_record, record_now)]
 
 
 def _texts_version(plan: Plan, name: str) -> dict[str, str]:
-    """Return the fingerprint of the texts that perplexity is measured on, under MEASURED_ON; empty for ACCURACY.
+    """Return {MEASURED_ON: the fingerprint of the texts} for PERPLEXITY; {} for ACCURACY, which reads no texts.
 
-    Where the texts are missing, which has a reason of its own, it is the recorded fingerprint, if there is one.
+    If the texts are missing or damaged, the recorded fingerprint is returned, or {} without one: that the texts are
+    missing is reported elsewhere, and must not count as a change of them here.
     """
     if name != PERPLEXITY:
         return {}
@@ -197,22 +208,29 @@ def _texts_version(plan: Plan, name: str) -> dict[str, str]:
 
 
 class _MeasuredTexts(NamedTuple):
-    """The texts of C that perplexity is measured on: their fingerprint, and a function that reads them."""
+    """The texts of C that perplexity is measured on.
+
+    - `fingerprint`: of all of them.
+    - `read`: returns them. Raises MissingPart, DamagedPart.
+    """
 
     fingerprint: str
     read: Callable[[], list[str]]
 
 
 def _measured_texts(plan: Plan) -> _MeasuredTexts:
-    """Choose the held-out texts or whole documents that perplexity is measured on.
+    """Return the texts that perplexity is measured on: held-out texts of C or, if the settings say so, whole documents.
 
-    Raises MissingPart, DamagedPart; so does `read`.
+    Raises MissingPart, DamagedPart.
     """
     if plan.settings.evaluation.perplexity_on == "documents":
         documents = heldout_documents(plan)
-        return _MeasuredTexts(fingerprint(documents.rows()), lambda: document_texts(plan, documents))
+        return _MeasuredTexts(
+            fingerprint=fingerprint(documents.rows()),
+            read=lambda: document_texts(plan, documents),
+        )
     texts = heldout_texts(plan).measuring
-    return _MeasuredTexts(fingerprint(texts), lambda: texts)
+    return _MeasuredTexts(fingerprint=fingerprint(texts), read=lambda: texts)
 
 
 def publish(
@@ -224,25 +242,33 @@ def publish(
     stores: Sequence[str] = (),
     left_out: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> str:
-    """Replace a table of measurements; return the version of its content. Raises WriteError.
+    """Replace a table of measurements by new rows; return the version of its content. Raises WriteError.
 
-    settings: what determines the rows, as SETTINGS computes it.
+    table: such as "evaluation/accuracy".
+    settings: all settings that the rows depend on, as the functions in SETTINGS return them.
     inputs: the fingerprints of the measured checkpoints and texts, by name.
     stores: the names of the row stores of the generations, which `clean` keeps as long as the table is there.
-    left_out: by benchmark, the number of records without a question by reason.
+    left_out: benchmark -> reason -> how many records have no question.
     """
-    left_out_counts: Counter[tuple[str, str]] = Counter()
-    for benchmark, reasons in left_out.items():
-        for reason, count in reasons.items():
-            left_out_counts[benchmark, reason] = count
     facts = {
         "stage": table.rpartition("/")[2],
         "tool": None,
         STORES: list(stores),
-        REJECTIONS: encoded(left_out_counts),
+        REJECTIONS: encoded(_by_benchmark_and_reason(left_out)),
     }
     table_record = record(settings, inputs, **facts)
-    return lake.table(table).publish(WHOLE, [rows], lambda: table_record).data_version
+    # `publish` takes a function: tables of other stages know their record only once all rows are written.
+    published = lake.table(table).publish(WHOLE, [rows], lambda: table_record)
+    return published.data_version
+
+
+def _by_benchmark_and_reason(left_out: Mapping[str, Mapping[str, int]]) -> Counter[tuple[str, str]]:
+    """Return benchmark -> reason -> count as (benchmark, reason) -> count."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for benchmark, reasons in left_out.items():
+        for reason, count in reasons.items():
+            counts[benchmark, reason] = count
+    return counts
 
 
 def read_accuracy(lake: Lake) -> pl.DataFrame:
@@ -320,9 +346,10 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
 
 
 def _synthetic_kinds(plan: Plan) -> list[str]:
-    """Return the kinds of questions of the synthetic world that are asked.
+    """Return the kinds of synthetic questions that the models answer, such as ["calculator", "calendar"].
 
-    These are the tools of the lanes that it has questions for, and TWO_HOP where question answering has chains.
+    They are the settings' tools for which there are synthetic questions, and TWO_HOP (questions that take two calls) if
+    question answering may call in chains.
     """
     kinds = [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS]
     if any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes):
@@ -336,7 +363,7 @@ class _Questioning:
     Both are empty at first and complete once `ask_all_models` has returned:
 
     - `answers`: an entry per condition and benchmark.
-    - `weights`: what each model is, by its name in `Condition`.
+    - `weights`: the underlying model and its size, by the model's name in `Condition`.
     """
 
     def __init__(self, plan: Plan, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
@@ -357,10 +384,10 @@ class _Questioning:
         settings = self._plan.settings
         conditions = sum(len(model.conditions) for model in compared_models(settings))
         self._total = conditions * sum(len(benchmark.questions) for benchmark in self._benchmarks)
-        for answers in compared(settings, self._ask):
+        for answers in compared(settings, self._ask):  # loads a model at a time and yields all that `_ask` yields
             check_outage(answers.outcomes)
             self.answers.append(answers)
-            self._advance(0)
+            self._advance(0)  # reports progress; the new answers are counted already
 
     def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
         """Let a loaded model answer: yield the outcomes of each benchmark under each condition (a name and a k).
@@ -379,15 +406,16 @@ class _Questioning:
                 )
 
     def _advance(self, answered: int) -> None:
-        """Report progress; `answered` questions were answered beside those of `answers`."""
+        """Report progress. answered: questions of the benchmark at hand, which is not in `answers` yet."""
         done = sum(len(answers.outcomes) for answers in self.answers)
         self._progress(done + answered, self._total)
 
 
 def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
-    """Publish the perplexity, with calls disabled, of held-out texts of C and WikiText (paper, section 4.3).
+    """Measure and publish the perplexity of all models on held-out texts of C (section 4.3), with calls disabled.
 
-    WikiText is measured where the settings name its file. Raises MissingPart, DamagedPart, BenchmarkError.
+    WikiText is measured too if the settings name its file. Return the table (PERPLEXITY_COLUMNS), a row per model and
+    source of texts, and what it cost. Raises MissingPart, DamagedPart, BenchmarkError.
     """
     from toolformer_dag.evaluation.asking import compared, compared_models
 
@@ -400,7 +428,7 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
 
     rows: list[dict[str, object]] = []
     total = len(compared_models(plan.settings)) * len(sources)
-    for row in compared(plan.settings, partial(_perplexities, sources)):
+    for row in compared(plan.settings, partial(_perplexities, sources)):  # a model at a time is loaded and measured
         rows.append(row)
         progress(len(rows), total)
     table = pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)
@@ -421,7 +449,7 @@ def _perplexities(
 ) -> Iterator[dict[str, object]]:
     """Measure the perplexity of a model on each source of texts; yield a row (PERPLEXITY_COLUMNS) for each.
 
-    sources: name -> texts. conditions: those of the model, of which the first is without calls and counts here.
+    sources: name -> texts. conditions: the model's; only the first is used, which is without calls.
     """
     from toolformer_dag.evaluation.language_modeling import perplexity
 

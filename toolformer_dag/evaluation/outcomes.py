@@ -229,7 +229,7 @@ OUTCOME_SCHEMA = {
 
 
 class Weights(NamedTuple):
-    """What a model is, or was finetuned from (a hub id or a folder's name), and its number of parameters."""
+    """What a model is or was finetuned from (a hub id or a folder's name), and how many parameters it has."""
 
     name: str
     parameters: int
@@ -275,25 +275,34 @@ def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
 
     scores: as `score_table` returns them; their order is kept.
 
-    A cell is accuracy and 95 % interval in per cent: `95.0 (91.0-97.3)`. Conditions without a model share the last
-    column, NO_MODEL, which has the best baseline of each benchmark; without such conditions it is left out.
+    A cell is accuracy and 95 % interval in per cent: `95.0 (91.0-97.3)`. Baselines, which answer without a model, share
+    the last column (NO_MODEL): `12.0 (9.1-15.7) a + b` is the best of them for the benchmark. No such column if there
+    are no baselines.
     """
     percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
     cells = scores.with_columns(cell=pl.format("{} ({}-{})", *percent))
-    of_models = cells.filter(pl.col("k").is_not_null())
-    of_baselines = cells.filter(pl.col("k").is_null())
+    is_baseline = pl.col("k").is_null()
+    of_models = cells.filter(~is_baseline)
+    of_baselines = cells.filter(is_baseline)
     wide = of_models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
     if of_baselines.is_empty():
         return wide
-    best_first = of_baselines.sort("accuracy", descending=True, maintain_order=True)
+    return wide.join(_best_baselines(of_baselines), on="benchmark", how="left", maintain_order="left")
+
+
+def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return a row per benchmark: `benchmark` and NO_MODEL, the cell of its best baseline with the baseline's name.
+
+    cells: a row per benchmark and baseline, with `benchmark`, `condition` ("no model: a + b"), `accuracy` and `cell`.
+    """
+    best_first = cells.sort("accuracy", descending=True, maintain_order=True)
     best = best_first.unique("benchmark", keep="first")
-    baseline_name = pl.col("condition").str.split(": ").list.last()
-    named = best.select("benchmark", pl.format("{} {}", "cell", baseline_name).alias(NO_MODEL))
-    return wide.join(named, on="benchmark", how="left", maintain_order="left")
+    baseline_name = pl.col("condition").str.split(": ").list.last()  # "a + b"
+    return best.select("benchmark", pl.format("{} {}", "cell", baseline_name).alias(NO_MODEL))
 
 
 NO_MODEL = "no model"
-"""Names the model of baselines, and their column."""
+"""The name that stands for the model in baselines' conditions, and the name of their column."""
 
 
 class Baseline(NamedTuple):

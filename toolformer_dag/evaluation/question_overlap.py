@@ -49,19 +49,24 @@ class Frame(NamedTuple):
 
 
 def _frames() -> tuple[Frame, ...]:
-    """Return what stands before and after the question in each kind of prompt (paper, appendix C).
+    """Return what each template of prompts (appendix C) puts before and after a question.
 
-    MLQA's prompt has nothing to compare after the question. A prompt without its frame is the question.
+    `own_words` takes it off, so that only the question is looked for in C*. Each template is filled with MARK in place
+    of the question, and cut there. MLQA's is cut at the paragraph, which is looked for too, as is all that follows it.
     """
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
-    frames = []
-    for prompt in (completion(MARK), question_answering(MARK)):
-        before, _, after = prompt.partition(MARK)
-        frames.append(Frame(before, after))
-    frames.append(Frame(before_paragraph, ""))
-    before, _, after = mathematics("", MARK).partition(MARK)
-    frames.append(Frame(before, after))
-    return tuple(frames)
+    return (
+        _frame(completion(MARK)),
+        _frame(question_answering(MARK)),
+        Frame(before_paragraph, ""),
+        _frame(mathematics("", MARK)),
+    )
+
+
+def _frame(prompt: str) -> Frame:
+    """Return what stands before and after MARK in a prompt."""
+    before, _, after = prompt.partition(MARK)
+    return Frame(before, after)
 
 
 FRAMES = _frames()
@@ -77,12 +82,13 @@ class _Numbered(NamedTuple):
 
 
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Return a row per question, with OVERLAP_COLUMNS: whether it occurs in a training text of C*.
+    """Return a row per question (OVERLAP_COLUMNS): whether it occurs in C*, the texts that the model is finetuned on.
 
-    It does where 13 words of it in a row stand in the text; a question of 8 to 12 words is looked for as a whole. The
-    words of the prompt's template are not the question's; the paragraph of MLQA is.
+    It does if 13 words of it in a row stand in a training text; a question of 8 to 12 words is looked for as a whole.
+    `in_corpus` is null for a question of fewer words. The words of the prompt's template do not belong to the question;
+    the paragraph of MLQA does.
 
-    corpus: batches of rows of C*, read once. Columns split, text, document_hash, digest, segment and shard.
+    corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
     """
     numbered: list[_Numbered] = []
     for benchmark in benchmarks:
@@ -92,13 +98,15 @@ def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFr
     first_places = _first_places(passages, corpus)
 
     rows = []
-    for index, (row, words) in enumerate(zip(numbered, passages.words, strict=True)):
+    for index, row in enumerate(numbered):
         place = first_places.get(index)
+        is_long_enough = passages.words[index] >= FEWEST_WORDS
+        in_corpus = place is not None
         rows.append(
             {
                 "benchmark": row.benchmark,
                 "question": row.number,
-                "in_corpus": place is not None if words >= FEWEST_WORDS else None,
+                "in_corpus": in_corpus if is_long_enough else None,
                 "shard": place.shard if place else None,
                 "digest": place.digest if place else None,
                 "segment": place.segment if place else None,
@@ -136,7 +144,7 @@ def own_words(prompt: str) -> str:
 def overlap_counts(overlap: pl.DataFrame) -> pl.DataFrame:
     """Return a row per benchmark of a table of `question_overlap`.
 
-    Columns: benchmark, n (questions), in_corpus (those that occur in C*), too_short (those with too few words to tell).
+    Columns: benchmark, n (questions), in_corpus (those that occur in C*), too_short (questions with too few words to tell).
     """
     return overlap.group_by("benchmark", maintain_order=True).agg(
         pl.len().alias("n"),
