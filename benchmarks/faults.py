@@ -22,7 +22,7 @@ from benchmarks.worlds import GIVEN, KINDS, SEAL, Ended, Tables, World, differin
 from toolformer_dag import identity
 from toolformer_dag.assets.by_hand import BY_HAND
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.forms import text_form
+from toolformer_dag.exports.export_forms import text_form
 from toolformer_dag.exports.verify_project import verified, verified_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.verification import VERIFIED

@@ -334,7 +334,7 @@ def unsealed(content: bytes) -> dict[str, Any]:
         seal = record.pop(SEAL)
     except (RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is no record: {error!r}") from error
-    # The bytes are a brace, the line of the seal, and the rest of the record. The hash is that of the brace and the rest.
+    # The bytes are a brace, the line of the seal, and the rest of the record; the hash is of the brace and the rest.
     prefix = _seal_line(seal)
     body = b"{" + content[len(prefix) :]
     is_intact = content.startswith(prefix) and content_hash(body) == seal

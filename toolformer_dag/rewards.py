@@ -370,7 +370,7 @@ def _messages_of(response: str) -> Iterator[dict[str, str]]:
 
 
 def _next_tool_response(response: str, position: int) -> tuple[int, int]:
-    """Return where the next <tool_response> begins and ends, with its marks; the end of the response twice for none."""
+    """Return the offsets of the next <tool_response> with its marks; (end, end) of the response if there is none."""
     begin = response.find(RESPONSE_BEGIN, position)
     end = response.find(RESPONSE_END, begin) if begin >= 0 else -1
     if end < 0:

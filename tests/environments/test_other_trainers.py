@@ -11,7 +11,7 @@ from tests.environments.environment import TORCH, beside_this_one, pip_install, 
 from tests.tiny_models import save, tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.dataset_folder import write_splits
-from toolformer_dag.exports.forms import (
+from toolformer_dag.exports.export_forms import (
     masked_form,
     preference_form,
     text_form,

@@ -16,7 +16,7 @@ from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports import FormName
 from toolformer_dag.exports.corpus_export import FORMS, corpus_reasons, export_corpus
 from toolformer_dag.exports.dataset_folder import ExportError, read_exported, replacing
-from toolformer_dag.exports.forms import preference_form, text_form
+from toolformer_dag.exports.export_forms import preference_form, text_form
 from toolformer_dag.exports.verify_project import verified_folder
 from toolformer_dag.files import StorageError, UserError
 from toolformer_dag.lake.warehouse import opened

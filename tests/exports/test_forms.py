@@ -14,7 +14,7 @@ from tests.runs.conftest import World
 from tests.tiny_models import tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.forms import (
+from toolformer_dag.exports.export_forms import (
     masked_form,
     preference_form,
     result_spans,

@@ -20,7 +20,7 @@ from tests.runs.conftest import World
 from tests.tiny_models import tiny_model, tokenizer_of
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.exports.corpus_export import export_corpus
-from toolformer_dag.exports.forms import Form, masked_form
+from toolformer_dag.exports.export_forms import ExportForm, masked_form
 from toolformer_dag.exports.structured_forms import INSTRUCTION, chat_form
 from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import LanguageModel, load_model
@@ -51,7 +51,7 @@ def loaded(exported_world: World) -> LanguageModel:
     return model
 
 
-def rows_of(plan: Plan, folder: Path, form: Form) -> Any:
+def rows_of(plan: Plan, folder: Path, form: ExportForm) -> Any:
     export_corpus(plan, folder, form)
     return load_dataset(str(folder), split="train")
 

@@ -40,7 +40,7 @@ from toolformer_dag.exports.corpus_export import (
     tells_the_same,
 )
 from toolformer_dag.exports.dataset_folder import read_exported
-from toolformer_dag.exports.forms import Form, text_form
+from toolformer_dag.exports.export_forms import ExportForm, text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
 from toolformer_dag.lake.warehouse import CLOSED, opened, warehouse_files
@@ -155,7 +155,7 @@ def dataset(plan: Plan) -> AssetDeclaration:
     )
 
 
-def _dataset_reasons(plan: Plan, form: Form) -> Reasons:
+def _dataset_reasons(plan: Plan, form: ExportForm) -> Reasons:
     """Return why the data set is missing or out of date. Another machine may have made it."""
     return shared_reasons(asset_files(plan), partial(corpus_reasons, plan, asset_folder(plan), form))
 
@@ -166,7 +166,7 @@ def _exported_version(folder: Path) -> str | None:
     return exported.version if exported else None
 
 
-def _export(plan: Plan, form: Form, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
+def _export(plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
     """Write the data set where its rows, or what its card says of the project, are out of date.
 
     lake: not read here; a step that takes this resource waits until no other step of the pool uses the lake.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedModel:
+class ChosenModel:
     """A model that a command is to ask.
 
     - `name`: as it was typed; empty for the settings' own
@@ -148,8 +148,8 @@ def _failure(keys: Mapping[str, str], call: "DecodedCall") -> str:
 
 
 def _complete_file(
-    load_rules: Callable[[NamedModel], "DecodingRules"],
-    models: Sequence[NamedModel],
+    load_rules: Callable[[ChosenModel], "DecodingRules"],
+    models: Sequence[ChosenModel],
     name: str,
     parse: Callable[[bytes], dict[str, Any]],
     context: str,
@@ -171,8 +171,8 @@ def _complete_file(
 
 
 def _complete_lines(
-    load_rules: Callable[[NamedModel], "DecodingRules"],
-    model: NamedModel,
+    load_rules: Callable[[ChosenModel], "DecodingRules"],
+    model: ChosenModel,
     batches: Iterable[list[tuple[int, dict[str, Any]]]],
     context: str,
     bad: BadLines,
@@ -212,8 +212,8 @@ def _answer(text: str, generation: "Generation") -> dict[str, Any]:
 
 
 def _complete_text(
-    load_rules: Callable[[NamedModel], "DecodingRules"],
-    model: NamedModel,
+    load_rules: Callable[[ChosenModel], "DecodingRules"],
+    model: ChosenModel,
     text: str,
     context: str,
     traced_from: float | None,
@@ -269,7 +269,7 @@ def _check_date(where: str, context: str) -> None:
         raise UserError(f"{where} {context!r} is no date; write year, month and day, as in 2023-01-30") from error
 
 
-def named_model(settings: Settings, name: str, k: int | None) -> NamedModel:
+def named_model(settings: Settings, name: str, k: int | None) -> ChosenModel:
     """Find the model of a name, "" for the settings' own. Raises UserError where there is none."""
     from toolformer_dag.model.weights import check_model, checkpoint_folder, model_name
     from toolformer_dag.training.checkpoint_outputs import checkpoint_of
@@ -283,22 +283,22 @@ def named_model(settings: Settings, name: str, k: int | None) -> NamedModel:
         if folder == model_name(settings.model):
             missing = "not finetuned: no checkpoint is here; make it by toolformer-dag run"
             typer.echo(with_config(f"{settings.model.name}, {missing}"), err=True)
-        return NamedModel(name, folder, k)
+        return ChosenModel(name, folder, k)
     if name == "base":
-        return NamedModel(name, model_name(settings.model), k)
+        return ChosenModel(name, model_name(settings.model), k)
     if checkpoint_name is None:  # no name of the lake: a folder, a file or an id
         folder = model_name(settings.model.other(name))
         check_model(folder, settings.model.revision if name == settings.model.name else None)
-        return NamedModel(name, folder, k)
+        return ChosenModel(name, folder, k)
     checkpoint_files(settings, checkpoint_name).receive()
     checkpoint = checkpoint_folder(settings, checkpoint_name)
     if read_report(checkpoint) is None:
         raise UserError(f"--model {name!r}: {checkpoint} holds no finished checkpoint; make it by toolformer-dag run")
-    return NamedModel(name, str(checkpoint), k)
+    return ChosenModel(name, str(checkpoint), k)
 
 
 def _rules(
-    settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, model: NamedModel
+    settings: Settings, lanes: "Sequence[Lane]", max_new_tokens: int | None, trace: bool, model: ChosenModel
 ) -> "DecodingRules":
     """Load the model, and return the rules under which it is asked."""
     from toolformer_dag.decoding.rules import rules_for

@@ -75,8 +75,8 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return what the model writes after each prompt, without calls, up to the task's first stop string.
 
-        requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have a
-            `context`: the date that the calendar returns ("2019-01-01").
+        requests: with `args`, a prompt and options ({"until": ["\\n"], "max_gen_toks": 64}), and `doc`, which may have
+            a `context`: the date that the calendar returns ("2019-01-01").
 
         Raises UserError for a task that samples.
         """

@@ -77,43 +77,57 @@ class PaperFigure(NamedTuple):
 def paper_figures() -> Iterator[PaperFigure]:
     """Yield every figure that the paper prints, such as a model's accuracy on a benchmark, from paper_figures.toml.
 
-    A grid in that file is a table of the paper: its axes are two of measure, model, item and `at`; the other two hold
-    for the whole grid. A dash of the paper is NaN and left out.
+    A grid in that file is a table of the paper, or a part of one:
+
+        [[grid]]
+        table = 3
+        measure = "accuracy"
+        rows_are = "model"
+        columns_are = "item"
+        columns = ["SQuAD", "Google-RE", "T-REx"]
+        rows."GPT-J" = [17.8, 4.9, 31.9]
+
+    A dash of the paper is NaN there, and left out.
     """
     for grid in FIGURES["grid"]:
-        for place, (row, figures) in enumerate(grid["rows"].items()):
+        for row_number, (row, figures) in enumerate(grid["rows"].items()):
             for column, figure in zip(grid["columns"], figures, strict=True):
-                if math.isnan(figure):  # a dash in the paper
-                    continue
-                # Two of measure, model, item and at are the axes of the grid, the others are the same everywhere.
-                cell = {**grid, grid["rows_are"]: row, grid["columns_are"]: column}
-                tau_f_or_k = cell.get("at")
-                yield PaperFigure(
-                    paper_table=grid["table"],
-                    measure=cell["measure"],
-                    model=cell["model"],
-                    item=cell["item"],
-                    tau_f_or_k=None if tau_f_or_k is None else float(tau_f_or_k),
-                    figure=figure,
-                    place=place,
-                )
+                is_dash = math.isnan(figure)
+                if not is_dash:
+                    yield _paper_figure(grid, row, column, figure, row_number)
+
+
+def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: float, row_number: int) -> PaperFigure:
+    """Return the figure in a cell of a grid.
+
+    Two of measure, model, item and `at` (tau_f or k) are the headings of the row and the column. The others are the
+    same for the whole grid; `at` may be missing.
+    """
+    cell = {**grid, grid["rows_are"]: row, grid["columns_are"]: column}
+    tau_f_or_k = cell.get("at")
+    return PaperFigure(
+        paper_table=grid["table"],
+        measure=cell["measure"],
+        model=cell["model"],
+        item=cell["item"],
+        tau_f_or_k=None if tau_f_or_k is None else float(tau_f_or_k),
+        figure=figure,
+        place=row_number,
+    )
 
 
 def _views() -> str:
-    """Return the SQL that creates the views with what the paper prints, and the views that set ours beside it.
+    """Return the SQL that creates the views of the paper's figures, and the views that compare ours with them.
 
-    The rows of paper_figures and paper_examples are written into the statements; paper_tables.sql has the others.
+    The rows of paper_figures and paper_examples are written into the statements. The comparing views come from
+    paper_tables.sql.
     """
     figures = ", ".join(_sql_row(figure) for figure in paper_figures())
-    example_columns = COLUMN_COMMENTS["paper_examples"]
+    example_columns = list(COLUMN_COMMENTS["paper_examples"])  # also the order of the columns
     example_rows = []
     for example in FIGURES["example"]:
         example_rows.append(_sql_row([example[column] for column in example_columns]))
     examples = ", ".join(example_rows)
-    comments = []
-    for view, columns in COLUMN_COMMENTS.items():
-        for column, comment in columns.items():
-            comments.append(f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};')
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
@@ -123,7 +137,16 @@ CREATE VIEW paper_examples AS
 SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(example_columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
 {sql_text(__package__, "paper_tables.sql")}
-{"".join(comments)}"""  # noqa: E501, a comment of the warehouse is one line
+{_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line
+
+
+def _comments_on_columns() -> str:
+    """Return the SQL statements that give the columns of the views their comments (COLUMN_COMMENTS)."""
+    comments = []
+    for view, columns in COLUMN_COMMENTS.items():
+        for column, comment in columns.items():
+            comments.append(f'COMMENT ON COLUMN {view}."{column}" IS {quoted(comment)};')
+    return "".join(comments)
 
 
 def _sql_row(values: Iterable[object]) -> str:
@@ -190,15 +213,19 @@ def _model_name() -> pl.Expr:
     return pl.when(is_of_paper).then(pl.format("paper: {}", "model")).otherwise("model").alias("model")
 
 
-def _beside(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
+def _pivoted(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
     """Return a row per model and a column per item, such as a benchmark; the paper's items come first.
 
-    rows: those of a view, with the columns model, figures_of, n and `item`.
-    item: the column that becomes columns; their headings have n, the number of questions or texts.
+    rows: with the columns model, figures_of, n and `item`, a row per model and item.
+    item: the column whose values become columns: "benchmark" or "source".
     cell: the text of a cell.
+
+        model       | benchmark | n   | ...        model              | SQuAD, n = 308   | T-REx, n = 500
+        Toolformer  | SQuAD     | 308 |       ->   Toolformer         | 33.8 (28.7-39.2) | 53.5 (49.1-57.8)
+        Toolformer  | T-REx     | 500 |            paper: Toolformer  | 33.8             | 53.5
     """
     with_n = rows.filter(pl.col("n").is_not_null())
-    n_of = dict(with_n.select(item, "n").iter_rows())
+    n_of = dict(with_n.select(item, "n").iter_rows())  # item -> number of questions or texts, for the headings
     items = set(rows[item])
     paper_items = dict.fromkeys(figure.item for figure in paper_figures() if figure.item in items)
     other_items = sorted(items - paper_items.keys())
@@ -212,15 +239,15 @@ def _beside(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
     return wide.select(columns)
 
 
-_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(_beside, item="benchmark", cell=_interval("accuracy"))
-_perplexities = partial(_beside, item="source", cell=_interval("perplexity"))
+_accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(_pivoted, item="benchmark", cell=_interval("accuracy"))
+_perplexities = partial(_pivoted, item="source", cell=_interval("perplexity"))
 
 
 def _examples(rows: pl.DataFrame) -> pl.DataFrame:
     """Lay out Table 2 for readers, from its rows in the warehouse: texts with calls, by tool and tau_f.
 
-    Beside them stands how many would be kept by chance: "12 (8-17)", "?" where too few swaps tell, a dash where it was
-    not measured.
+    The column "kept by chance" says how many calls would be kept with results of other calls: "12 (8-17)" with its 95 %
+    interval, "?" where there are too few to tell, a dash where it was not measured.
     """
     chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
     chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))
@@ -263,8 +290,13 @@ SHOWN_CALL = 58
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
     """Lay out Table 10 for readers: calls in their texts, with L- - L+, and whether each was kept and found useful.
 
-    rows: before, call, after (of the text), delta, tau_f, kept (null for the paper's own), tool, useful. Long calls and
-    what stands around them are cut.
+    rows: before, call, after (the text around the call), delta, tau_f, kept (null for calls that the paper prints),
+        tool, useful (null where nobody has judged).
+
+    A row as readers see it; long calls and the texts around them are cut:
+
+        L- - L+ | tau_f | kept | tool       | example                         | judged useful
+        2.31    | 1.0   | kept | Calculator | costs [Calculator(2*3) -> 6] 6  | yes
     """
     before = _without_breaks("before")
     call = _without_breaks("call")
@@ -273,13 +305,13 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
     short_call = pl.when(is_long).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
     in_brackets = pl.when(call.str.starts_with("[")).then(short_call).otherwise(pl.format("[{}]", short_call))
     example = pl.format("{}{} {}", before.str.tail(SHOWN_BESIDE), in_brackets, after.str.head(SHOWN_BESIDE))
-    ours = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
-    kept = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(ours)
-    useful = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))
+    decision = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
+    decision_or_paper = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(decision)
+    useful = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))  # null stays null
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
         pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
-        kept.alias("kept"),
+        decision_or_paper.alias("kept"),
         "tool",
         example.alias("example"),
         useful.alias("judged useful"),
@@ -292,7 +324,10 @@ def _without_breaks(column: str) -> pl.Expr:
 
 
 def _averages(rows: pl.DataFrame) -> pl.DataFrame:
-    """Lay out Figure 4 for readers: the average accuracy of groups of benchmarks, by model and its parameters."""
+    """Lay out Figure 4 for readers: the average accuracy on groups of benchmarks, by model and its parameters.
+
+    Return the columns model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
+    """
     whose_questions = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
     table = rows.select(
         "benchmarks",
@@ -303,6 +338,7 @@ def _averages(rows: pl.DataFrame) -> pl.DataFrame:
         _interval("accuracy").alias("average"),
         "figures_of",
     )
+    # _model_name() is the column `model`, with "paper: " where the figures are the paper's.
     return table.select(_model_name(), pl.exclude("model", "figures_of"))
 
 
@@ -356,10 +392,12 @@ PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J f
 
 
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
-    """Return the sentences below a table of the paper: of which model our figures are, and what is not comparable.
+    """Return the sentences that are printed below a table of the paper.
 
-    Of a table over benchmarks also which of them were not measured, with what fills the lines, and which questions were
-    left out.
+    - Whose figures ours are: "Ours are of gpt2 (124,439,808 parameters): base, Toolformer."
+    - What is not comparable with the paper.
+    - For a table of benchmarks: which were not measured, with the settings that add them; and how many questions were
+      left out.
     """
     lines = []
     if table.number not in ("2", "10"):  # these two are of the corpus, not of models' answers
@@ -370,26 +408,29 @@ def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))
     if table.is_of_benchmarks:
         ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
-        lines += _lines_that_fill(table, measured={"All", *ours["benchmark"]})
+        # "All" is no benchmark but the sum of them, which no setting can add.
+        lines += _missing_benchmarks(table, measured={"All", *ours["benchmark"]})
         for [line] in rows(warehouse, LEFT_OUT_SQL.replace("{number}", table.number)).iter_rows():
             lines.append(f"Left out by the reader: {line}.")
     return lines
 
 
-def _lines_that_fill(table: PaperTable, measured: set[str]) -> list[str]:
-    """Return a sentence with the benchmarks of a table that are not in `measured`, and the settings that add them.
+def _missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
+    """Return a sentence that names the benchmarks of a table that are not in `measured`; [] if none is missing.
 
-    No sentence where none is missing.
+    "Not asked: SVAMP; add svamp = "PATH" under [evaluation.benchmarks]."
     """
     items = [figure.item for figure in paper_figures() if str(figure.paper_table) == table.number]
     missing = [name for name in dict.fromkeys(items) if name not in measured]
     if not missing:
         return []
-    keys = dict.fromkeys(BENCHMARK_KEYS.get(name, name.split()[0].lower()) for name in missing)
     settings = []
-    for key in keys:
-        path = "made" if key == "dateset" else "PATH"
+    for name in missing:
+        first_word = name.split()[0].lower()  # "LAMA SQuAD" is read under the key lama
+        key = BENCHMARK_KEYS.get(name, first_word)
+        path = "made" if key == "dateset" else "PATH"  # Dateset is generated
         settings.append(f'{key} = "{path}"')
+    settings = list(dict.fromkeys(settings))  # several benchmarks may have the same key
     return [f"Not asked: {', '.join(missing)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
 
 
@@ -405,12 +446,16 @@ def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl
 
 
 def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return which tools were called, in per cent: a row per benchmark and model, a column per tool.
+    """Return which tools were called, in per cent of the questions: a row per benchmark and model, a column per tool.
 
-    None for a table without benchmarks.
+        benchmark | model      | n   | Calculator       | WikiSearch
+        ASDiv     | Toolformer | 500 | 97.9 (96.2-98.8) | –
+
+    Return None for a table without benchmarks.
     """
     if not table.is_of_benchmarks:
         return None
+    # Conditions with another k than the settings' are shown in Table 9 only.
     where = f"paper_table = {table.number} AND NOT only_in_table_9(condition)"
     shares = rows(warehouse, f"SELECT *, condition AS model FROM tool_shares WHERE {where}")
     cells = shares.select("benchmark", _model_name(), _count("n"), "called", _interval("share").alias("cell"))

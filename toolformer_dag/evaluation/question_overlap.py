@@ -144,7 +144,7 @@ def own_words(prompt: str) -> str:
 def overlap_counts(overlap: pl.DataFrame) -> pl.DataFrame:
     """Return a row per benchmark of a table of `question_overlap`.
 
-    Columns: benchmark, n (questions), in_corpus (those that occur in C*), too_short (questions with too few words to tell).
+    Columns: benchmark, n (questions), in_corpus (those that occur in C*), too_short (those with too few words to tell).
     """
     return overlap.group_by("benchmark", maintain_order=True).agg(
         pl.len().alias("n"),

@@ -1,4 +1,6 @@
-"""C* as a Hugging Face data set in a folder, in one of FORMS; read from the warehouse as a stream.
+"""C*, the texts with the tool calls that the filter kept, as a Hugging Face data set in a folder, in one of FORMS.
+
+Rows are read from the warehouse as a stream.
 
 A plan is the settings with the tables and the model that follow from them; a lane is a tool with its settings; a form
 is a shape of training data, such as texts or preference pairs.
@@ -31,7 +33,7 @@ from toolformer_dag.exports.dataset_folder import (
     write_record,
     write_splits,
 )
-from toolformer_dag.exports.forms import Form, masked_form, preference_form, text_form
+from toolformer_dag.exports.export_forms import ExportForm, masked_form, preference_form, text_form
 from toolformer_dag.exports.structured_forms import chat_form, functions_form
 from toolformer_dag.files import damaged_beside
 from toolformer_dag.identity import fingerprint
@@ -47,7 +49,7 @@ from toolformer_dag.settings.setting_types import determining
 if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
-READ = (
+TABLES_OF_EXPORT = (
     "settings",
     "raw_shards",
     "loss_deltas",
@@ -75,7 +77,7 @@ CARD_TEXT = Template(sql_text(__package__, "corpus_card.md"))
 """The card after its header."""
 TITLE = "Toolformer C*: web text with tool calls"
 """The name of the data set."""
-FORMS: Mapping[FormName, Callable[[Plan, str | None], Form]] = {
+FORMS: Mapping[FormName, Callable[[Plan, str | None], ExportForm]] = {
     "text": lambda plan, tokenizer: text_form(),
     "masked": lambda plan, tokenizer: _masked_form(plan, tokenizer),
     "preference": lambda plan, tokenizer: preference_form(applied_thresholds(plan), plan.settings.model.markers),
@@ -85,7 +87,7 @@ FORMS: Mapping[FormName, Callable[[Plan, str | None], Form]] = {
 """The forms of C* by name, from a plan and the name of another tokenizer than the settings' model's (or None)."""
 
 
-def _masked_form(plan: Plan, tokenizer: str | None) -> Form:
+def _masked_form(plan: Plan, tokenizer: str | None) -> ExportForm:
     chosen = _tokenizer(plan, tokenizer)
     return masked_form(chosen.encoding, chosen.name, sequence_length=plan.settings.training.sequence_length)
 
@@ -120,7 +122,7 @@ class _ExportedRows:
     - `longest`: the tokens of the longest row; 0 for forms that do not count tokens.
     """
 
-    def __init__(self, plan: Plan, form: Form) -> None:
+    def __init__(self, plan: Plan, form: ExportForm) -> None:
         self._plan = plan
         self._form = form
         self.calls: Counter[str] = Counter()
@@ -148,22 +150,22 @@ class _ExportedRows:
                     yield row
 
 
-def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = False) -> Exported:
-    """Replace `folder` by the texts of C* in a form, with a card and a record. Texts are streamed.
+def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool = False) -> Exported:
+    """Replace `folder` by a data set of the texts of C* in a form, with a card and a record; return that record.
 
-    The warehouse is what is read, so every figure is that of the warehouse.
+    All texts and figures are read from the warehouse; memory holds only a part of the texts.
 
     of_the_lake: the folder is the lake's data set, which is replaced whatever it holds, and which may have no rows.
 
-    Raises ExportError where `folder` is not an export's, or nothing is there to export, WarehouseError, StorageError,
-    WriteError.
+    Raises ExportError where `folder` holds something else than an export, or there is nothing to export; also
+    WarehouseError, StorageError, WriteError.
     """
     made_from = corpus_record(plan, form)
     if not of_the_lake:
         refuse_foreign(folder)
     with replacing(folder) as fresh:
         exported = _ExportedRows(plan, form)
-        splits = write_splits(fresh, form.schema, exported.stream())
+        splits = write_splits(fresh, form.schema, exported.stream())  # to the end, so the counts are complete now
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
         (fresh / CARD).write_text(_card(fresh, plan, form, splits, exported), "utf-8")
@@ -172,7 +174,7 @@ def export_corpus(plan: Plan, folder: Path, form: Form, of_the_lake: bool = Fals
         return write_record(fresh, splits, made_from)
 
 
-def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
+def corpus_settings(plan: Plan, form: ExportForm) -> dict[str, Any]:
     """Return what determines the files beside the rows of the warehouse."""
     return {
         "layout": LAYOUT,
@@ -183,21 +185,23 @@ def corpus_settings(plan: Plan, form: Form) -> dict[str, Any]:
     }
 
 
-def corpus_record(plan: Plan, form: Form) -> dict[str, Any]:
-    """Return what an export of C* is made from: settings and inputs, and what its card shows of the settings.
+def corpus_record(plan: Plan, form: ExportForm) -> dict[str, Any]:
+    """Return what an export of C* is made from, for its record. Raises WarehouseError.
 
-    Raises WarehouseError.
+    - settings: what determines the files beside the rows (`corpus_settings`).
+    - inputs: source in the warehouse, such as `ccnet/raw_shards` -> its version.
+    - told: the settings that the card shows (`_card_settings`).
     """
     sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source")
     inputs = {}
     for source, version in sources.iter_rows():
-        table_name = source.rpartition("/")[2]
-        if table_name in READ:
+        table_name = source.rpartition("/")[2]  # `raw_shards` of `ccnet/raw_shards`
+        if table_name in TABLES_OF_EXPORT:
             inputs[source] = version
     return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _card_settings(plan)}
 
 
-def corpus_reasons(plan: Plan, folder: Path, form: Form) -> list[str]:
+def corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
     """Return why an exported data set is missing, damaged or out of date; empty where it is up to date.
 
     form: the form of its rows (texts, chats, pairs, ...). Files are compared with their hashes, the record with what
@@ -245,61 +249,75 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
 
 
 def _card_settings(plan: Plan) -> dict[str, Any]:
-    """Return the settings that the data set's card shows: dotted name -> value; `tools` -> thresholds of each tool.
+    """Return the settings that the data set's card shows, as {"sampling.top_p": 1.0, "tools": {...}, ...}.
 
-    A model in a folder is shown by the folder's name, without its path.
+    `tools` has, for each lane (a tool with its settings), [name, tau_s, k, m, tau_f]. A model in a folder is shown by
+    the folder's name, without its path.
     """
     settings = plan.settings
     tools = {}
     for lane in plan.all_lanes:
         tau_f = lane.tau_f if isinstance(lane.tau_f, float) else lane.tau_f.model_dump()
         tools[lane.key] = [lane.tool.name, lane.tau_s, lane.k, lane.m, tau_f]
+    # `determining` leaves a setting out where it has the value that earlier releases meant.
+    markers = determining(settings.model, "markers")
+    plain_texts = determining(settings.training, "plain_texts")
     return {
         "model": folder_name(settings.model.name),
         "model identity": fingerprint(dict(plan.model)),
-        **{f"model.{name}": value for name, value in determining(settings.model, "markers").items()},
+        **{f"model.{name}": value for name, value in markers.items()},
         "corpus.segment_tokens": settings.corpus.segment_tokens,
         "sampling.temperature": settings.sampling.temperature,
         "sampling.top_p": settings.sampling.top_p,
         "sampling.seed": settings.sampling.seed,
         "training.examples_per_tool": settings.training.examples_per_tool,
-        **{f"training.{name}": value for name, value in determining(settings.training, "plain_texts").items()},
+        **{f"training.{name}": value for name, value in plain_texts.items()},
         "tools": tools,
     }
 
 
-def _card(folder: Path, plan: Plan, form: Form, splits: Mapping[str, int], exported: _ExportedRows) -> str:
+def _card(folder: Path, plan: Plan, form: ExportForm, splits: Mapping[str, int], exported: _ExportedRows) -> str:
     """Return the README of an exported data set: YAML header and text, as the Hugging Face hub shows them.
 
-    folder: its files are written already. splits: name -> number of rows. exported: what was counted while writing.
+    - folder: the folder of the data set, whose files are written already.
+    - splits: name of the split -> number of rows.
+    - exported: what was counted while writing.
     """
-    license = plan.settings.export.license
+    settings = _card_settings(plan)
+    del settings["tools"]  # shown in a table of its own
+    shown_settings = [(f"`{name}`", value) for name, value in settings.items()]
+    return _yaml_header(folder, plan, splits) + CARD_TEXT.substitute(
+        title=TITLE,
+        form=form.name,
+        rows=_sizes(splits, exported),
+        about=form.card,  # what the form is
+        columns=columns_table(form.schema),
+        tools=_tools_table(plan, exported),
+        join=form.join,  # an SQL query from the rows to the warehouse
+        settings=table(("setting", "value"), shown_settings),
+        license=plan.settings.export.license,
+        citation=CITATION.strip(),
+    )
+
+
+def _yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
+    """Return the YAML header of the card, which tells the hub the license, languages, size and files of the data set.
+
+    splits: name of the split -> number of rows.
+    """
     codes = query(plan.settings.warehouse, LANGUAGES)["language"]
-    shown_settings = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
     configs = []
     if splits:
         data_files = [{"split": split, "path": f"{DATA}/{split}-*.parquet"} for split in splits]
         configs.append({"config_name": "default", "data_files": data_files})
-    yaml_header = header(
+    return header(
         folder,
         title=TITLE,
-        license=license,
+        license=plan.settings.export.license,
         languages=[code for code in codes if re.fullmatch("[a-z]{2,3}", code)],
         rows=sum(splits.values()),
         configs=configs,
         task="text-generation",
-    )
-    return yaml_header + CARD_TEXT.substitute(
-        title=TITLE,
-        form=form.name,
-        rows=_sizes(splits, exported),
-        about=form.card,
-        columns=columns_table(form.schema),
-        tools=_tools_table(plan, exported),
-        join=form.join,
-        settings=table(("setting", "value"), shown_settings),
-        license=license,
-        citation=CITATION.strip(),
     )
 
 
@@ -316,22 +334,20 @@ def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
 
 
 def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
-    """Return a Markdown table with a line per tool: thresholds, its calls in the data set and how many texts have some.
+    """Return a Markdown table with a line per tool, which says how its calls were filtered and how many are exported.
 
-    The last two columns say how many calls the filter kept, and how many of these are kept by chance.
+    The columns are the tool's settings, its exported calls ("calls in C*") and the texts with some, the calls that the
+    filter kept, and how many of these it would keep by chance. The latter is estimated from calls whose results were
+    swapped for those of other calls.
     """
     figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
     lines = []
     for lane in plan.all_lanes:
         figures = figures_of[lane.key]
-        lines.append(
-            (
-                *lane_cells(lane),
-                "none certified" if figures["tau_f"] is None else figures["tau_f"],
-                f"{exported.calls[lane.key]:,}",
-                f"{exported.texts[lane.key]:,}",
-                f"{figures['kept'] or 0:,}",
-                "too few swaps to tell" if figures["by_chance"] is None else f"{figures['by_chance']:,}",
-            )
-        )
+        tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
+        calls = f"{exported.calls[lane.key]:,}"
+        texts = f"{exported.texts[lane.key]:,}"
+        kept = f"{figures['kept'] or 0:,}"
+        by_chance = "too few swaps to tell" if figures["by_chance"] is None else f"{figures['by_chance']:,}"
+        lines.append((*lane_cells(lane), tau_f, calls, texts, kept, by_chance))
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)

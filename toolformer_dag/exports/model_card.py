@@ -58,9 +58,11 @@ def _section(title: str, rows: pl.DataFrame) -> str:
 
 
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
-    """Write the card of a trained checkpoint, without figures of evaluation.
+    """Write the card (README.md) of a trained checkpoint into its folder, without figures of evaluation.
 
-    name: that of the checkpoint in CHECKPOINTS. choosing: how many held-out texts chose its step.
+    - name: the checkpoint's name in CHECKPOINTS.
+    - report: what the finetuning measured.
+    - choosing: how many held-out texts the step of the checkpoint was chosen by.
 
     Raises MissingPart, DamagedPart, WriteError.
     """
@@ -68,14 +70,14 @@ def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: in
 
     folder = checkpoint_folder(plan.settings, name)
     checkpoint = CHECKPOINTS[name]
-    words = checkpoint.card
+    card_words = checkpoint.card
     markers = {field: marker.rstrip() for field, marker in plan.settings.model.markers}
-    record = unsealed((folder / RECORD).read_bytes())
+    record = unsealed((folder / RECORD).read_bytes())  # the settings and data that the checkpoint was trained with
     license = plan.settings.export.model_license
     text = CARD_TEXT.substitute(
-        title=f"{folder_name(plan.settings.model.name)} {words.title}",
-        about=words.about.format(**markers),
-        use=words.use,
+        title=f"{folder_name(plan.settings.model.name)} {card_words.title}",
+        about=card_words.about.format(**markers),
+        use=card_words.use,
         data=_data(plan, record, report),
         tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
         objective=objective_of(checkpoint.recipe(plan)).described,
@@ -106,7 +108,7 @@ def _curve_table(report: TrainingReport) -> str:
 
 
 def _limits(plan: Plan, checkpoint: Checkpoint, choosing: int) -> list[str]:
-    """Return the limits of a checkpoint. choosing: how many held-out texts chose its step."""
+    """Return the limits of a checkpoint, a sentence each. choosing: how many held-out texts its step was chosen by."""
     limits = call_limits(plan) if checkpoint.calls else []
     limits += [*checkpoint.card.limits, NO_FIGURES]
     warning = too_few(choosing, "choose the checkpoint")
@@ -154,9 +156,9 @@ def _limit_of_decoding(rules: DecodingSettings) -> str:
 
 
 def texts_of_calls(plan: Plan) -> TextsOfCalls:
-    """Count the training texts of C* with several calls, and those with a chain (several calls at one place).
+    """Count the training texts with several calls, and those with a chain (several calls before one character).
 
-    Raises MissingPart, DamagedPart.
+    The texts are those of C*, the corpus with the tool calls that the filter kept. Raises MissingPart, DamagedPart.
     """
     corpus = corpus_rows(plan.lake, ["text_with_calls", "calls", "split"])
     texts = corpus.filter(pl.col("split") == TRAIN, pl.col("calls") > 1).collect()["text_with_calls"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from toolformer_dag.computing.plan import Lane
-from toolformer_dag.exports.forms import CALLS, ORIGIN, Form, column, shared_columns
+from toolformer_dag.exports.export_forms import CALLS, ORIGIN, ExportForm, column, shared_columns
 from toolformer_dag.method.corpus_texts import CorpusText, ScoredCall
 from toolformer_dag.texts.arguments import Schema, read_arguments
 from toolformer_dag.tools.tool import schemas_of
@@ -27,7 +27,7 @@ INSTRUCTION = "Continue the text. Call a tool where its result helps to write wh
 """What the user says before the text, in the form `chat`."""
 
 
-def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
+def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
     """Return the form of conversations with structured calls: `messages` and `tools`, as chat templates take them.
 
     A web text has no user, so the user's message is made up: an instruction and the text before the first call. Delta
@@ -52,7 +52,7 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> Form:
         "structured one with a `tool` message. `delta` was measured on the text with inline calls and says nothing\n"
         "about a conversation. The contents of the messages, without the instruction, are `plain`."
     )
-    return Form(
+    return ExportForm(
         name="chat",
         schema=schema,
         rows=conversations.rows,
@@ -86,7 +86,7 @@ class _ChatRows:
         return sum(self._encoding.lengths([_json(part) for part in parts]))
 
 
-def functions_form(lanes: Sequence[Lane]) -> Form:
+def functions_form(lanes: Sequence[Lane]) -> ExportForm:
     """Return the form of public function-calling sets, a row per kept call: query, tools, answers, as JSON text.
 
     The query is the text before the call, so it is a context and no question.
@@ -102,7 +102,7 @@ def functions_form(lanes: Sequence[Lane]) -> Form:
         ]
     )
     about = "A row per kept call: the text before it, the tools, and the call as JSON. Texts without calls have no row."
-    return Form(
+    return ExportForm(
         name="functions",
         schema=schema,
         rows=partial(_function_rows, _json(tools), _schemas(lanes)),
@@ -144,11 +144,19 @@ def _arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> dict[str, Any
 
 
 def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a text; arguments are objects. A text without calls is parted at a space in its middle.
+    """Yield the messages of a text: the user's begins it, and the assistant's continue it, with its calls.
 
-    Calls of one place stand in one message, in parallel, where no word of a result is in the input of a later one.
+    "Ada had 12 apples and 30 pears, 42 in all." with a call before `42` gives the messages
 
-    schemas: of the arguments, by the tool's name in the text.
+        user: INSTRUCTION and "Ada had 12 apples and 30 pears, "
+        assistant: "", with the call Calculator(input="12 + 30")
+        tool: "42"
+        assistant: "42 in all."
+
+    Independent calls at one offset stand in one message (`_parallel_calls`). A text without calls is cut at a space in
+    its middle.
+
+    schemas: the tool's name in the text -> the JSON schema of its arguments.
     """
     middle = max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
     position = text.calls[0].offset if text.calls else middle
@@ -202,9 +210,9 @@ def _words(text: str) -> set[str]:
 
 
 def _function(lane: Lane) -> dict[str, Any]:
-    """Return a tool as chat templates take it, with the JSON schema of its arguments.
+    """Return a tool as chat templates take it: {"type": "function", "function": {name, description, parameters}}.
 
-    The model reads all of them before each text, so nothing stands there twice.
+    parameters: the JSON schema of its arguments. A tool without a schema has a single argument, `input`.
     """
     input_alone = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     function = {

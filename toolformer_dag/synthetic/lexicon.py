@@ -122,8 +122,8 @@ QUOTE_WEIGHTS = (16, 3, 1)
 def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenomenon:
     """Write a sentence or question with a foreign phrase, followed by its English, which a translation call helps with.
 
-    As `What is "la tortuga"?`, the call on `la tortuga`, and ` the turtle.` For training (part "pretraining") most phrases are of invented words, so that a model cannot know their English
-    without the call's result.
+    As an example, `What is "la tortuga"?`, the call on `la tortuga`, and ` the turtle.` For training (part
+    "pretraining") most phrases are of invented words, whose English a model cannot know without the call's result.
     """
     is_pseudo = part == "pretraining" and random.random() < PSEUDO_SHARE
     foreign, english = _pseudo_phrase(random) if is_pseudo else phrase(random, part)
@@ -132,7 +132,7 @@ def translated(random: Random, part: WorldPart, wordings: WordingSet) -> Phenome
     person = random.choice(word_list("filler", "persons"))
     slots = {"f": f"{quote}{foreign}{quote}", "x": person}  # the slots `{f}` and `{x}` of the templates
     text, wording = worded(random, translation_templates(wordings), slots, is_question=is_question)
-    before = typed_question(random, text) if is_question else text  # typed as people do, often without capitals
+    before = typed_question(random, text) if is_question else text  # as somebody types it, with a lead to the answer
     ending = random.choice(word_list("tails", "translation")).format(**slots)
     return Phenomenon(
         tool="machine_translation",

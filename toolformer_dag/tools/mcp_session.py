@@ -63,9 +63,11 @@ class McpSession:
         return answer
 
     def _error_of(self, error: "MCPError") -> NoResult | RetryableError:
-        """Translate an error of the MCP SDK by its code: may the call be repeated, and in the same session?
+        """Return the exception to raise for an error of the MCP SDK; the error's code decides whether a retry may help.
 
-        SessionLost: in a new session. RetryableError: in the same one. NoResult: no, it would be refused again.
+        - SessionLost, a RetryableError: the call may be repeated in a new session.
+        - RetryableError: the call may be repeated in the same session.
+        - NoResult: the server would refuse the call again, or its answer was too long ("malformed_response").
         """
         from mcp.types import (
             CONNECTION_CLOSED,
@@ -77,7 +79,7 @@ class McpSession:
         )
 
         message = f"MCP server: {self.options.public(error)}"
-        if TOO_LONG in str(error):
+        if TOO_LONG in str(error):  # the error that `bounded_output.py` sends in place of a long answer
             return NoResult("malformed_response")
         # A server that was started anew knows neither the session nor its requests, and answers with these.
         if error.code in (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR):
@@ -142,22 +144,20 @@ def _connected(key: str, options: McpOptions) -> "tuple[McpSession, dict[str, To
     """Connect to an MCP server and list its tools; return the session, which the caller closes, and the tools by name.
 
     The connection lives in an event loop in a thread of its own. Raises ToolDown, and then leaves no command running.
-    key: that of the section, for messages.
+
+    key: the key of the tool's section in the settings, for messages.
     """
     from anyio.from_thread import start_blocking_portal
     from mcp import Client
 
     logging.getLogger("mcp.client.stdio").addFilter(_shorten_traceback)
     target = transport(key, options)
-    schemas: dict[str, ToolSchemas] = {}  # complete once all pages of the list were read
-    stack = ExitStack()
+    schemas: dict[str, ToolSchemas] = {}  # by tool; `mended_streams` fills it while `_all_pages` reads the list
+    stack = ExitStack()  # closes the client, then its event loop
     try:
-        portal = stack.enter_context(start_blocking_portal())
-        client = stack.enter_context(
-            portal.wrap_async_context_manager(
-                Client(mended_streams(target, schemas), read_timeout_seconds=options.start_timeout_s)
-            )
-        )
+        portal = stack.enter_context(start_blocking_portal())  # runs coroutines in the thread of the event loop
+        unopened_client = Client(mended_streams(target, schemas), read_timeout_seconds=options.start_timeout_s)
+        client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
         listed_tools = portal.call(_all_pages, client, options)
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):

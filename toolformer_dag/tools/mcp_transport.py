@@ -93,12 +93,13 @@ def _http_transport(url: str, token: str | None) -> "Transport":
 
 
 async def _limit_length(response: Any) -> None:
-    """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES (`_whole_lines`).
+    """Replace the body of an HTTP response, in place, by one that raises an error beyond MAX_ANSWER_BYTES.
 
-    The HTTP client calls this once the headers are there. A body that is compressed all the same is not decompressed:
-    it does not parse, and stays small.
+    The HTTP client calls this once it has read the headers. The request asked for no compression. Where the server
+    compresses all the same, the client must not decompress: a small body could become larger than the limit. It then
+    fails to parse, as any malformed answer.
     """
-    response.headers.pop("content-encoding", None)
+    response.headers.pop("content-encoding", None)  # without it the client does not decompress
     content_type = response.headers.get("content-type", "")
     is_event_stream = content_type.startswith("text/event-stream")
     response.stream = _bounded_stream(response.stream, is_event_stream=is_event_stream)

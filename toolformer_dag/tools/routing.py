@@ -72,10 +72,10 @@ class Router:
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
-        """Return the tools that fit a text best, at most `most`, the best first: by key, the score by BM25.
+        """Return the tools that fit a text best, at most `most`: key of the tool -> BM25 score, the best first.
 
-        A tool is described by several texts, its description and examples; the best of them counts. A tool that shares
-        no word with the text is left out. Equal scores are in order of keys.
+        A tool is described by several texts, its description and examples; the one with the best score counts. A tool
+        that shares no word with the text is left out. Tools with equal scores are in order of keys.
         """
         term_queries = []
         for term in _terms(text):
@@ -86,11 +86,12 @@ class Router:
         query = tantivy.Query.boolean_query(term_queries)
         scores: dict[str, float] = {}
         for score, address in self._searcher.search(query, len(self._keys)).hits:  # the best comes first
-            # Past the last tool within `most`, only tools with the same score are looked for.
-            if len(scores) >= most and score < min(scores.values()):
+            # `most` tools are enough, but further ones with the same score are kept, so that keys decide between them.
+            has_enough = len(scores) >= most
+            if has_enough and score < min(scores.values()):
                 break
             number = self._searcher.doc(address)["number"][0]
-            scores.setdefault(self._keys[number], float(score))
+            scores.setdefault(self._keys[number], float(score))  # the tool's best text comes first
         ranked = sorted(scores.items(), key=_rank)
         return dict(ranked[:most])
 
@@ -102,28 +103,28 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return a function that chooses, for a text, the few tools that may be called after it; None if all always may.
+    """Return a function that chooses the few tools that may be called after a text; None where no choice is needed.
 
     - tools: all tools, by their names in texts.
-    - most: how many are chosen; 0 for no limit.
+    - most: how many tools are chosen; 0 for no limit.
 
-    The function gets a text and the names of the tools that may be called there, and returns at most `most` of them:
-    those whose descriptions fit the last NEAR words best, none that shares no word with these. Calls in the text are
-    not read. Where no more than `most` tools may be called, it returns all of these.
+    The function gets a text and the names of the tools that are allowed after it. Where these are no more than `most`,
+    it returns all of them. Else it returns the `most` whose descriptions fit the last NEAR words of the text best,
+    fewer where fewer tools share a word with them. Calls in the text are not read.
     """
     if not _chooses(tool_count=len(tools), most=most):
         return None
-    names = {tool.key: name for name, tool in tools.items()}
+    names = {tool.key: name for name, tool in tools.items()}  # key -> name in texts
     router = Router(list(tools.values()))
 
-    def offered(text: str, callable: frozenset[str]) -> frozenset[str]:
-        if len(callable) <= most:
-            return callable
+    def offered(text: str, allowed: frozenset[str]) -> frozenset[str]:
+        if len(allowed) <= most:
+            return allowed
         words = take_out(text, names.values()).split()
-        scores = router.top(" ".join(words[-NEAR:]), len(names))
+        scores = router.top(" ".join(words[-NEAR:]), most=len(names))  # of all tools, the best first
         ranked_names = [names[key] for key in scores]
-        callable_names = [name for name in ranked_names if name in callable]
-        return frozenset(callable_names[:most])
+        allowed_names = [name for name in ranked_names if name in allowed]
+        return frozenset(allowed_names[:most])
 
     return offered
 

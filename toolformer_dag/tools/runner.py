@@ -241,6 +241,7 @@ class Runner:
             answers = {}
         if calls:
             self._prepare_once()
+        # Calls whose arguments cannot be parsed are answered here, in `answers`; the others are left to run.
         distinct = self._with_arguments(dict.fromkeys(calls), answers)
         size = self._tool.batch_size
         batches = [distinct[start : start + size] for start in range(0, len(distinct), size)]

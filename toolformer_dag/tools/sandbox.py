@@ -187,7 +187,7 @@ class Wall:
         program = [sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
         call_filter = _call_filter(self._bubblewrap)
         variables = {name: os.environ[name] for name in self._variables if name in os.environ}
-        # The kernel ends a process as soon as the thread that started it ends, so all are started by one lasting thread.
+        # The kernel ends a process as soon as the thread that started it ends, so one lasting thread starts all.
         starting = _starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
         process = starting.result()
         # The kernel counts limits by user, so each process of root's becomes a user that no other process has.

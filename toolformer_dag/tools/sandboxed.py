@@ -134,8 +134,8 @@ def _loaded(setup: Mapping[str, Any]) -> Tool:
 def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
     """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
 
-    calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here; `seconds`
-    is 0.0, since the process outside measures the time. Raises whatever the tool raises.
+    calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here.
+    `seconds` is 0.0 where the tool says nothing: the process outside measures the time. Raises whatever the tool raises.
     """
     tool.connect()
     batch = []

@@ -65,6 +65,7 @@ def numbers(text: str) -> list[Number]:
             match = SINGLE.fullmatch(piece)
             if match:
                 whole, decimals, percent = match.groups("")
+                # Every number of the list `1,2,3` gets the characters of the whole list.
                 all_numbers.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
     return all_numbers
 

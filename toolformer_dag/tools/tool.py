@@ -440,11 +440,11 @@ def _two_quotations(opening: str, closing: str) -> re.Pattern[str]:
     The outer marks are cut off already. The first mark within closes the first quotation, the last mark within opens
     the last one. In `He said "hi" to me` the first mark within opens a quotation, so that does not match.
     """
-    # Any text without marks. A mark between two letters is an apostrophe and counts as text. Possessive (`*+`): what
-    # matched is not tried again in other ways, so matching takes linear time.
-    no_mark = rf"(?:[^{opening}{closing}]|(?<=\w)[{opening}{closing}](?=\w))*+"
+    # In `Hamlet" or "Macbeth` the five pieces match `Hamlet`, `"`, ` or `, `"` and `Macbeth`.
+    apostrophe = rf"(?<=\w)[{opening}{closing}](?=\w)"  # a mark between two letters counts as text
+    # Possessive (`*+`): what matched is not tried again in other ways, so matching takes linear time.
+    without_marks = rf"(?:[^{opening}{closing}]|{apostrophe})*+"
     closes = rf"(?<=\S){closing}(?!\w)"
-    # What stands between the two quotations does not end in a letter; there may be nothing.
-    between = r"(?:.*(?<!\w))?"
+    between = r"(?:.*(?<!\w))?"  # nothing, or a text that does not end in a letter
     opens = rf"{opening}(?=\S)"
-    return re.compile(f"{no_mark}{closes}{between}{opens}{no_mark}", re.DOTALL)
+    return re.compile(f"{without_marks}{closes}{between}{opens}{without_marks}", re.DOTALL)

@@ -60,16 +60,18 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
 
 
 def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
-    """Return the tokenizer of an NLLB model with the ids of languages that its weights were trained with.
+    """Return a copy of an NLLB tokenizer whose languages have the ids that the model's weights were trained with.
 
-    These follow the ids of the sentencepiece model's pieces, and <mask> comes last. Where transformers reads only the
-    sentencepiece model, it leaves the languages out, or puts them after <mask>: then each has the id of the next one.
+    Ids are in the order [pieces of the sentencepiece model, languages, <mask>]. Where transformers reads only the
+    sentencepiece model, it gives [pieces] or [pieces, <mask>, languages], in which every language's id is too high by
+    one.
     """
     from sentencepiece import SentencePieceProcessor
     from transformers import NllbTokenizer
     from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-    piece_count = SentencePieceProcessor(model_file=str(sentencepiece_model)).get_piece_size() + 1  # fairseq adds <pad>
+    processor = SentencePieceProcessor(model_file=str(sentencepiece_model))
+    piece_count = processor.get_piece_size() + 1  # fairseq, which trained the model, adds <pad>
     description = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     vocabulary = {piece: number for piece, number in description["vocab"].items() if number < piece_count}
     for number, token in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token], piece_count):

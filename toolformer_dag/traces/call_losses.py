@@ -58,9 +58,9 @@ MEASURED = {
 JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
 """The columns of the stored measurements."""
 LONGEST_CHUNK = 1_000
-"""The most calls of a chunk, where it goes on to the end of a conversation."""
+"""The most calls of a chunk that goes on to the end of a conversation."""
 LOOKED_UP = 20_000
-"""Calls whose measurements are looked up at once."""
+"""How many calls are looked up in the row store at once."""
 
 
 class JudgedStores(NamedTuple):

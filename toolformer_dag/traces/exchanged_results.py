@@ -62,16 +62,17 @@ CALL_COLUMNS = ("tool", "document", "arguments", "result", "failed")
 
 
 def sample_settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the samples beside the calls."""
+    """Return the settings that determine the samples, together with the calls: versions and limits."""
     return {"exchange": METHOD, "lent": LENT, **_limits(plan)}
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return what determines the exchanged results beside the calls and the borrowed results."""
+    """Return the settings that determine the alternatives, together with the calls and the borrowed results."""
     return {"exchange": METHOD, "alternatives": alternatives.METHOD, **_limits(plan)}
 
 
 def _limits(plan: Plan) -> dict[str, Any]:
+    """Return how many donors are kept and how long they are, and how many alternatives a call gets."""
     return {"donors": DONORS, "longest_donor": LONGEST_DONOR, **determining(plan.settings.traces, "swaps")}
 
 
@@ -181,7 +182,7 @@ class ShardResults:
 
 
 def _shard_results(output: TableOutput, shard: str) -> ShardResults:
-    """Return the results that may stand in place of those of a shard's calls: its own ones, and those it borrows.
+    """Return the results that calls of a shard may get in place of their own: results of the shard, and borrowed ones.
 
     A *donor* is a result that other calls may get; a *circle* is a tool's donors in the order of their hashes. For
     calls whose tool has too few donors, the first LENT donors of every tool are kept, and the strings in the first READ
@@ -260,9 +261,9 @@ def _with_alternatives(
 def _without_other_results(
     row: Mapping[str, Any], messages: Sequence[RecordedMessage], results: ShardResults, swaps: int
 ) -> Alternatives:
-    """Return results to compare a call's own result with, where its tool gave too few in other conversations.
+    """Return the alternatives of a call whose tool gave too few results in other conversations.
 
-    They are the call's own result with other values, or, where it holds no value to exchange, results of other tools.
+    They are the call's own result with other values, or, if no value can be replaced, results of other tools.
     row: of the table of calls. messages: its conversation. swaps: how many results are wanted.
     """
     call = _call(row)
@@ -286,7 +287,7 @@ def _donors(output: TableOutput, shard: str) -> Donors:
 
 
 def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
-    """Return results that a shard borrows from other shards, by tool, for the tools of which it has too few itself.
+    """Return, by tool, a circle of the results that a shard borrows; only for tools of which it has too few results.
 
     Each tool's results are a circle: in the order of their hashes, from which every call takes some.
     """
@@ -308,7 +309,7 @@ def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
 
 
 def _call(row: Mapping[str, Any]) -> RecordedCall:
-    """Return the call of a row of the table of calls; where it stands in the record is not known."""
+    """Return the call of a row of the table of calls, without its place in the record."""
     return RecordedCall(row["tool"], json.loads(row["arguments"]), result=row["result"], failed=row["failed"])
 
 

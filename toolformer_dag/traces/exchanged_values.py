@@ -72,7 +72,7 @@ class StringPools:
                 self._keep(pool_name, value.text)
 
     def _keep(self, pool_name: tuple[str, ...], text: str) -> None:
-        """Insert a string into a pool by its hash, and drop the one of the highest hash where the pool is full."""
+        """Insert a string into a pool by its hash, and drop the last one if the pool is too full."""
         pool = self.pools[pool_name]
         entry = (_hash(text), text)
         if entry not in pool:
@@ -296,5 +296,5 @@ def _words(text: str) -> set[str]:
 
 
 def _hash(text: str) -> str:
-    """Return 16 hexadecimal digits, which stand for a random number that the text determines."""
+    """Return a random number that follows from the text, as 16 hexadecimal digits."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

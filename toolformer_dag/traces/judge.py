@@ -126,7 +126,7 @@ class Judge:
                     yield self._judged(call, variants, losses)
 
     def _judged(self, call: CallToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedCall:
-        """Return a call with its losses, or the reason not_finite where one of them is NaN or infinite.
+        """Return a call with its losses, or the reason not_finite if one of them is NaN or infinite.
 
         variants: the texts under which the call is read, by name, such as {"none": ..., "own": ..., "0": ...}.
         losses: the losses of this call and of others, by the digest of a variant's tokens.

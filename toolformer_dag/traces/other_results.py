@@ -44,9 +44,9 @@ class Donor(NamedTuple):
 
 
 class Donors:
-    """The donors of each tool, collected call by call: of at most `most` per tool those with the smallest hashes.
+    """The donors of each tool, collected call by call: per tool the `most` results with the smallest hashes.
 
-    Memory: `most` results per tool, whatever the number of calls. Failed calls give none.
+    Memory: twice `most` results per tool, whatever the number of calls. Failed calls give no donor.
     """
 
     def __init__(self, most: int = DONORS) -> None:
@@ -55,7 +55,7 @@ class Donors:
         self._largest_hash: dict[str, str] = {}  # of the donors that a full tool has; larger ones are passed over
 
     def add(self, document: str, call: RecordedCall) -> None:
-        """Keep the result of a call, if it is among those of its tool with the smallest hashes.
+        """Keep the result of a call, if its hash is among the smallest of its tool.
 
         Up to twice `most` results are held before the larger half is dropped. Not kept: no result, or a failed call.
         """
@@ -131,7 +131,7 @@ class Circle:
 
 
 def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
-    """Return `swaps` distinct results for a call, or fewer where the circles have no more.
+    """Return `swaps` distinct results of other documents for a call, or fewer if the circles have no more.
 
     Results of the first circle come first; a later circle fills up what is lacking.
     """
@@ -204,7 +204,7 @@ def _closed(running_hash: "blake2b") -> str:
 
 
 def call_hash(document: str, call: RecordedCall) -> str:
-    """Return a hash of a call in its document; it tells where the call begins to look among the donors of its tool."""
+    """Return a hash of a call in its document: the place in the circle of its tool from which it looks for results."""
     return text_hash(f"{document} {call.arguments} {call.result}")
 
 

@@ -14,17 +14,17 @@ from toolformer_dag.identity import fingerprint
 TemplateMessage = dict[str, Any]
 """A message as chat templates get it: `role`, `content`, perhaps `tool_calls`. A result is a message of its own."""
 PLACEHOLDER = "\ue000"
-"""A character that no template writes: what stands behind it is how a message of the assistant ends."""
+"""A character that no template writes. It stands for the assistant's words, to see what a template writes behind."""
 REMEMBERED_TEXTS = 4096
 """Texts, such as results, that are not tokenized twice."""
 CHARACTERS_PER_TOKEN = 16
-"""Characters of a long token: so much text per wanted token is tokenized first."""
+"""How many characters are tokenized for each wanted token; more than a token mostly has."""
 VARIABLES = {"date_string": "26 Jul 2024"}
-"""What templates get beside the messages: a date for those that write today's, so that a text is the same tomorrow."""
+"""What templates get besides the messages: a fixed date, since some write the date of today."""
 
 
 class RenderingError(UserError):
-    """A template that cannot write conversations with calls so that the assistant's words can be told apart."""
+    """Raised for a template that cannot write calls, or in whose text the assistant's words cannot be found."""
 
 
 class Rendering:

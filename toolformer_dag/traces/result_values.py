@@ -15,7 +15,7 @@ from functools import lru_cache
 
 QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 CUT_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\'(?:[^\'\\]|\\.)*(?:\'|\\?\Z)'
-"""A quoted string that may lack its end, where a result was cut; so a missing mark costs no second search."""
+"""A quoted string, also one that lacks its end because the result was cut there."""
 BARE = r"[^\s\[\]{},:\"']+"
 LEXEME = re.compile(rf"(?P<string>{CUT_QUOTED})|(?P<bare>{BARE})|(?P<mark>[\[\]{{}},:])", re.DOTALL)
 """The parts of JSON and Python literals: quoted strings, bare numbers and words, and marks such as { and ,."""
@@ -34,7 +34,7 @@ UNIT_WORDS = (
     "yen rupee rupees kcal cal calories unit units square cubic"
 )
 UNITS = frozenset(UNIT_WORDS.split())
-"""Words that name a unit or a currency; behind or beside a number they are no value of their own."""
+"""Words that name a unit or a currency; after a number they are no value of their own."""
 LONGEST_NUMBER = 28  # characters; a longer one is an id, and would be rounded
 COMPARED = 1 << 13
 """Characters of a result that are compared with another one; a judge reads fewer."""

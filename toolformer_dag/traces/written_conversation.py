@@ -25,9 +25,9 @@ from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 
 QUESTION: TemplateMessage = {"role": "user", "content": "?"}
-"""What stands before a message that is rendered alone: many templates refuse a conversation without a question."""
+"""The message before a message that is rendered alone: many templates refuse a conversation without a question."""
 REMEMBERED_BEGINNINGS = 32
-"""Beginnings of a conversation that are not rendered twice, where the template is not local."""
+"""How many rendered beginnings of a conversation are remembered, if the template is not local."""
 
 
 class Pieces(NamedTuple):

@@ -105,7 +105,10 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
-        """Take the tokens of an expression: numbers, signs of operations and parentheses (KNOWN). Raises NoResult for any other."""
+        """Take the tokens of an expression: numbers, signs of operations and parentheses (KNOWN).
+
+        Raises NoResult for any other token.
+        """
         if not tokens:
             raise NoResult("empty")
         for token in tokens:

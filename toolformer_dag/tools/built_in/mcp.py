@@ -123,7 +123,7 @@ class McpTool(Tool):
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
-        self.routed = options.wants is None  # without `wants`, a search index picks the texts for it
+        self.routed = options.wants is None  # else `wants` selects its texts, not a comparison of tools
         self._session: McpSession | None = None
         self._lock = threading.Lock()  # held while the session is opened or closed
 

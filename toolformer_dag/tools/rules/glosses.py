@@ -21,13 +21,13 @@ CUE = (
     r"(?:means|meaning|translated? as|translates (?:as|to)|translated|in English|literally|or|i\.e\.)"
 )
 # A quoted phrase, what may stand between it and its meaning (a dash, a bracket, a cue), and the quote that opens the
-# meaning.
+# meaning: `"la tortuga" means "` of `"la tortuga" means "the turtle"`.
 GLOSS = re.compile(
     rf"[{OPEN}](?P<phrase>[^{OPEN}{CLOSE}();:0-9\n]{{3,120}})[{CLOSE}]"
     rf",?\s{{0,9}}(?:[(\[—–-]\s{{0,9}})?(?:{CUE})?[:,]?\s{{0,9}}[{OPEN}]"
 )
 ANNOUNCED = re.compile(r"[A-Za-z(\[—–]")
-"""What stands between a phrase and its meaning, but not between two quotations in a row."""
+"""A letter, bracket or dash, of which one stands between a phrase and its meaning, but none between two quotations."""
 
 
 def glosses(text: str) -> Iterator[ProposedCall]:
@@ -37,7 +37,7 @@ def glosses(text: str) -> Iterator[ProposedCall]:
     quotes. Two quotations in a row, with no word or bracket between them, explain nothing.
     """
     for match in GLOSS.finditer(text):
-        end_of_phrase = match.end("phrase") + 1  # after its closing quote
+        after_phrase = match.end("phrase") + 1  # the position after its closing quote
         opening_quote = match.end() - 1  # of the meaning
-        if ANNOUNCED.search(text, end_of_phrase, opening_quote):
+        if ANNOUNCED.search(text, after_phrase, opening_quote):
             yield ProposedCall(match.end(), match["phrase"].strip())

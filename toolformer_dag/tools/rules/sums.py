@@ -57,8 +57,8 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
     """Yield calculator calls before each number of a text that two earlier numbers give by +, -, * or /.
 
     For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. The two numbers stand
-    within WINDOW tokens before it; the nearest pairs come first, at most MOST_CALLS of them. A number with decimals may be
-    a result that the calculator rounds, a whole number is only an exact one.
+    within WINDOW tokens before it; the nearest pairs come first, at most MOST_CALLS of them. A number with decimals may
+    be a result that the calculator rounds, a whole number is only an exact one.
 
     strict: for web pages, where many numbers are no results. The result is at least 20 or has decimals, no operand is
     0, 1 or 2, and the result is no year and no part of a date, time or version.

@@ -18,17 +18,21 @@ if TYPE_CHECKING:
     from toolformer_dag.model.encoding import Encoding
 
 
-JOIN_CALLS = """\
+def join_of_calls(calls_column: str) -> str:
+    """Return an SQL query, shown on the card, that finds the calls of exported rows in the warehouse again.
+
+    calls_column: the SQL expression for the calls of a row, such as `unnest(calls)`.
+    """
+    return f"""\
 SELECT row.digest, call.input, call.delta, scored.delta
-FROM (SELECT digest, unnest(calls) AS call FROM 'FOLDER/data/*.parquet') AS row
+FROM (SELECT digest, {calls_column} AS call FROM 'FOLDER/data/*.parquet') AS row
 JOIN loss_deltas AS scored
   ON (scored.tool, scored.shard, scored.digest, scored.segment, scored.position, scored.sample)
    = (call.tool, call.shard, row.digest, call.segment, call.position, call.sample)"""
-"""A query that finds the calls of exported rows in the warehouse again, for the card."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ExportForm:
     """A form of training data: the columns, and a function that makes rows of a text.
 
     - `schema`: the columns, each with its `comment`.
@@ -45,7 +49,7 @@ class Form:
     rows: Callable[[CorpusText], Iterator[Mapping[str, Any]]]
     card: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    join: str = JOIN_CALLS
+    join: str = join_of_calls("unnest(calls)")
     preferences: bool = False
     length: Callable[[Mapping[str, Any]], int] = lambda row: 0
 
@@ -99,7 +103,7 @@ def shared_columns(text: CorpusText) -> dict[str, Any]:
     }
 
 
-def text_form() -> Form:
+def text_form() -> ExportForm:
     """Return the form of x* and x as texts (paper, section 2), which the project's own finetuning trains on."""
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
@@ -117,10 +121,10 @@ def text_form() -> Form:
         "Plain language modelling on `text` is what the paper trains; on `plain` it gives the paper's baseline.\n"
         "Results are predicted too, as in the paper; the form `masked` leaves them out of the loss."
     )
-    return Form("text", schema, rows, about)
+    return ExportForm("text", schema, rows, about)
 
 
-def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> Form:
+def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> ExportForm:
     """Return the form of token sequences of at most `sequence_length` tokens, with BOS and EOS where these are used.
 
     A token that holds a character of a result has the label -100, so it is read and not predicted. The paper predicts
@@ -143,7 +147,7 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
         "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
     )
     tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
-    return Form(
+    return ExportForm(
         name="masked",
         schema=schema,
         rows=partial(_masked_rows, encoding, sequence_length),
@@ -232,22 +236,23 @@ ABOUT_PREFERENCES = (
 """What the card says of pairs."""
 
 
-def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> Form:
-    """Return the form of pairs for DPO and its like; see `preference_pairs`.
+def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> ExportForm:
+    """Return the form of pairs of texts, a better and a worse one, for DPO and its like; see `preference_pairs`.
 
-    tau_f: the threshold of each lane by its key.
+    - tau_f: key of each lane (a tool with its settings) -> the threshold that its calls were kept by.
+    - markers: the texts around a call, such as `[` and `]`.
     """
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:
         for pair in preference_pairs(text, tau_f, markers):
             yield {**pair, **shared_columns(text)}
 
-    return Form(
+    return ExportForm(
         name="preference",
         schema=PREFERENCES,
         rows=rows,
         card=ABOUT_PREFERENCES,
         settings={"tau_f": dict(tau_f)},
-        join=JOIN_CALLS.replace("unnest(calls) AS call", "rejected_call AS call"),
+        join=join_of_calls("rejected_call"),
         preferences=True,
     )
