@@ -135,7 +135,7 @@ def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
     """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
 
     calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here.
-    `seconds` is 0.0 where the tool says nothing: the process outside measures the time. Raises whatever the tool raises.
+    `seconds` is 0.0 where the tool says nothing: the process outside measures the time. Raises what the tool raises.
     """
     tool.connect()
     batch = []
