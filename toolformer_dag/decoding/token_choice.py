@@ -92,13 +92,15 @@ def _call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallS
 def _note_scores(batch: GreedyRows, texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
     """Let each text, outside calls, keep p of ` [` and log p of the likeliest next tokens, as its rules want.
 
-    p of ` [` is kept if it is likely or the rules trace it; `starts` has ` [` as the next tokens of each text.
+    starts: for each text how likely ` [` comes next, which begins a call. This p is kept where the rules trace every
+    position, and where ` [` is among the RECORDED likeliest tokens or among the k with which the rules begin a call.
     """
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
         if not text.model_chooses_next:
             continue
         rules = text.rules
-        if rules.traced or start.first_rank < RECORDED or start.is_among(rules.k):
+        is_likely = start.first_rank < RECORDED or start.is_among(rules.k)
+        if rules.traced or is_likely:
             text.note_start(start.score())
         if rules.likeliest is not None:
             text.note_likeliest(batch.likeliest(row, LISTED))

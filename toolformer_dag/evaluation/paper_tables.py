@@ -80,12 +80,14 @@ def paper_figures() -> Iterator[PaperFigure]:
     A grid in that file is a table of the paper, or a part of one:
 
         [[grid]]
-        table = 3
-        measure = "accuracy"
-        rows_are = "model"
-        columns_are = "item"
-        columns = ["SQuAD", "Google-RE", "T-REx"]
-        rows."GPT-J" = [17.8, 4.9, 31.9]
+        table = 2
+        measure = "examples"
+        model = "GPT-J"
+        rows_are = "item"
+        columns_are = "at"
+        columns = [0.5, 1.0, 2.0]
+        [grid.rows]
+        calculator = [3680, 994, 138]
 
     A dash of the paper is NaN there, and left out.
     """

@@ -97,9 +97,13 @@ class _Sign(NamedTuple):
 
 
 def _end_of_arguments(next_sign: _Sign, start: int) -> int | None:
-    """Return what `input_end` returns for a call.
+    """Return where the arguments of a call end, by the deciding bracket after their beginning.
 
-    next_sign: the deciding bracket after the beginning of its arguments. start: where its name begins.
+    - None: the text ends first, so the call is not finished
+    - the position of a "]", or the one after the ")" that closes the arguments
+    - `start`, where the name of the call begins: these are no named arguments, since other brackets stand in them
+
+    next_sign: the deciding bracket.
     """
     match next_sign.sign:
         case "":
