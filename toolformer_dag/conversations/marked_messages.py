@@ -32,7 +32,9 @@ SEARCH_RESULT = "<information>"
 def with_marked_calls(messages: Sequence[RawMessage], faults: list[Fault]) -> list[RawMessage]:
     """Return the messages of a conversation with the calls and results that stand in their texts.
 
-    Where calls stand in fields, no text is searched for calls; where results do too, none for results.
+    - where calls and results stand in fields: no text is searched
+    - where calls alone stand in fields: texts are searched for results
+    - else texts of the assistant are searched for calls, and texts of others for results while a call waits for one
 
     Appends to `faults`: marks of calls that cannot be read (unreadable_call), or that stand beside calls in fields
     (marks_beside_fields).

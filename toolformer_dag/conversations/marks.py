@@ -154,7 +154,11 @@ def marked_calls(text: str, has_one_word_tools: bool = False) -> Marked:
 
 
 def _add_tagged_calls(marked: Marked, text: str, marks: Marks, thoughts: Sequence[Span]) -> None:
-    """Add the calls between such marks to `marked`, and what stands between them and is no call."""
+    """Add the calls that stand between such marks to `marked.calls`, and what cannot be read there to `marked.unread`.
+
+    thoughts: stretches of thinking, in which no call counts. Where several calls stand between one pair of marks, each
+    gets the path from the marks to itself (`MarkedCall.inside`), so that one of them can be left out alone.
+    """
     for pair in enclosed_json(text, marks):
         if is_within(pair.start, thoughts):
             continue

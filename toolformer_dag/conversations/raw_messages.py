@@ -376,14 +376,15 @@ class _MessageReader:
 
     def read_calls_in_content(self, value: Mapping[str, Any], path: Path) -> None:
         """Read a message whose content is a call or a list of calls in JSON, and nothing else."""
-        for key in CONTENTS:
-            content = value.get(key)
-            if content is None:
-                continue
-            calls = visible(content) if isinstance(content, str) else content
-            had_no_thinking = calls is content
-            self._read_listed(calls, (*path, key) if had_no_thinking and _is_list(content) else path)
+        key = next((key for key in CONTENTS if value.get(key) is not None), None)
+        if key is None:
             return
+        content = value[key]
+        calls = visible(content) if isinstance(content, str) else content  # without thinking
+        has_thinking = calls is not content
+        # The calls of a list lie in it; a single call, or one behind thinking, is the message.
+        calls_path = path if has_thinking or not _is_list(content) else (*path, key)
+        self._read_listed(calls, calls_path)
 
     def read_results(self, value: Mapping[str, Any], path: Path) -> None:
         """Read a message of a tool: several results, each a part with an id, or one, which is the message."""

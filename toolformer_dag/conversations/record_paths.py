@@ -68,7 +68,11 @@ def _text_without(text: str, by_step: Mapping[Step, list[Path]]) -> Any:
 
 
 class _TextLeft(NamedTuple):
-    """What is left of a text, and whether one of its stretches was emptied by what was removed inside it."""
+    """What is left of a text.
+
+    - `text`: the rest
+    - `has_emptied`: whether a stretch was emptied by what was removed inside it, as marks around the only call
+    """
 
     text: str
     has_emptied: bool

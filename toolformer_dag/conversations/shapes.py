@@ -266,7 +266,12 @@ def found_result(shape: Shape, fields: Mapping[str, Any]) -> FoundResult:
 
 
 def listed_call(fields: Any) -> FoundCall | None:
-    """Return a call of a list of calls, in whatever fields it has them; None where it names no tool."""
+    """Return a call of a list of calls, in whatever fields it has them; None where it names no tool.
+
+    As examples, `{"type": "function", "function": {"name": ..., "arguments": ...}}` by its fields, `{"toolCallId": ...,
+    "toolName": ..., "args": ..., "result": ...}` of Vercel, which has the result beside the call, and
+    `{"tool_call": {...}}` of OpenInference.
+    """
     if not isinstance(fields, Mapping):
         return None
     if isinstance(fields.get("tool_call"), Mapping):  # OpenInference
@@ -277,7 +282,7 @@ def listed_call(fields: Any) -> FoundCall | None:
         found = found_call(shape, fields_of_shape) if shape.tool else None
         if found is not None:
             return found
-    is_of_vercel = "toolCallId" in fields  # which has the result beside the call
+    is_of_vercel = "toolCallId" in fields
     any_call = Shape(tool=TOOL, arguments=ARGUMENTS, result=("result", "output") if is_of_vercel else ())
     return found_call(any_call, fields)
 

@@ -187,7 +187,7 @@ class WrittenConversation:
         return cuts
 
     def _local_generation_prompt(self, number: int) -> str:
-        """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\n"."""
+        """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
         local = self._local_text
         if local is not None and number - 1 in local.starts:
             before = self._messages[number - 1]
@@ -202,8 +202,10 @@ class WrittenConversation:
         replacements: Sequence[Sequence[Sequence[TemplateMessage]]],
         weighted: Sequence[int],
     ) -> list[Pieces] | None:
-        """Return the same as `pieces_of_others`, and render only from `call_message` to the first weighted message.
+        """Return the pieces of the conversations with the replacements, as `pieces_of_others` does, at less cost.
 
+        Only the messages from `call_message` to the first weighted one are rendered, behind a question. replacements:
+        for each conversation a list of messages, each with its results, in the place of message `call_message`.
         Return None if the template writes this part in another way behind a question, or refuses one of the others.
         """
         following = [*_flat(self._messages[call_message + 1 : weighted[0]]), self._messages[weighted[0]][0]]

@@ -158,7 +158,10 @@ class _Match(NamedTuple):
 def _matches(value: Any, steps: Sequence[str], path: Path, most: int | None = None) -> Iterator[_Match]:
     """Yield what stands at the ends of the paths that match `steps`; each is a key, an index, or ANY.
 
-    Text near the record (OPENED_STEPS) is opened as JSON. Lists whose first items hold nothing are passed over.
+    As an example, the steps ("runs", "*", "id") match two values of {"runs": [{"id": 1}, {"id": 2}]}. Where the list is
+    stored as JSON in a text, which is opened near the record alone (OPENED_STEPS), the paths have the step None:
+    ("runs", None, 0, "id"). Lists whose first items are neither objects nor lists are not looked into.
+
     path: of `value` in the record. most: items of a list that are looked into; all by default.
     """
     if not steps:

@@ -135,24 +135,41 @@ def reparented(records: list[Any], before: Sequence[Any]) -> list[Any]:
     before: all lines of the session.
     """
     parents = _parents(before)
-    left_ids = {_id_of(record) for record in records if isinstance(record, Mapping)}
-    return [_with_parent_left(record, parents, left_ids) for record in records]
+    kept_ids = {_id_of(record) for record in records if isinstance(record, Mapping)}
+    return [_with_kept_parent(record, parents, kept_ids) for record in records]
 
 
-def _with_parent_left(record: Any, parents: Mapping[str, str | None], left_ids: Collection[str | None]) -> Any:
-    """Return a line whose parent is left, or None in its place where no ancestor is."""
+def _with_kept_parent(record: Any, parents: Mapping[str, str | None], kept_ids: Collection[str | None]) -> Any:
+    """Return a line that names the nearest of its ancestors that is kept as its parent; None where none is.
+
+    A line without ids, or whose parent is kept, is returned as it is.
+    """
     fields = _id_fields(record) if isinstance(record, Mapping) else None
     if fields is None:
         return record
     recorded_parent = record[fields.parent]
-    if not isinstance(recorded_parent, str) or recorded_parent in left_ids:
+    if not isinstance(recorded_parent, str) or recorded_parent in kept_ids:
         return record
-    parent = parents.get(str(record[fields.own]))
+    own_id = str(record[fields.own])
+    return {**record, fields.parent: _nearest_kept_ancestor(own_id, parents, kept_ids)}
+
+
+def _nearest_kept_ancestor(
+    own_id: str, parents: Mapping[str, str | None], kept_ids: Collection[str | None]
+) -> str | None:
+    """Return the id of the first ancestor of a line that is kept, or is no line of the session; None without one.
+
+    Where the parents form a circle, it is the line at which that closes.
+    """
+    ancestor = parents.get(own_id)
     seen = set[str]()
-    while parent is not None and parent in parents and parent not in left_ids and parent not in seen:
-        seen.add(parent)
-        parent = parents[parent]
-    return {**record, fields.parent: parent}
+    while ancestor is not None and ancestor not in seen:
+        is_line_of_session = ancestor in parents
+        if ancestor in kept_ids or not is_line_of_session:
+            break
+        seen.add(ancestor)
+        ancestor = parents[ancestor]
+    return ancestor
 
 
 def codex_lines(records: Sequence[Any]) -> Iterator[list[StoredMessage]]:
