@@ -172,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sampling,
         0 if options.model else options.synthetic_calls,
     )
-    device, synthetic = language_model.device, texts(max(options.texts))
+    device = language_model.device
+    synthetic = texts(max(options.texts))
     encoding = language_model.encoding
     lengths = encoding.lengths(synthetic)
     print(
@@ -224,7 +225,8 @@ def compare_vllm(
         outcomes[name] = annotate(engine, task, chosen, device)
         show(name, outcomes[name], len(chosen))
         print(f"{name:12} idle {1 - busy:.0%} of the time")
-    ours, theirs = outcomes["ours"], outcomes["vllm"]
+    ours = outcomes["ours"]
+    theirs = outcomes["vllm"]
     recomputed = 1 - sequences.least() / theirs.tokens
     print(f"vLLM: {theirs.tokens / ours.tokens:.2f} times the tokens; {recomputed:.1%} of its own recomputed")
     for block in (16, 32):

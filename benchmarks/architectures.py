@@ -21,10 +21,12 @@ from toolformer_dag.model.requests import CallLosses, LossRequest, Proposal, Pro
 from toolformer_dag.model.transformers_backend import TransformersBackend
 from toolformer_dag.settings.model_settings import SamplingSettings
 
-K, M = 3, 4
+K = 3
+M = 4
 SAMPLING = SamplingSettings(max_call_tokens=24, seed=3)
 PROPOSING = ("prompt", "positions", "samples")
-MOST_TOKENS, MOST_ERROR = 1.2, 1e-5
+MOST_TOKENS = 1.2
+MOST_ERROR = 1e-5
 """The goals: tokens beside Llama's, and the largest error of a probability or loss."""
 
 
@@ -91,7 +93,8 @@ def main() -> None:
     missed = []
     for name in chosen:
         way, ours, naive = compared(tiny_model(name, tokenizer))
-        error, same = largest_error(ours, naive), samples(ours) == samples(naive)
+        error = largest_error(ours, naive)
+        same = samples(ours) == samples(naive)
         ratios = ours.tokens / llama.tokens, ours.tokens / naive.tokens, ours.cost.seconds / naive.cost.seconds
         figures = f"{ours.tokens} | {ratios[0]:.2f} | {ratios[1]:.2f} | {ratios[2]:.2f} | {error:.0e}"
         print(f"| {name} | {way} | {figures} | {'the same' if same else 'DIFFERENT'} |", flush=True)

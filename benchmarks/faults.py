@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -57,7 +57,8 @@ class Trial:
 
 def killed_groups(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Kill a run with all its processes at random times, three times, then let it finish."""
-    faults, before = 0, 0
+    faults = 0
+    tokens = 0
     for workers in (1, 1, 2):
         run = world.start(f"execution.workers={workers}")
         run.join(draw.uniform(0.05, 0.9) * whole.seconds)
@@ -66,46 +67,59 @@ def killed_groups(whole: Undisturbed, world: World, draw: random.Random) -> Tria
             faults += 1
             run.join()
         else:
-            before += world.ended().tokens
+            tokens += world.ended().tokens
     ended = world.finish()
-    return _judged(whole, world, faults, ended, before + ended.tokens)
+    return _judged(whole, world, faults, ended, tokens + ended.tokens)
 
 
 def killed_workers(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Kill single workers of a run with two or three, which goes on."""
-    faults, workers = 0, draw.choice((2, 3))
+    faults = 0
+    workers = draw.choice((2, 3))
     run = world.start(f"execution.workers={workers}")
     while run.is_alive() and faults < 2:
         run.join(draw.uniform(0.1, 1) * whole.seconds)
-        if (found := _workers(run.pid or 0)) and run.is_alive():
-            os.kill(draw.choice(found), signal.SIGKILL)
+        workers_alive = _workers(run.pid or 0)
+        if workers_alive and run.is_alive():
+            os.kill(draw.choice(workers_alive), signal.SIGKILL)
             faults += 1
     run.join()
     ended = world.ended()
-    spent = ended.tokens
+    tokens = ended.tokens
     if ended.error and "workers died over one chunk" in ended.error:  # twice the same chunk: it says so and stops
         ended = world.finish()
-        spent += ended.tokens
-    return _judged(whole, world, faults, ended, spent)
+        tokens += ended.tokens
+    return _judged(whole, world, faults, ended, tokens)
 
 
 def full_disks(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Let runs fill a disk that is too small, make it larger twice, then large enough."""
-    wrong, faults, size, spent = [], 0, 0, 0
-    with small_disk(world.folder / "disk"):
+    wrong = []
+    faults = 0
+    size = 0  # KiB
+    tokens = 0
+    disk = world.folder / "disk"
+    with small_disk(disk):
         for _ in range(3):
             size += draw.randrange(64, 768)
-            resize_disk(world.folder / "disk", size)
+            resize_disk(disk, size)
             ended = world.finish()
-            spent += ended.tokens
+            tokens += ended.tokens
             if ended.error is not None:
                 faults += 1
-                if ended.unexpected or "Traceback" in ended.error or "free " not in ended.error:
+                if not _names_full_disk(ended):
                     wrong.append(f"{size} KiB: {ended.error}")
-        resize_disk(world.folder / "disk", 1 << 20)
+        resize_disk(disk, 1 << 20)
         ended = world.finish()
-        trial = _judged(whole, world, faults, ended, spent + ended.tokens)
+        trial = _judged(whole, world, faults, ended, tokens + ended.tokens)
     return Trial(faults, (*wrong, *trial.wrong), trial.extra)
+
+
+def _names_full_disk(ended: Ended) -> bool:
+    """Return whether a run that failed says in a sentence how much room it needs."""
+    if ended.error is None or ended.unexpected:
+        return False
+    return "free " in ended.error and "Traceback" not in ended.error
 
 
 def moved_clocks(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
@@ -116,42 +130,51 @@ def moved_clocks(whole: Undisturbed, world: World, draw: random.Random) -> Trial
     first, second = (timedelta(days=days) for days in draw.sample((-7300, -400, 1, 3300), 2))
     run = world.start(clock=first)
     run.join(draw.uniform(0.3, 0.9) * whole.seconds)
-    before, faults = 0, 2
+    tokens = 0
+    faults = 2  # two wrong clocks
     if run.is_alive() and run.pid:
         os.killpg(run.pid, signal.SIGKILL)
         run.join()
         faults += 1
     else:
-        before = world.ended().tokens
+        tokens = world.ended().tokens
     run = world.start(clock=second)
     run.join()
     ended = world.ended()
-    wrong = [f"clock off by {first}, {second}: {ended.error}"] if ended.error else []
-    right = world.finish()
-    if right.tokens:
-        wrong.append(f"clock off by {first}, {second}: {right.tokens:,} tokens under the right clock")
-    trial = _judged(whole, world, faults, right, before + ended.tokens)
+    wrong = []
+    if ended.error:
+        wrong.append(f"clock off by {first}, {second}: {ended.error}")
+    under_right_clock = world.finish()
+    if under_right_clock.tokens:
+        wrong.append(f"clock off by {first}, {second}: {under_right_clock.tokens:,} tokens under the right clock")
+    trial = _judged(whole, world, faults, under_right_clock, tokens + ended.tokens)
     return Trial(faults, (*wrong, *trial.wrong), trial.extra)
 
 
-def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, spent: int) -> Trial:
-    """Compare the world with the undisturbed one; `wrong` is empty where they agree and nothing is stale.
+def _judged(whole: Undisturbed, world: World, faults: int, ended: Ended, tokens: int) -> Trial:
+    """Compare a world with the undisturbed one; `wrong` is empty where they agree and nothing is stale.
 
-    `spent`: the tokens that all its runs have told, killed ones included.
+    - ended: how its last run ended.
+    - tokens: the sum over all its runs, as far as they said so before they were killed.
     """
     if ended.error is not None:
         return Trial(faults, (ended.error,))
-    wrong = [f"{name} differs" for name in differing(whole.tables, world.tables())]
-    wrong += [f"{name} is stale: {why.lines}" for name, why in world.project().stale().items() if name not in BY_HAND]
-    wrong += [f"{path} is damaged" for path in world.named()]
-    return Trial(faults, tuple(wrong), spent / whole.tokens - 1)
+    wrong = [f"{table} differs" for table in differing(whole.tables, world.tables())]
+    for asset, reason in world.project().stale().items():
+        if asset not in BY_HAND:
+            wrong.append(f"{asset} is stale: {reason.lines}")
+    for path in world.named():
+        wrong.append(f"{path} is damaged")
+    return Trial(faults, tuple(wrong), tokens / whole.tokens - 1)
 
 
 def _workers(process: int) -> list[int]:
-    """The processes that a run has started to compute in."""
-    children = Path(f"/proc/{process}/task/{process}/children")
-    found = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return [child for child in found if b"spawn_main" in _command(child)]
+    """Return the processes that a run has started to compute in."""
+    children_file = Path(f"/proc/{process}/task/{process}/children")
+    if not children_file.exists():
+        return []
+    children = [int(child) for child in children_file.read_text().split()]
+    return [child for child in children if b"spawn_main" in _command(child)]
 
 
 def _command(process: int) -> bytes:
@@ -188,11 +211,25 @@ def seconds_of(world: World) -> tuple[Ended, float]:
     return world.finish(), time.monotonic() - begin
 
 
+# Limits of the shell under which a run ends well, or with a sentence that names the limit.
 LIMITS = ("-v 4000000", "-v 6000000", "-v 14000000", "-n 64", "-n 96")
-"""Limits of the shell under which a run ends well, or with a sentence that names the limit."""
-READ_AGAIN, USES_MODEL = "tools.calculator.tau_f=0.01", "tools.calculator.k=9"
-"""Changes after which a run reads what it would otherwise leave alone, and asks the model."""
-UNPACK = {".gz": gzip.decompress, ".zst": lambda content: zstandard.ZstdDecompressor().decompress(content)}
+# Changes of a setting after which a run reads what it would otherwise leave alone, and asks the model.
+READ_AGAIN = "tools.calculator.tau_f=0.01"
+USES_MODEL = "tools.calculator.k=9"
+# The runs after bits have been flipped: each changes these settings, and finetunes or not.
+RUNS_AFTER_FLIPS: tuple[tuple[tuple[str, ...], bool], ...] = (
+    ((READ_AGAIN,), False),
+    (("evaluation.questions=2",), True),
+    ((), True),
+    ((), True),
+)
+
+
+def _zstd_content(packed: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(packed)
+
+
+UNPACK: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".zst": _zstd_content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,113 +244,165 @@ class Flip:
 
     @staticmethod
     def of(kind: str, file: Path, rotten: bool, draw: random.Random) -> "Flip":
-        """Flip a bit of the file."""
+        """Flip a bit of the file, and return what was flipped."""
         before = file.read_bytes()
-        (rot if rotten else flip)(file, draw)
-        return Flip(kind, file, rotten, before, file.read_bytes())
+        if rotten:
+            rot(file, draw)
+        else:
+            flip(file, draw)
+        return Flip(kind, file, rotten, before, after=file.read_bytes())
 
     @property
-    def left(self) -> bool:
+    def is_left(self) -> bool:
         """Whether the flipped bit is still there."""
         return self.file.is_file() and self.file.read_bytes() == self.after
 
     @property
-    def way(self) -> str:
+    def cause(self) -> str:
+        """What flipped the bit: "rotten" leaves the file's times as they were, "written" does not."""
         return "rotten" if self.rotten else "written"
 
 
 def flipped_bits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Flip a bit in every other file of each kind, half of them unseen; ask `verify`, run, and compare everything.
 
-    One at a time what was given to the project or taken away, then everything that runs wrote at once. Wrong is what
-    a damaged file changed, and a flip that stays without being named or refused.
+    First single files that runs do not write, one at a time; then files that runs write, all at once. Wrong is what a
+    damaged file changed, and a flip that stays without being named or refused.
     """
     identity.LARGE = 0  # small files are remembered too
-    kinds: dict[str, Counter[str]] = {}
-    wrong = [what for kind in GIVEN for what in _given(world, kind, kinds.setdefault(kind, Counter()), draw)]
-    found = {kind: world.files(kind) for kind in KINDS | SEAL}
-    files = {file: kind for kind in found for file in draw.sample(found[kind], -(-len(found[kind]) // 2))}
-    flips = [Flip.of(kind, file, draw.random() < 0.5, draw) for file, kind in files.items()]
-    named, tokens = _named_as_rot(world, flips), 0
+    outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in GIVEN}
+    wrong: list[str] = []
+    for kind in GIVEN:
+        wrong += _wrong_after_flip(world, kind, outcomes[kind], draw)
+    flips = [Flip.of(kind, file, draw.random() < 0.5, draw) for kind, file in _every_other_file(world, draw)]
+    named = _named_as_rot(world, flips)
     (world.folder / "disk/lake" / VERIFIED).write_text(str(time.time_ns()))  # nothing changed that a run would see
-    for change, training in (((READ_AGAIN,), False), (("evaluation.questions=2",), True), ((), True), ((), True)):
-        ended = world.run(*change, training=training)
+    tokens = 0
+    for changes, training in RUNS_AFTER_FLIPS:
+        ended = world.run(*changes, training=training)
         tokens += ended.tokens
-        wrong += [ended.error] if ended.error else []
+        if ended.error:
+            wrong.append(ended.error)
         world.named()  # what it names is mended by the next run
-    try:
-        wrong += [f"{name} differs" for name in differing(whole.tables, world.tables())]
-    except StorageError as error:
-        wrong.append(str(error))
-    damaged, current = world.named(), "".join(file.read_text() for file in world.files("manifests"))
+    wrong += _differences(whole, world)
+    damaged = world.named()
     wrong += [f"{path} is still damaged" for path in damaged]
-    for one in flips:
-        seen, replaced = one.file in named, "files" in one.file.parts and one.file.name not in current
-        outcome = "left" if one.left and not replaced and (one.file in damaged or not seen) else "mended"
-        kinds.setdefault(one.kind, Counter()).update([one.way, outcome, *(["named"] if seen else [])])
-        if outcome == "left":
-            wrong.append(f"{one.file} ({one.kind}, {one.way}) is left as it is")
-    return Trial(
-        sum(kind["rotten"] + kind["written"] for kind in kinds.values()), tuple(wrong), tokens / whole.tokens, kinds
-    )
+    manifests = "".join(file.read_text() for file in world.files("manifests"))
+    for flipped in flips:
+        is_named = flipped.file in named
+        is_left = flipped.is_left and not _is_replaced(flipped.file, manifests)
+        is_left = is_left and (flipped.file in damaged or not is_named)
+        if is_left:
+            wrong.append(f"{flipped.file} ({flipped.kind}, {flipped.cause}) is left as it is")
+        _count(outcomes.setdefault(flipped.kind, Counter()), flipped, "left" if is_left else "mended", is_named)
+    faults = sum(counts["rotten"] + counts["written"] for counts in outcomes.values())
+    return Trial(faults, tuple(wrong), tokens / whole.tokens, outcomes)
+
+
+def _every_other_file(world: World, draw: random.Random) -> list[tuple[str, Path]]:
+    """Draw half of the files of each kind that runs write, rounded up, each with its kind."""
+    files_by_kind = {kind: world.files(kind) for kind in KINDS | SEAL}
+    kind_of_file: dict[Path, str] = {}
+    for kind, files in files_by_kind.items():
+        half = -(-len(files) // 2)
+        for file in draw.sample(files, half):
+            kind_of_file[file] = kind
+    return [(kind, file) for file, kind in kind_of_file.items()]
+
+
+def _differences(whole: Undisturbed, world: World) -> list[str]:
+    """Return a line for each table that is not that of the undisturbed world, or why tables cannot be read."""
+    try:
+        return [f"{table} differs" for table in differing(whole.tables, world.tables())]
+    except StorageError as error:
+        return [str(error)]
+
+
+def _is_replaced(file: Path, manifests: str) -> bool:
+    """Return whether a file of rows is in no manifest any more, so that nothing reads it."""
+    return "files" in file.parts and file.name not in manifests
+
+
+def _count(counts: Counter[str], flipped: Flip, outcome: str, is_named: bool) -> None:
+    """Add a flip to the counts of its kind: by its cause, what came of it, and whether `verify` named it."""
+    counts[flipped.cause] += 1
+    counts[outcome] += 1
+    if is_named:
+        counts["named"] += 1
 
 
 def _named_as_rot(world: World, flips: Sequence[Flip]) -> set[Path]:
     """Return what `verify` names; what rotted is as unseen after it as before."""
-    with unseen(*(one.file for one in flips if one.rotten)):
+    with unseen(*(flipped.file for flipped in flips if flipped.rotten)):
         return world.named()
 
 
-def _given(world: World, kind: str, count: Counter[str], draw: random.Random) -> Iterator[str]:
-    """Flip a bit of a file that runs do not write, tell what is wrong with what comes of it, and put it back."""
-    shutil.copytree(world.folder / "disk/lake/dataset", world.folder / "export", dirs_exist_ok=True)
+def _wrong_after_flip(world: World, kind: str, counts: Counter[str], draw: random.Random) -> Iterator[str]:
+    """Flip a bit of a file that runs do not write, yield what is wrong with what comes of it, and put it back.
+
+    counts: gets the flip's cause, whether it was named, and whether it was refused, left or mended.
+    """
+    export = world.folder / "export"
+    shutil.copytree(world.folder / "disk/lake/dataset", export, dirs_exist_ok=True)
     file = draw.choice(world.files(kind))
+    is_export = kind == "exports"
     with unseen(file):
-        one = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
-        taken = kind == "exports"
-        named = file in (
-            {each.path for each in verified_folder(world.folder / "export").damaged} if taken else world.named()
-        )
-        told = _exported_again(world) if taken else world.run(USES_MODEL if kind == "base model" else READ_AGAIN).error
-        refused, bit_left = told is not None and str(file.parent if taken else file) in told, one.left
-        file.write_bytes(one.before)
-    count.update([one.way, *(["named"] if named else []), "refused" if refused else "left" if bit_left else "mended"])
-    if told and not refused:
-        yield f"{file} ({kind}): {told}"
-    if not (named or refused or _same_documents(one)):
-        yield f"{file} ({kind}, {one.way}) is neither named nor refused"
+        flipped = Flip.of(kind, file, kind == "base model" or draw.random() < 0.5, draw)
+        if is_export:
+            is_named = file in {damaged.path for damaged in verified_folder(export).damaged}
+            error = _export_error(world, export)
+            is_refused = error is not None and str(file.parent) in error
+        else:
+            is_named = file in world.named()
+            error = world.run(USES_MODEL if kind == "base model" else READ_AGAIN).error
+            is_refused = error is not None and str(file) in error
+        outcome = "left" if flipped.is_left else "mended"
+        file.write_bytes(flipped.before)
+    _count(counts, flipped, "refused" if is_refused else outcome, is_named)
+    if error and not is_refused:
+        yield f"{file} ({kind}): {error}"
+    if not (is_named or is_refused or _same_documents(flipped)):
+        yield f"{file} ({kind}, {flipped.cause}) is neither named nor refused"
 
 
-def _exported_again(world: World) -> str | None:
+def _export_error(world: World, folder: Path) -> str | None:
+    """Export the corpus again into a folder; return the message where that is refused."""
     try:
-        export_corpus(world.project().plan, world.folder / "export", text_form())
+        export_corpus(world.project().plan, folder, text_form())
     except UserError as error:
         return str(error)
     return None
 
 
-def _same_documents(one: Flip) -> bool:
-    """Whether a compressed shard has the documents that it had: a bit of its header is flipped."""
-    return one.file.suffix in UNPACK and UNPACK[one.file.suffix](one.before) == UNPACK[one.file.suffix](one.after)
+def _same_documents(flipped: Flip) -> bool:
+    """Return whether a compressed shard has the documents that it had: a bit of its header is flipped."""
+    unpack = UNPACK.get(flipped.file.suffix)
+    return unpack is not None and unpack(flipped.before) == unpack(flipped.after)
 
 
 def two_homes(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     """Run two projects at once over one lake, each with its own Dagster instance; now and then kill one of them."""
-    other = world.copy(world.folder.with_name(f"{world.folder.name}-other"))
+    second_home = world.copy(world.folder.with_name(f"{world.folder.name}-other"))
     disk = world.folder / "disk"
-    shared = (f"paths.lake={disk}/lake", f"paths.warehouse={disk}/lake/toolformer.duckdb")
-    runs = [(world, world.start()), (other, other.start(*shared, f"tools.wiki_search.index_folder={disk}/indexes"))]
-    killed = draw.choice((None, *runs))
-    if killed and (process := killed[1]).pid:
-        process.join(draw.uniform(0.2, 0.9) * whole.seconds)
-        if process.is_alive():
-            os.killpg(process.pid or 0, signal.SIGKILL)
-    for _, process in runs:
+    shared = (
+        f"paths.lake={disk}/lake",
+        f"paths.warehouse={disk}/lake/toolformer.duckdb",
+        f"tools.wiki_search.index_folder={disk}/indexes",
+    )
+    runs = ((world, world.start()), (second_home, second_home.start(*shared)))
+    processes = [process for _, process in runs]
+    to_kill = draw.choice((None, *processes))
+    if to_kill and to_kill.pid:
+        to_kill.join(draw.uniform(0.2, 0.9) * whole.seconds)
+        if to_kill.is_alive():
+            os.killpg(to_kill.pid, signal.SIGKILL)
+    for process in processes:
         process.join()
-    told = [one.ended() for one, process in runs if not process.exitcode]
-    wrong = tuple(one.error for one in told if one.error)
+    runs_ended = [home.ended() for home, process in runs if not process.exitcode]
+    wrong = tuple(run.error for run in runs_ended if run.error)
     ended = world.finish()
-    trial = _judged(whole, world, 1, ended, ended.tokens + sum(one.tokens for one in told))
+    tokens = ended.tokens + sum(run.tokens for run in runs_ended)
+    trial = _judged(whole, world, 1, ended, tokens)
     return Trial(1, (*wrong, *trial.wrong), trial.extra)
 
 
@@ -323,8 +412,10 @@ def limits(whole: Undisturbed, world: World, draw: random.Random) -> Trial:
     command = f"ulimit {limit}; exec {sys.executable} -m toolformer_dag.cli stale --run"
     environment = os.environ | {"DAGSTER_HOME": str(world.folder / ".dagster"), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(["bash", "-c", command], cwd=world.folder, env=environment, capture_output=True, text=True)
-    well = done.returncode == 0 or (done.returncode == 1 and "ulimit" in done.stderr and "Traceback" not in done.stderr)
-    wrong = () if well else (f"ulimit {limit}: {done.returncode}, {done.stderr[-300:]}",)
+    names_limit = done.returncode == 1 and "ulimit" in done.stderr and "Traceback" not in done.stderr
+    wrong: tuple[str, ...] = ()
+    if done.returncode and not names_limit:
+        wrong = (f"ulimit {limit}: {done.returncode}, {done.stderr[-300:]}",)
     trial = _judged(whole, world, 1, world.finish(), whole.tokens)
     return Trial(1, (*wrong, *trial.wrong))
 
@@ -335,21 +426,31 @@ def named_flips(world: World, flips: int, draw: random.Random) -> Mapping[str, t
     Return, by kind of file, how many there were and how many `verify` named. Raises AssertionError where it names more.
     """
     plan = world.project().plan
-    kinds = {kind: world.files(kind) for kind in KINDS}
+    files_by_kind = {kind: world.files(kind) for kind in KINDS}
     tried: Counter[str] = Counter()
     named: Counter[str] = Counter()
     while tried.total() < flips:
-        chosen = {kind: draw.choice(files) for kind, files in kinds.items()}
-        tables = {file.parents[2].parts[-2:] for file in chosen.values()}
-        if chosen["manifests"].with_suffix("").parts[-2:] in tables or len({*chosen.values()}) < len(chosen):
-            continue  # after a damaged manifest nothing is known
-        contents = {file: file.read_bytes() for file in chosen.values()}
-        for place, file in enumerate(contents):
-            (flip, rot)[(place + tried.total() // len(KINDS)) % 2](file, draw)
-        found = {one.path for one in verified(plan).damaged}
-        assert found <= contents.keys(), found - contents.keys()
-        for kind, file in chosen.items():
+        files = {kind: draw.choice(some) for kind, some in files_by_kind.items()}
+        if _disturb_each_other(files):
+            continue
+        contents = {file: file.read_bytes() for file in files.values()}
+        rounds = tried.total() // len(KINDS)
+        for index, file in enumerate(contents):
+            if (index + rounds) % 2:
+                rot(file, draw)
+            else:
+                flip(file, draw)
+        damaged = {damage.path for damage in verified(plan).damaged}
+        assert damaged <= contents.keys(), damaged - contents.keys()
+        for kind, file in files.items():
             tried[kind] += 1
-            named[kind] += file in found
+            named[kind] += file in damaged
             file.write_bytes(contents[file])
     return {kind: (tried[kind], named[kind]) for kind in KINDS}
+
+
+def _disturb_each_other(files: Mapping[str, Path]) -> bool:
+    """Return whether a file was drawn for two kinds, or its manifest too: after a damaged one nothing is known."""
+    tables = {file.parents[2].parts[-2:] for file in files.values()}
+    is_manifest_damaged = files["manifests"].with_suffix("").parts[-2:] in tables
+    return is_manifest_damaged or len({*files.values()}) < len(files)

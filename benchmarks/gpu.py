@@ -68,7 +68,8 @@ def show_waits(language_model: LanguageModel, task: AnnotationTask, chosen: Sequ
 @torch.inference_mode()
 def show_step(language_model: LanguageModel) -> None:
     """Print the time of a decoding step of one row, which on a GPU is that of its launches."""
-    backbone, device = transformers_backend(Engine(language_model)).backbone, language_model.device
+    backbone = transformers_backend(Engine(language_model)).backbone
+    device = language_model.device
     behind = CachedHead(backbone, range(1, 400)).texts(slots=1, width=8)
     behind.features([0], [range(1, 9)], first=0)
     branches = behind.branches(capacity=1, room=STEPS + 1)
@@ -97,7 +98,8 @@ def print_rates(engine: Engine, task: AnnotationTask, chosen: Sequence[str]) -> 
     Only matrix products count as operations, not attention.
     """
     model = engine.language_model.model
-    rows, width = transformers_backend(engine).budget.tokens, int(model.config.hidden_size)
+    rows = transformers_backend(engine).budget.tokens
+    width = int(model.config.hidden_size)
     peak = product_rate(engine.language_model.device, model.dtype, rows, width)
     print(f"a plain matrix product [{rows}, {width}] x [{width}, {4 * width}]: {peak / 1e9:.0f} GFLOP/s")
     requests = [ProposalRequest(text, f"text {number}") for number, text in enumerate(chosen)]

@@ -26,40 +26,48 @@ class Fact:
 
 
 def _sum(chance: random.Random) -> Fact:
-    a, b = chance.randint(112, 980), chance.randint(13, 97)
+    a = chance.randint(112, 980)
+    b = chance.randint(13, 97)
     answer = chance.choice(("That makes {}.", "It comes to {} in all.", "{} is the product."))
-    right, wrong = str(a * b), str(a * (b + chance.choice((-2, -1, 1, 2))))
-    asked = chance.choice((f"What is {a} times {b}?", f"We need {a} boxes of {b} pieces. How many pieces is that?"))
-    return Fact("calculator", asked, {"expression": f"{a} * {b}"}, right, wrong, answer.format(right))
+    right = str(a * b)
+    wrong = str(a * (b + chance.choice((-2, -1, 1, 2))))
+    question = chance.choice((f"What is {a} times {b}?", f"We need {a} boxes of {b} pieces. How many pieces is that?"))
+    return Fact("calculator", question, {"expression": f"{a} * {b}"}, right, wrong, answer.format(right))
 
 
 def _weather(chance: random.Random) -> Fact:
-    town, (sky, other), (warm, cold) = chance.choice(TOWNS), chance.sample(SKIES, 2), chance.sample(range(-9, 34), 2)
+    town = chance.choice(TOWNS)
+    sky, other_sky = chance.sample(SKIES, 2)
+    warm, cold = chance.sample(range(-9, 34), 2)
     written = chance.choice(
         ("In {c} it is {t} degrees with {s}.", "Expect {s} in {c}, at {t} degrees.", "{t} degrees, {s}.")
     )
-    right, wrong = (json.dumps({"temperature": t, "sky": s}) for t, s in ((warm, sky), (cold, other)))
+    right = json.dumps({"temperature": warm, "sky": sky})
+    wrong = json.dumps({"temperature": cold, "sky": other_sky})
     day = chance.choice(("now", "today", "this morning", "this evening"))
-    asked = f"How is the weather in {town} {day}?"
-    return Fact("weather", asked, {"town": town}, right, wrong, written.format(c=town, t=warm, s=sky))
+    question = f"How is the weather in {town} {day}?"
+    return Fact("weather", question, {"town": town}, right, wrong, written.format(c=town, t=warm, s=sky))
 
 
 def _order(chance: random.Random) -> Fact:
-    order, (state, other) = f"B{chance.randint(10000, 99999)}", chance.sample(STATES, 2)
-    price, cost = (chance.randint(900, 9900) / 100 for _ in range(2))
+    order = f"B{chance.randint(10000, 99999)}"
+    state, other_state = chance.sample(STATES, 2)
+    price, other_price = (chance.randint(900, 9900) / 100 for _ in range(2))
     record = {"order": order, "carrier": "north post", "warehouse": chance.choice(TOWNS), "items": chance.randint(1, 5)}
-    right, wrong = (json.dumps({**record, "total": t, "status": s}) for t, s in ((price, state), (cost, other)))
+    right = json.dumps({**record, "total": price, "status": state})
+    wrong = json.dumps({**record, "total": other_price, "status": other_state})
     written = chance.choice(("Your order {o} is {s}; its total is {p} euros.", "It is {s}. You paid {p} euros for it."))
-    asked = f"Where is my order {order}?"
-    return Fact("get_order", asked, {"order": order}, right, wrong, written.format(o=order, s=state, p=price))
+    question = f"Where is my order {order}?"
+    return Fact("get_order", question, {"order": order}, right, wrong, written.format(o=order, s=state, p=price))
 
 
 def _contact(chance: random.Random) -> Fact:
     name = f"{chance.choice(NAMES)} of {chance.choice(TOWNS)}"
-    phone, other = (
+    phone, other_phone = (
         f"+{chance.randint(30, 49)} {chance.randint(100, 999)} {chance.randint(10000, 99999)}" for _ in range(2)
     )
-    right, wrong = (json.dumps({"name": name, "phone": one}) for one in (phone, other))
+    right = json.dumps({"name": name, "phone": phone})
+    wrong = json.dumps({"name": name, "phone": other_phone})
     answer = chance.choice((f"You reach {name} at {phone}.", f"The number is {phone}."))
     return Fact("find_contact", f"How do I reach {name}?", {"name": name}, right, wrong, answer)
 

@@ -85,7 +85,8 @@ def copy_rate(device: torch.device, size: int = 1 << 28) -> float:
 
 def _seconds_each(work: Callable[[], object], device: torch.device) -> float:
     work()
-    repeats, begin = 0, _now(device)
+    repeats = 0
+    begin = _now(device)
     while (elapsed := _now(device) - begin) < 0.5:
         work()
         repeats += 1
@@ -160,8 +161,11 @@ CLOSING = " That is all that the book of the town says about it."
 
 def sentence(draw: random.Random) -> str:
     """Generate a sentence with a sum."""
-    a, b = draw.randint(20, 900), draw.randint(2, 400)
-    name, place, things = draw.choice(NAMES), draw.choice(PLACES), draw.choice(THINGS)
+    a = draw.randint(20, 900)
+    b = draw.randint(2, 400)
+    name = draw.choice(NAMES)
+    place = draw.choice(PLACES)
+    things = draw.choice(THINGS)
     wordings = [
         f"{name} had {a} {things} and bought {b} more in {place}, so that makes {a + b} in all.",
         f"Of the {a + b} {things} in {place}, {b} were sold to {name}, which leaves {a}.",

@@ -110,7 +110,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, help="a folder that does not exist yet; default: a temporary one")
     options = parser.parse_args()
-    end, draw = time.monotonic() + 60 * options.minutes, random.Random(options.seed)
+    end = time.monotonic() + 60 * options.minutes
+    draw = random.Random(options.seed)
     with TemporaryDirectory() as temporary:
         folder = options.work or Path(temporary)
         made, whole = undisturbed(folder, options.documents)

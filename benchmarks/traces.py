@@ -11,7 +11,8 @@ import random
 import resource
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -27,6 +28,7 @@ CALLS = "SELECT split_part(conversation, ':', 2)::INT AS n, verdict = 'helps' AS
 LAST = "QUALIFY row_number() OVER (PARTITION BY conversation ORDER BY turn DESC) = 1"
 RECORDED = "SELECT conversation, {} FROM trace_calls WHERE means = 'other_results' AND gain IS NOT NULL"
 CHANCE = "SELECT conversation, {} FROM trace_chance WHERE means = 'other_results'"
+VALUES = ("gain", "overlap")
 COUNTS = "SELECT means, verdict, count(*) AS calls FROM trace_calls GROUP BY ALL ORDER BY ALL"
 SWAPPED = "SELECT split_part(conversation, ':', 2)::INT AS n, gain, overlap FROM trace_chance"
 
@@ -36,29 +38,87 @@ def auc(right: Sequence[float], other: Sequence[float]) -> float:
     return sum((a > b) + 0.5 * (a == b) for a in right for b in other) / (len(right) * len(other))
 
 
-def interval(groups: Sequence[tuple[list[float], list[float]]], statistic: Callable[..., float]) -> str:
-    """Return a statistic of all groups with its 95 % bootstrap interval over them."""
-    chance, drawn = random.Random(1), []
-    for number in range(401):
-        some = groups if not number else chance.choices(groups, k=len(groups))
-        drawn.append(statistic([x for own, _ in some for x in own], [x for _, other in some for x in other]))
-    low, high = (sorted(drawn[1:])[at] for at in (10, 390))
-    return f"{drawn[0]:.2f} ({low:.2f}-{high:.2f})"
+Group = tuple[list[float], list[float]]  # of a conversation: the values of its recorded results, and of others
+
+
+def interval(groups: Sequence[Group], statistic: Callable[[list[float], list[float]], float]) -> str:
+    """Return a statistic of all groups with its 95 % bootstrap interval over them, as "0.81 (0.77-0.85)"."""
+    chance = random.Random(1)
+    drawn = []
+    for _ in range(400):
+        resampled = chance.choices(groups, k=len(groups))
+        drawn.append(_over_all(resampled, statistic))
+    drawn.sort()
+    low = drawn[10]
+    high = drawn[390]
+    return f"{_over_all(groups, statistic):.2f} ({low:.2f}-{high:.2f})"
+
+
+def _over_all(groups: Sequence[Group], statistic: Callable[[list[float], list[float]], float]) -> float:
+    """Return a statistic of the values of all groups taken together."""
+    recorded_values = [value for recorded, _ in groups for value in recorded]
+    other_values = [value for _, others in groups for value in others]
+    return statistic(recorded_values, other_values)
 
 
 def judged(fault: str, count: int, pairs: Sequence[str], folder: Path) -> Judgement:
     """Judge so many conversations with a fault in a project of their own."""
     (folder / "toolformer.toml").write_text("[tools.calculator]\n")
-    lines = [orjson.dumps(one) + b"\n" for one in records(count, fault)]
+    lines = [orjson.dumps(record) + b"\n" for record in records(count, fault)]
     (folder / "made.jsonl").write_bytes(b"".join(lines))
     settings = load_settings(folder / "toolformer.toml", overrides=pairs)
     return judge_traces(settings, [str(folder / "made.jsonl")], traces_database(settings))
 
 
-def rows(judgement: Judgement, value: str) -> tuple[Values, Values]:
-    """Return a value of the last call of each conversation by its number, and whether it helps."""
-    found = query(judgement.database, f"{CALLS.format(value)} {LAST}").rows()
-    return {n: value for n, _, value in found if value is not None}, {n: float(helps) for n, helps, _ in found}
+@dataclass(frozen=True)
+class JudgedFault:
+    """The last calls of the conversations with one fault; every field by the conversation's number.
+
+    - helps: 1.0 where the verdict is "helps", else 0.0
+    - values: by name ("gain", "overlap"), the value of the recorded result
+    - values_of_others: likewise, the values of other results of the tool in its place
+    """
+
+    helps: Values
+    values: Mapping[str, Values]
+    values_of_others: Mapping[str, Mapping[int, list[float]]]
+
+
+def judged_fault(judgement: Judgement) -> JudgedFault:
+    """Read the last call of each conversation from the tables of a judgement."""
+    helps: Values = {}
+    values: dict[str, Values] = {name: {} for name in VALUES}
+    for name in VALUES:
+        for conversation, is_helping, value in query(judgement.database, f"{CALLS.format(name)} {LAST}").rows():
+            helps[conversation] = float(is_helping)
+            if value is not None:
+                values[name][conversation] = value
+    values_of_others: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in VALUES}
+    for conversation, *values_of_result in query(judgement.database, SWAPPED).rows():
+        for name, value in zip(VALUES, values_of_result, strict=True):
+            values_of_others[name][conversation].append(value)
+    return JudgedFault(helps, values, values_of_others)
+
+
+def cells(fault: JudgedFault, right: JudgedFault) -> list[str]:
+    """Return the number of calls, the share that helps, and the AUC of each value.
+
+    The AUC is that of right calls against calls with the fault; of right calls, against other results of their tool.
+    """
+    share = interval([([value], []) for value in fault.helps.values()], lambda values, _: sum(values) / len(values))
+    line = [str(len(fault.helps)), share]
+    for name in VALUES:
+        if fault is right:
+            others = fault.values_of_others[name]
+        else:
+            others = {conversation: [value] for conversation, value in fault.values[name].items()}
+        groups = []
+        for conversation, value in right.values[name].items():
+            other_values = others.get(conversation, [])
+            if conversation in fault.values[name] and None not in other_values:
+                groups.append(([value], other_values))
+        line.append(interval(groups, auc))
+    return line
 
 
 def told_apart(judgement: Judgement, value: str) -> str:
@@ -96,27 +156,18 @@ def main() -> None:
     if chosen.data is not None:
         judge_folder(chosen.data, [f"model.name={chosen.model}", *chosen.set])
         return
-    cells, tokens = [], 0
-    right: dict[str, Values] = {}
+    tokens = 0
+    judged_faults: dict[str, JudgedFault] = {}
+    lines = []
     for fault in FAULTS:
         with tempfile.TemporaryDirectory() as folder:
             judgement = judged(fault, chosen.count, [f"model.name={chosen.model}", *chosen.set], Path(folder))
-            tokens += judgement.tokens
-            found = {name: rows(judgement, name)[0] for name in ("gain", "overlap")}
-            helps = rows(judgement, "gain")[1]
-            swapped = query(judgement.database, SWAPPED).rows()
-        right = right or found
-        share = interval([([value], []) for value in helps.values()], lambda own, _: sum(own) / len(own))
-        row = [fault, str(len(helps)), share]
-        for at, name in enumerate(("gain", "overlap")):
-            others = {n: [value] for n, value in found[name].items()}
-            if fault == "right":
-                others = {n: [values[at] for m, *values in swapped if m == n] for n in others}
-            groups = [([right[name][n]], others[n]) for n in right[name] if n in others]
-            row.append(interval([one for one in groups if None not in (*one[0], *one[1])], auc))
-        cells.append(row)
-        print(*row, sep=" | ", flush=True)
-    print(table(("last call", "n", "share that helps", "AUC of gain", "AUC of overlap"), cells))
+            judged_faults[fault] = judged_fault(judgement)
+        tokens += judgement.tokens
+        line = [fault, *cells(judged_faults[fault], right=judged_faults["right"])]
+        print(*line, sep=" | ", flush=True)
+        lines.append(line)
+    print(table(("last call", "n", "share that helps", "AUC of gain", "AUC of overlap"), lines))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     print(f"{tokens:,} tokens, {usage.ru_utime:.0f} CPU-seconds")
 

@@ -11,7 +11,11 @@ from toolformer_dag.tools.runner import run_calls
 from toolformer_dag.tools.tool import ToolCall
 
 TEXT = "The train was late. The farm had 137 hens and bought 48 more, so in total there were 185 hens. It rained."
-TAU_S, K, M, TAU_F = 0.02, 3, 5, 1.0  # the paper's names and defaults, but for tau_s: this model is small
+# The paper's names and defaults, but for tau_s: this model is small.
+TAU_S = 0.02
+K = 3
+M = 5
+TAU_F = 1.0
 
 engine = Engine(load_model(ModelSettings(name="embedded", dtype="float32")))
 tool = load_tool("calculator", {"prompt": "embedded"})
@@ -25,7 +29,8 @@ request = ProposalRequest(TEXT, digest=TEXT)  # the digest is the seed of the dr
 print(f"\n2. Positions where p_i > {TAU_S}, and what is sampled there:")
 calls: dict[tuple[int, Call], None] = {}  # in order, each once
 for sample in proposal.samples:
-    offset, p = proposal.offsets[sample.position], proposal.probabilities[sample.position]
+    offset = proposal.offsets[sample.position]
+    p = proposal.probabilities[sample.position]
     print(f"p = {p:.2f} before {TEXT[offset : offset + 12]!r}: {sample.body}")
     try:
         calls[sample.position, parse_call(sample.body or "")] = None

@@ -18,7 +18,9 @@ from toolformer_dag.rewards import gain
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judge import Judge
 
-STEPS, QUESTIONS, EACH = 20, 8, 8
+STEPS = 20
+QUESTIONS = 8
+EACH = 8
 ACTS = ("right", "wrong", "needless", "none")
 
 
@@ -35,7 +37,8 @@ def questions() -> list[dict[str, Any]]:
     products = [str(a * b) for a, b in numbers]
     rows = []
     for n, (a, b) in enumerate(numbers):
-        arguments, others = {"expression": f"{a} * {b}"}, [products[(n + step) % QUESTIONS] for step in (1, 3)]
+        arguments = {"expression": f"{a} * {b}"}
+        others = [products[(n + step) % QUESTIONS] for step in (1, 3)]
         weather = call("weather", {"town": "Graz"}, '{"temperature": 17, "sky": "fog"}')
         acts = {
             "right": call("calculator", arguments, products[n]),
@@ -43,10 +46,8 @@ def questions() -> list[dict[str, Any]]:
             "needless": weather,
             "none": [],
         }
-        asked, answer = (
-            f"We need {a} boxes of {b} pieces. How many pieces is that?",
-            f"That makes {products[n]} pieces.",
-        )
+        asked = f"We need {a} boxes of {b} pieces. How many pieces is that?"
+        answer = f"That makes {products[n]} pieces."
         swapped = {
             act: others if act != "needless" else ['{"temperature": 3, "sky": "hail"}', "31, sun"] for act in ACTS
         }
@@ -81,7 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded", help="the judge: a folder, a GGUF file or an id of the hub")
     settings = load_settings(overrides=[f"model.name={parser.parse_args().model}", "traces.window=answer"])
-    judge, asked, known = Judge(settings), questions(), dict[tuple[int, str], float | None]()
+    judge = Judge(settings)
+    asked = questions()
+    known = dict[tuple[int, str], float | None]()
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
         """Return the gain of what the words stand for; each is judged once."""
@@ -89,7 +92,8 @@ def main() -> None:
         done = list(zip(map(int, prompts), acts, strict=True))
         new = [one for one in dict.fromkeys(done) if one not in known]
         acted = [asked[n]["acts"][act] for n, act in new]
-        answers, swapped = [asked[n]["answer"] for n, _ in new], [asked[n]["swapped"][act] for n, act in new]
+        answers = [asked[n]["answer"] for n, _ in new]
+        swapped = [asked[n]["swapped"][act] for n, act in new]
         found = gain([asked[n]["question"] for n, _ in new], acted, answers, swapped, judge)
         known.update(zip(new, found, strict=True))
         return [known[one] for one in done]

@@ -22,7 +22,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that took more than its budget, after it has passed."""
     before = _cpu_seconds()
     result = yield
-    spent, budget = _cpu_seconds() - before, float(item.config.getini("cpu_seconds"))
+    spent = _cpu_seconds() - before
+    budget = float(item.config.getini("cpu_seconds"))
     if spent > budget and not any(map(item.get_closest_marker, ("long", "installs"))):
         remedy = "make it cheaper, or mark it `long`: `make test-all` runs those"
         pytest.fail(f"{spent:.1f} CPU-seconds, and a test may take {budget:g}; {remedy}", pytrace=False)

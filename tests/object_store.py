@@ -27,7 +27,8 @@ class S3:
     away = 0
 
     def __init__(self, address: str, requests: list[str]) -> None:
-        self.address, self.requests = address, requests
+        self.address = address
+        self.requests = requests
         self.variables = {
             "AWS_ENDPOINT_URL": address,
             "AWS_ACCESS_KEY_ID": "test",
@@ -56,7 +57,8 @@ class S3:
 @contextmanager
 def s3_server() -> Iterator[S3]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    moto, requests = DomainDispatcherApplication(create_backend_app), list[str]()
+    moto = DomainDispatcherApplication(create_backend_app)
+    requests = list[str]()
 
     def counted(environ: dict[str, Any], answer: Any) -> Any:
         requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}")

@@ -23,7 +23,8 @@ SPACE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child
 HEAD = "127.0.0.1:6379"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_enable_metrics_collection": "0"}
 EVERY_MACHINE = ("--node-ip-address=127.0.0.1", "--object-store-memory=100000000")
-IFF_UP, SIOCSIFFLAGS = 1, 0x8914
+IFF_UP = 1
+SIOCSIFFLAGS = 0x8914
 Machine = subprocess.Popen[bytes]
 
 

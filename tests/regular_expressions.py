@@ -14,7 +14,8 @@ from typing import Any
 
 MOST_STEPS = 100_000
 """Steps after which a count ends: more than any linear pattern takes for the texts that are tried."""
-SHORT, LONG = 10, 50
+SHORT = 10
+LONG = 50
 """How often the text in the middle is repeated: at first, and again where the first count looks suspicious."""
 MOST_GROWTH = 2.7
 """By how much the steps may grow where the text doubles; a quadratic pattern comes near to 4."""

@@ -41,7 +41,8 @@ from toolformer_dag.lake.table import Lake, MissingPart
 from toolformer_dag.lake.verification import checked_files
 
 INT = pl.Int64()
-KEY, VALUE = Column(INT, "a number of the shard"), Column(INT, "its square times k")
+KEY = Column(INT, "a number of the shard")
+VALUE = Column(INT, "its square times k")
 STORED = {"key": INT, "value": INT}
 FACTORS = (1, 2)
 """The values of the setting k."""
@@ -57,7 +58,8 @@ def values(worker: Worker, output: TableOutput) -> RowStore:
 
 
 def chunks(worker: Worker, output: TableOutput, part: str, claimed: Any) -> Planned:
-    store, keys = values(worker, output), output.plan.lake.table("sim/numbers").read(part)
+    store = values(worker, output)
+    keys = output.plan.lake.table("sim/numbers").read(part)
     missing = claim(claimed, store.name, store.missing(keys))
     return Planned([Chunk(one.height, one) for one in missing.iter_slices(1)], Work())
 
@@ -68,7 +70,8 @@ def compute(worker: Worker, output: TableOutput, keys: pl.DataFrame) -> Work:
 
 
 def squares(worker: Worker, output: TableOutput, part: str) -> PartRows:
-    store, keys = values(worker, output), output.plan.lake.table("sim/numbers").read(part)
+    store = values(worker, output)
+    keys = output.plan.lake.table("sim/numbers").read(part)
     found = keys.join(store.stored(keys), on="key", how="left", maintain_order="left")
     if found["value"].null_count():
         raise StorageError("rows were damaged while they were read; run again")
@@ -151,8 +154,11 @@ class Schedule:
 
     def update(self, name: str, k: int, claims: bool) -> list[TableReport]:
         """Bring the tables up to date in a new process."""
-        plan, reports = self.plan(k), []
-        lake, outputs, worker = plan.lake, [TableOutput(stage, plan) for stage in STAGES], Worker(plan)
+        plan = self.plan(k)
+        reports = []
+        lake = plan.lake
+        outputs = [TableOutput(stage, plan) for stage in STAGES]
+        worker = Worker(plan)
         lent = Workers(worker, {output.name: output for output in outputs}, in_process)
         for output in outputs:
             with lake.storage.claimed("gpu", lambda holder: None) if claims else nullcontext():
@@ -191,7 +197,8 @@ class Schedule:
 
     def stored(self) -> set[tuple[int, int]]:
         """Return the computed rows that are there: k and the number."""
-        lake, asked = self.lake(), pl.DataFrame({"key": range(12)}, schema={"key": INT})
+        lake = self.lake()
+        asked = pl.DataFrame({"key": range(12)}, schema={"key": INT})
         found = set()
         for k in FACTORS:
             store = RowStore(lake.storage, f"sim/values/{fingerprint({'k': k})}", ["key"], pl.Schema(STORED))
@@ -250,14 +257,17 @@ def _changed(made: Schedule) -> None:
 
 def _phase(made: Schedule, number: int) -> None:
     """Let processes work at once; what they may not raise is raised here."""
-    sim, draw, tasks = made.sim, made.sim.draw, []
+    sim = made.sim
+    draw = made.sim.draw
+    tasks = []
     factors = FACTORS if draw.random() < 0.2 else (made.k,)
     claims = draw.random() < 0.5
     asked = [draw.choice(factors) for _ in range(draw.randint(1, 3))]
     work = [lambda process, k=k: made.update(process.name, k, claims) for k in asked]
     besides = [one for one in (made.look, made.verify, made.clean) if draw.random() < 0.5]
     work += [lambda process, one=one: made.again(one) for one in besides]
-    rate, before = draw.choice((0.0, 0.0, 0.01, 0.1)), _alone(sim, made.stored)
+    rate = draw.choice((0.0, 0.0, 0.01, 0.1))
+    before = _alone(sim, made.stored)
     for at, one in enumerate(work):
         crash_at = draw.randint(1, 150) if draw.random() < 0.5 else 0
         process = Process(f"{number}.{at}", crash_at, rate, draw.choice((0.0, 0.0, -5.0, 5.0, 3600.0)))
@@ -333,7 +343,9 @@ def main() -> None:
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order in which sets are gone through is a part of a schedule
         command = [sys.executable, "-m", "tests.simulated_runs", *sys.argv[1:]]
         os.execve(sys.executable, command, os.environ | {"PYTHONHASHSEED": "0"})
-    failed, began, steps = 0, time.monotonic(), 0
+    failed = 0
+    began = time.monotonic()
+    steps = 0
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with TemporaryDirectory(dir=memory) as root:
         for seed in range(options.first, options.first + options.seeds):

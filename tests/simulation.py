@@ -56,7 +56,8 @@ class Process:
     dead: bool = False
 
     def die(self) -> None:
-        self.dead, self.faults = True, self.faults + 1
+        self.dead = True
+        self.faults = self.faults + 1
         raise Crashed
 
 
@@ -85,7 +86,9 @@ class Simulation:
     """`now`: seconds since 1970; `locks`: those that are held; `trace`: a hash of everything that happened."""
 
     def __init__(self, seed: int) -> None:
-        self.draw, self.now, self.steps = Random(seed), 1.7e9, 0
+        self.draw = Random(seed)
+        self.now = 1.7e9
+        self.steps = 0
         self.locks = set[str]()
         self.trace = xxh3_64()
         self._tasks: list[Task] = []
@@ -144,7 +147,8 @@ class Simulation:
         """Give up the turn until `ready`, or so long; return whether it is. Raises Crashed in a dead process."""
         task = self._current
         if not task.process.dead:
-            task.ready, task.until = ready, self.now + seconds
+            task.ready = ready
+            task.until = self.now + seconds
             self._back.release()
             task.go.acquire()
         if task.process.dead:
@@ -158,7 +162,8 @@ class Simulation:
 
         `remote`: whether it may arrive after the death of who asked for it.
         """
-        process, draw = self.process, self.draw
+        process = self.process
+        draw = self.draw
         self.wait(lambda: True) if draw.random() < 0.95 else self.wait(lambda: False, draw.expovariate(0.05))
         process.operations += 1
         self.trace.update(f"{process.name} {name} {self.now}\n".encode())
@@ -211,7 +216,8 @@ class Simulation:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let the package's clocks, chances, threads, locks and writes be those of the simulation."""
-        sim, draw = self, self.draw
+        sim = self
+        draw = self.draw
         clock = SimpleNamespace(
             time=lambda: sim.now + sim.process.skew,
             time_ns=lambda: int((sim.now + sim.process.skew) * 1e9),
@@ -245,7 +251,9 @@ class Executor:
     """A pool of threads: tasks of the process that submits them, at most `most` at once, in their order."""
 
     def __init__(self, sim: Simulation, most: int) -> None:
-        self._sim, self._most, self._given = sim, most, list[Task]()
+        self._sim = sim
+        self._most = most
+        self._given = list[Task]()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Task:
         def when_free() -> Any:

@@ -451,7 +451,8 @@ def test_too_few_threads_are_refused_before_a_library_needs_them():
 def test_score_prints_the_losses_and_names_bad_lines():
     bad_offset = LINE | {"offset": 2}
     missing = {key: value for key, value in LINE.items() if key != "tool"}
-    broken, empty = LINE | {"text": "half a \ud83d"}, LINE | {"text": "", "offset": 0}
+    broken = LINE | {"text": "half a \ud83d"}
+    empty = LINE | {"text": "", "offset": 0}
     bad = [json.dumps(line) for line in (bad_offset, missing, broken, empty)]
     lines = "\n".join([json.dumps(LINE), *bad, "{", ""])
     done = cli("score", "-", "--model", str(SMALL_MODEL), "--dtype", "float32", stdin=lines)

@@ -176,7 +176,8 @@ def test_the_example_goes_from_a_text_to_the_text_with_its_call(capsys: pytest.C
     runpy.run_path(str(EXAMPLE))
     steps = [step.splitlines() for step in capsys.readouterr().out.split("\n\n")]
     assert [step[0][:2] for step in steps] == ["1.", "2.", "3.", "4.", "5."]
-    text, written = steps[0][1], steps[-1][1]
+    text = steps[0][1]
+    written = steps[-1][1]
     assert "in total there were [Calculator(137 + 48) -> 185] 185 hens." in written
     assert take_out(written, ["Calculator"]) == text
     assert any(line.startswith("p = ") for line in steps[1]) and "137 + 48 -> 185" in steps[2]

@@ -184,7 +184,8 @@ def test_one_variable_moves_everything_that_is_cached(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("size", [10, LARGE])
 def test_a_file_has_another_hash_exactly_when_its_content_changes(tmp_path: Path, cache: Path, size: int) -> None:
-    one, copy = tmp_path / "one", tmp_path / "copy"
+    one = tmp_path / "one"
+    copy = tmp_path / "copy"
     one.write_bytes(b"a" * size)
     copy.write_bytes(b"a" * size)
     first = file_hash(one)
@@ -209,7 +210,8 @@ def test_a_file_is_settled_once_a_later_write_must_change_its_times(tmp_path: Pa
 def test_a_large_file_s_hash_is_remembered_for_other_processes_and_a_small_one_s_is_not(
     tmp_path: Path, cache: Path
 ) -> None:
-    small, large = tmp_path / "small", tmp_path / "large"
+    small = tmp_path / "small"
+    large = tmp_path / "large"
     small.write_bytes(b"a" * (LARGE - 1))
     large.write_bytes(b"a" * LARGE)
     time.sleep(2 * TICK / 1e9)

@@ -99,7 +99,9 @@ def test_a_lock_is_kept_by_a_process_that_forks_and_is_free_after_it(tmp_path):
 def test_a_holder_of_a_claim_that_has_ended_is_named_as_such(tmp_path):
     with subprocess.Popen(["true"]) as ended:
         pass
-    claim, said, named = tmp_path / CLAIMS / "gpu.lock", list[str](), threading.Event()
+    claim = tmp_path / CLAIMS / "gpu.lock"
+    said = list[str]()
+    named = threading.Event()
 
     def wait() -> None:
         def note(holder: str) -> None:

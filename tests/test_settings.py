@@ -47,7 +47,8 @@ def refusal(file, **given):
 
 CAPITALS = 'profile = "Fast"\n[tools.Sums]\nk = 1\n[tools.calendar]\n[profiles.Fast.sampling]\nseed = 1\n'
 BY_CHANCE = "[tools.calculator]\ntau_f = { by_chance = 0.05 }\n[tools.calendar]\ntau_f = 0.7\n"
-TAU_F, OF_CALENDAR = "TOOLFORMER__TOOLS__CALCULATOR__TAU_F", "TOOLFORMER__TOOLS__CALENDAR__TAU_F"
+TAU_F = "TOOLFORMER__TOOLS__CALCULATOR__TAU_F"
+OF_CALENDAR = "TOOLFORMER__TOOLS__CALENDAR__TAU_F"
 LOADED = [
     # later sources win: the file over its profile, variables over the file, the command line over all
     (FILE, {}, {"tools.calculator.tau_f": 0.5, "tools.calculator.k": 2, "training.max_steps": 7, "training.seed": 5}),
@@ -115,7 +116,8 @@ def test_the_lanes_are_those_of_the_file_and_of_the_command_line(file, text, giv
 )
 def test_a_value_for_one_tool_takes_no_other_away(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)
-    plain, tools = load_settings(environment={}).tools, load_settings(**source).tools
+    plain = load_settings(environment={}).tools
+    tools = load_settings(**source).tools
     assert tuple(tools) == PAPER_TOOLS
     assert {key: section.tau_f for key, section in tools.items() if section != plain[key]} == {"calculator": 0.8}
 

@@ -17,7 +17,9 @@ from prompt_toolkit.output import DummyOutput
 from toolformer_dag.cli.sql_prompt import SHOWN_ROWS, answer, answer_queries, name_completer
 from toolformer_dag.lake.warehouse import WarehouseError
 
-CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+UP = "\x1b[A"
 
 
 @pytest.fixture(autouse=True)

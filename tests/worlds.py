@@ -92,7 +92,8 @@ class Sums(Tool):
 
 def sentence(generator: random.Random) -> str:
     """Return a sum that the calculator wants to look at."""
-    a, b = generator.randrange(10), generator.randrange(10)
+    a = generator.randrange(10)
+    b = generator.randrange(10)
     return f" {a} and {b} make {a + b} ."
 
 

@@ -171,7 +171,9 @@ def behind_calls(text: str, offset: int, earlier: Sequence[EarlierCall], asked: 
     return [part for part in (text[:offset], done, *last, text[offset:]) if part]
 
 
-RIGHT_PLACE, RANDOM_PLACE = 0.68, 0.15  # the rest stay without a call
+# Shares of the texts; the rest stay without a call.
+RIGHT_PLACE = 0.68
+RANDOM_PLACE = 0.15
 NO_PLACE_RANDOM = 0.12  # a text where the tool has nothing to say
 
 

@@ -38,7 +38,9 @@ def _row(source: Iterator[list[int]], length: int, short: int) -> list[int]:
 
 
 ECHOES_ONLY = 0.7  # of the boot camp
-BOOT_SEGMENT, LATER_SEGMENT = 16, 40  # tokens of the longest segment, in the boot camp and in the mix
+# Tokens of the longest segment, in the boot camp and in the mix.
+BOOT_SEGMENT = 16
+LATER_SEGMENT = 40
 
 
 def boot_camp_row(random: Random, vocabulary: int, length: int, progress: float) -> list[int]:
@@ -84,7 +86,8 @@ def _echo(random: Random, vocabulary: int, _longest: int) -> list[int]:
 
 
 def _recall(random: Random, vocabulary: int, _longest: int) -> list[int]:
-    arrow, end = _tokens(random, vocabulary, 1, 1), _tokens(random, vocabulary, 1, 1)
+    arrow = _tokens(random, vocabulary, 1, 1)
+    end = _tokens(random, vocabulary, 1, 1)
     pairs = [
         _tokens(random, vocabulary, 1, 3) + arrow + _tokens(random, vocabulary, 1, 4) + end
         for _ in range(random.randint(1, 5))
@@ -119,7 +122,8 @@ def mixed_documents(random: Random, step: int, *, late: bool = False) -> Iterato
 
 def tokenizer_texts(seed: int) -> list[str]:
     """Return texts to train the tokenizer on; names of all parts occur, so all are tokenized alike."""
-    random, world = Random(f"tokenizer {seed}"), _world(1)
+    random = Random(f"tokenizer {seed}")
+    world = _world(1)
     documents = mixed_documents(random, 0)
     synthetic_texts = [synthetic.of_any_part(random, world) for _ in range(TOKENIZER_TEXTS)]
     return synthetic_texts + ["".join(next(documents)) for _ in range(TOKENIZER_TEXTS)]
@@ -131,7 +135,8 @@ def _world(seed: int) -> World:
 
 
 BOOT_LENGTH = 64
-SHORT, LONG = 512, 1024
+SHORT = 512
+LONG = 1024
 COPY_SHARE = 0.05
 
 
@@ -140,7 +145,8 @@ def batch(settings: EmbeddedTraining, tokenizer: Tokenizer, step: int, lane: int
     random = Random(f"stream {settings.seed} {step} {lane}")
     if step < settings.boot_steps:
         rows = range(settings.lane_tokens // BOOT_LENGTH)
-        vocabulary, progress = tokenizer.get_vocab_size(), step / settings.boot_steps
+        vocabulary = tokenizer.get_vocab_size()
+        progress = step / settings.boot_steps
         return torch.tensor([boot_camp_row(random, vocabulary, BOOT_LENGTH + 1, progress) for _ in rows])
     length = LONG if step % 4 == 0 else SHORT
     drawn = mixed_documents(random, step, late=step >= settings.early * settings.steps)

@@ -156,7 +156,9 @@ PLACE_SHARE = 0.7  # of the texts shown in a demonstration
 WRONG_INPUT = 0.12
 BLURRED_SHARE = 0.25
 BLURRED_SUMS = 0.45  # their numbers are to be found, and questions to be repeated, whatever the words are
-TOLD_SHARE, WRONG_SHARE = 0.8, 0.1  # of the texts in a row of them; the rest have no note
+# Shares of the texts in a row of them; the rest have no note.
+TOLD_SHARE = 0.8
+WRONG_SHARE = 0.1
 ALONE_SHARE = 0.75  # of the examples: their texts are one phenomenon, so that calls make up much of a demonstration
 
 
@@ -211,7 +213,8 @@ def noted(random: Random, world: World) -> PretrainingDocument:
     """Write short texts in a row; most have a note right before the words it tells, some a wrong note or none."""
     pieces: list[str] = []
     for _ in range(random.randint(3, 8)):
-        gold, draw = some(random, world), random.random()
+        gold = some(random, world)
+        draw = random.random()
         told = gold if draw < TOLD_SHARE else some(random, world, gold.tool)
         known = [in_place(random, gold, told)] if draw < TOLD_SHARE + WRONG_SHARE else []
         pieces += [f" {gold.before}" if pieces else gold.before, *known, gold.after]

@@ -58,7 +58,8 @@ class Run:
 
     def __init__(self, settings: EmbeddedTraining, folder: Path, start: Path | None) -> None:
         """Begin, or restore what `save` wrote. Raises UserError for a folder of another run."""
-        self.settings, self.path = settings, folder / "checkpoint.pt"
+        self.settings = settings
+        self.path = folder / "checkpoint.pt"
         stored = checkpoint(self.path, settings)
         torch.manual_seed(settings.seed)
         self.model = new_model(settings.shape) if start is None else _loaded(start)
@@ -74,7 +75,8 @@ class Run:
 
     def step(self, tokenizer: Tokenizer) -> float:
         """Take a step; return its loss in nats per token."""
-        settings, losses = self.settings, list[float]()
+        settings = self.settings
+        losses = list[float]()
         for lane in range(settings.lanes):
             rows = batch(settings, tokenizer, self.taken, lane)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_dtype() == torch.bfloat16):
@@ -151,10 +153,13 @@ def train(
         settings = replace(settings, start=file_hash(start / WEIGHTS), boot_steps=0)
     folder = out / "training"
     folder.mkdir(parents=True, exist_ok=True)
-    run, tokenizer = Run(settings, folder, start), _tokenizer(settings, folder / "tokenizer.json", start)
+    run = Run(settings, folder, start)
+    tokenizer = _tokenizer(settings, folder / "tokenizer.json", start)
     if not run.taken:  # from here on the folder is this run's
         run.save()
-    before, began, losses = run.taken, time.monotonic(), list[float]()
+    before = run.taken
+    began = time.monotonic()
+    losses = list[float]()
     while run.taken < settings.steps:
         losses.append(run.step(tokenizer))
         if run.taken == settings.steps or run.taken % LOG_STEPS == 0:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.long
 
 COLOURS = ((-1, "rgb(241, 163, 64)"), (-0.25, "rgb(248, 201, 138)"), (-0.05, "rgb(252, 229, 200)"))
 """Below these gains."""
-NEUTRAL, GAINED = "rgb(236, 236, 231)", ("rgb(216, 230, 243)", "rgb(166, 200, 230)", "rgb(106, 165, 216)")
+NEUTRAL = "rgb(236, 236, 231)"
+GAINED = ("rgb(216, 230, 243)", "rgb(166, 200, 230)", "rgb(106, 165, 216)")
 
 
 def colour(gain: float) -> str:
@@ -42,7 +43,8 @@ def test_calls_stand_by_gain_in_their_conversations_with_colours_and_swapped_dot
         shown(call["gain"]) for call in calls
     ]
     for number in (len(calls) - 1, 0):  # the lowest is shown already
-        call, row = calls[number], listed.nth(number)
+        call = calls[number]
+        row = listed.nth(number)
         row.get_by_role("link").click()
         page.get_by_role("heading", name=call["conversation"]).wait_for()
         box = page.get_by_role("region", name="The conversation").locator(".recorded[aria-current=true]")

@@ -92,7 +92,8 @@ def test_any_of_the_calls_of_one_text_go_and_the_others_stay(text: str, is_in_pa
 
 def test_a_stretch_goes_once_nothing_is_left_of_what_it_holds() -> None:
     text = "before <a>[1, 2]</a> after"
-    whole, inner = (7, 20), (3, 9)
+    whole = (7, 20)
+    inner = (3, 9)
     assert without(text, [(whole, inner, None, 0)]) == "before <a>[2]</a> after"
     assert without(text, [(whole, inner, None, 0), (whole, inner, None, 1)]) == "before  after"
     assert without([text], [(0,)]) is GONE

@@ -292,7 +292,8 @@ def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_whatever_stands_in_a_record_it_is_read_or_refused() -> None:
-    chance, read = random.Random(5), 0
+    chance = random.Random(5)
+    read = 0
     for _ in range(2000):
         record = copy.deepcopy(chance.choice((OPENAI, HERMES, ATIF, VERIFIERS)))
         for way in chance.sample(places(record), 2):

@@ -102,7 +102,8 @@ def test_the_pieces_that_are_watched_are_the_text(taught_model: Callable[[str], 
 @pytest.mark.parametrize("kind", ["merged", "bytes"])
 def test_the_trace_has_the_chance_of_a_call_at_every_position(kind: str) -> None:
     model = tiny_model("Llama", tokenizer_of(kind))
-    start, backend = model.encoding.start, backend_of(model)
+    start = model.encoding.start
+    backend = backend_of(model)
     found = generate(model, PROMPTS, TOOLS, traced=True, **OPTIONS)
     untraced = generate(model, PROMPTS, TOOLS, **OPTIONS)
     assert [replace(generation, chances=()) for generation in found] == untraced

@@ -143,7 +143,9 @@ class Flight(BaseModel):
 class Flights(Tool):
     """Tells what it was asked."""
 
-    name, version, defaults = "Flights", "1", ToolDefaults(0.1, 2, 6, 0.0)
+    name = "Flights"
+    version = "1"
+    defaults = ToolDefaults(0.1, 2, 6, 0.0)
     Arguments = Flight
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
@@ -223,11 +225,13 @@ OPTIONS = {"k": 300, "calls": 4, "max_new_tokens": 30, "max_call_tokens": 24}
 class Told(Tool):
     """Answers anything."""
 
-    version, defaults = "1", ToolDefaults(0.1, 2, 6, 0.0)
+    version = "1"
+    defaults = ToolDefaults(0.1, 2, 6, 0.0)
 
     def __init__(self, subject: str) -> None:
         super().__init__(subject, ToolOptions(), "")
-        self.name, self.description = subject.title(), f"Knows all about {subject}."
+        self.name = subject.title()
+        self.description = f"Knows all about {subject}."
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [ToolResult(f"{len(call.input)} things") for call in calls]

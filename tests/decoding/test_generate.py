@@ -25,7 +25,9 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDefaults, ToolDown, To
 class Adder(Tool):
     """Adds two numbers."""
 
-    name, version, defaults = "Calculator", "1", ToolDefaults(0.0, 20, 10, 0.5)
+    name = "Calculator"
+    version = "1"
+    defaults = ToolDefaults(0.0, 20, 10, 0.5)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [self._add(call.input.split(" + ")) for call in calls]
@@ -39,7 +41,9 @@ class Adder(Tool):
 class Today(Tool):
     """Gives the date that the prompt came with."""
 
-    name, version, defaults = "Calendar", "1", ToolDefaults(0.0, 20, 10, 0.5)
+    name = "Calendar"
+    version = "1"
+    defaults = ToolDefaults(0.0, 20, 10, 0.5)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [ToolResult(f"Today is {call.context}.") for call in calls]
@@ -48,7 +52,9 @@ class Today(Tool):
 class Dead(Tool):
     """A search whose index is gone."""
 
-    name, version, defaults = "WikiSearch", "1", ToolDefaults(0.0, 20, 10, 0.5)
+    name = "WikiSearch"
+    version = "1"
+    defaults = ToolDefaults(0.0, 20, 10, 0.5)
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         raise ToolDown("[tools.wiki_search]: the index is gone; build it again")
@@ -110,16 +116,23 @@ class Reference:
         ids = tokenizer(prompt).input_ids
         text = plain = ""
         made: list[DecodedCall] = []
-        tokens, left, self.look_alikes = 0, self.new, 0
+        tokens = 0
+        left = self.new
+        self.look_alikes = 0
         refused = False
         while True:
             names = set(self.tools) - self.withheld
             may_call = self.k > 0 and bool(names) and len(made) < self.calls
             written, calls = self.write(ids, left, may_call, after_call=bool(made), refused=refused)
             head = self.text(ids, written)
-            text, plain, tokens, left = text + head, plain + head, tokens + len(written), left - len(written)
-            ids, found = ids + written, None
-            likely, refused = self.callable(ids), False
+            text = text + head
+            plain = plain + head
+            tokens = tokens + len(written)
+            left = left - len(written)
+            ids = ids + written
+            found = None
+            likely = self.callable(ids)
+            refused = False
             while calls and names and found is None:
                 body = self.call(ids + self.start, names & likely if names < set(self.tools) - self.withheld else names)
                 named = self.named(body)
@@ -130,9 +143,11 @@ class Reference:
                 tokens += len(self.start) + len(body)
                 made.append(self.answer(self.closed(ids + self.start, body), context))
                 if any(one.result is not None and one == made[-1] for one in made[:-1]):
-                    made[-1], refused = DecodedCall(made[-1].tool, made[-1].input, None, "repeated_call"), True
+                    made[-1] = DecodedCall(made[-1].tool, made[-1].input, None, "repeated_call")
+                    refused = True
                     break
-                found, names = made[-1].result, names - {made[-1].tool} if made[-1].tool else set()
+                found = made[-1].result
+                names = names - {made[-1].tool} if made[-1].tool else set()
                 calls = len(made) < self.calls
             if refused:
                 continue
@@ -150,7 +165,8 @@ class Reference:
         self, ids: list[int], budget: int, may_call: bool, after_call: bool, refused: bool
     ) -> tuple[list[int], bool]:
         written: list[int] = []
-        begun, bare = 0, -1
+        begun = 0
+        bare = -1
         while len(written) < budget:
             scores = self.scores(ids + written)
             half = [self.text(ids, written[: len(written) - n]).endswith("\ufffd") for n in (0, len(self.start) - 1)]
@@ -180,7 +196,8 @@ class Reference:
         return written, False
 
     def barred(self, ids: list[int], written: list[int], token: int, after_call: bool, bare: bool) -> bool:
-        before, new = self.text(ids, written), self.text(ids + written, [token])
+        before = self.text(ids, written)
+        new = self.text(ids + written, [token])
         if re.search(LOOK_ALIKE, before + new):
             return False
         whole = self.text([], ids + written)
@@ -196,7 +213,8 @@ class Reference:
         return float(math.prod(steps))
 
     def triggered(self, ids: list[int], scores: torch.Tensor) -> bool:
-        probability, start = scores.softmax(-1), self.p_start(ids)
+        probability = scores.softmax(-1)
+        start = self.p_start(ids)
         better = [token for token, p in enumerate(probability.tolist()) if p > start and token != self.start[0]]
         return len(better) < self.k
 
@@ -215,14 +233,17 @@ class Reference:
         whole = self.text(self.start, body)
         vocabulary = [self.text(self.start, [token]) for token in range(len(self.model.tokenizer))]
         ends = [] if "->" in whole else [token for token, text in enumerate(vocabulary) if text in (")", '")')]
-        best, call = -math.inf, whole
+        best = -math.inf
+        call = whole
         for at in range(len(body)):
-            written, scores = self.text(self.start, body[:at]), self.scores(ids + body[:at])
+            written = self.text(self.start, body[:at])
+            scores = self.scores(ids + body[:at])
             for token in ends:
                 rank = int((scores > scores[token]).sum())
                 p = float(scores.log_softmax(-1)[token])
                 if "(" in written and not written.endswith("\ufffd") and rank < self.k and p > best:
-                    best, call = p, f"{written}{vocabulary[token]} ->"
+                    best = p
+                    call = f"{written}{vocabulary[token]} ->"
         return call
 
     def keeps_form(self, body: list[int], token: int, callable: set[str]) -> bool:
@@ -440,7 +461,8 @@ def test_a_name_whose_letters_are_several_tokens_is_written_to_its_end(
     tiny_model: Callable[..., LanguageModel], llama_tokenizer: Callable[[str], Any], kind: str
 ) -> None:
     vocabulary = Vocabulary(tiny_model("llama", tokenizer=llama_tokenizer(kind)))
-    matcher, body = vocabulary.form(["Übersetzer"], {}, 64).matcher, list[int]()
+    matcher = vocabulary.form(["Übersetzer"], {}, 64).matcher
+    body = list[int]()
     while "(" not in vocabulary.text(body, vocabulary.start):
         token = int(np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))[0])
         assert matcher.consume_token(token)

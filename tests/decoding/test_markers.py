@@ -48,7 +48,8 @@ def tokenizer_with(form: str, kind: str = "merged") -> Any:
 def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     """A model that knows TAUGHT by heart, with its calls in other markers."""
     form, kind = request.param
-    folder, markers = tmp_path_factory.mktemp(form), FORMS[form]
+    folder = tmp_path_factory.mktemp(form)
+    markers = FORMS[form]
     base = ModelSettings(
         name=save(tiny_model("GPT-2", tokenizer_with(form, kind)), folder / "base"), device="cpu", markers=markers
     )
@@ -93,7 +94,8 @@ def test_no_marker_is_written_where_no_call_may_be(taught: LanguageModel) -> Non
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_grammar_takes_calls_in_the_markers_and_no_other(form: str) -> None:
-    tokenizer, markers = tokenizer_with(form), FORMS[form]
+    tokenizer = tokenizer_with(form)
+    markers = FORMS[form]
     model = tiny_model("Llama", tokenizer)
     vocabulary = Vocabulary(model)
 

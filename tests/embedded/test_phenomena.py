@@ -44,7 +44,8 @@ def test_the_answer_begins_what_follows_the_place(world: World, tool: str, wordi
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_hundred_wordings_and_some_held_out_in_other_sentences(world: World, tool: str) -> None:
-    seen, unseen = _draw(world, tool, "seen", 8000), _draw(world, tool, "unseen", 2000)
+    seen = _draw(world, tool, "seen", 8000)
+    unseen = _draw(world, tool, "unseen", 2000)
     assert len({one.wording for one in seen}) >= 100
     assert len({one.wording for one in unseen}) >= 20
     assert not {one.wording for one in seen} & {one.wording for one in unseen}

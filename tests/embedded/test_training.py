@@ -62,7 +62,8 @@ def test_a_run_broken_off_ends_with_the_same_bits(run: Run, tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_what_is_exported_is_the_average_of_the_weights(run: Run) -> None:
-    state, name = torch.load(run[0] / "training" / "checkpoint.pt"), "transformer.wte.weight"
+    state = torch.load(run[0] / "training" / "checkpoint.pt")
+    name = "transformer.wte.weight"
     assert torch.equal(weights(run[0])[name], state["average"][f"module.{name}"].half())
     assert not torch.equal(weights(run[0])[name], state["model"][name].half())
 

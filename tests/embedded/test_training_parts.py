@@ -30,7 +30,8 @@ NAME_OR_NUMBER = re.compile(r"[A-Z][a-z]+|\d[\d,.]*")
 def test_a_model_predicts_as_well_as_chance_before_training_and_is_exported_as_it_is(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = ModelShape(n_embd=48, n_layer=3, n_head=2, n_inner=96, rotary_dim=16, vocab_size=400, n_positions=256)
-    model, some = new_model(shape), torch.randint(0, 400, (2, 60))
+    model = new_model(shape)
+    some = torch.randint(0, 400, (2, 60))
     with torch.no_grad():
         before = model(some, labels=some)
     assert before.loss == pytest.approx(math.log(400), rel=0.05)
@@ -63,7 +64,9 @@ def test_a_shape_has_about_as_many_parameters_as_its_name_says(name: str) -> Non
 def test_the_average_is_the_mean_with_polynomial_weights(power: int) -> None:
     torch.manual_seed(power)
     model = torch.nn.Linear(3, 2).double()
-    average, total, counts = averaged(model, power), torch.zeros(2, 3).double(), 0
+    average = averaged(model, power)
+    total = torch.zeros(2, 3).double()
+    counts = 0
     for step in range(1, 31):
         torch.nn.init.normal_(model.weight)
         average.update_parameters(model)

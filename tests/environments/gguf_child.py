@@ -29,7 +29,8 @@ class Model(llama_cpp.LlamaModel):
 def read(file: str, text: str) -> tuple[list[int], np.ndarray]:
     """Return the tokens of a text and their logits by llama.cpp; [tokens, vocabulary]."""
     llama_cpp.ggml_backend_load_all()
-    model, settings = Model(file, llama_cpp.LlamaModelParams()), llama_cpp.LlamaContextParams()
+    model = Model(file, llama_cpp.LlamaModelParams())
+    settings = llama_cpp.LlamaContextParams()
     settings.n_ctx = settings.n_batch = 256
     settings.type_k = settings.type_v = FLOAT32
     settings.flash_attn_type = NO_FLASH
@@ -43,10 +44,8 @@ def read(file: str, text: str) -> tuple[list[int], np.ndarray]:
 
 
 def main(folder: str, file: str, text: str) -> None:
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-        AutoTokenizer.from_pretrained(folder),
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     write(model, tokenizer, file)
     tokens, logits = read(file, text)
     ours = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -54,7 +53,8 @@ def main(folder: str, file: str, text: str) -> None:
         expected = model(torch.tensor([ours])).logits[0].numpy()
     told = {"tokens": len(ours), "same_tokens": tokens == ours, "bytes": Path(file).stat().st_size}
     versions = {name: version(name) for name in ("gguf", "cyllama", "transformers")}
-    difference, largest = float(np.abs(logits - expected).max()), float(np.abs(expected).max())
+    difference = float(np.abs(logits - expected).max())
+    largest = float(np.abs(expected).max())
     print("\n" + json.dumps({"versions": versions, "difference": difference, "largest": largest, **told}))
 
 

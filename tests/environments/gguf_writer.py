@@ -9,7 +9,8 @@ import numpy as np
 
 def write(model: Any, tokenizer: Any, file: str) -> None:
     """Write model and tokenizer to a GGUF file in float32."""
-    writer, config = gguf.GGUFWriter(file, "llama"), model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    config = model.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -46,7 +46,8 @@ def main(folder: Path) -> None:
     rows = []
     for row in get_dataset(template, model, data, training, stage="sft", **loaded)["train_dataset"]:
         kept = [list(run) for learnt, run in groupby(row["labels"], lambda label: label >= 0) if learnt]
-        text, predicted = tokenizer.decode(row["input_ids"]), [tokenizer.decode(run) for run in kept]
+        text = tokenizer.decode(row["input_ids"])
+        predicted = [tokenizer.decode(run) for run in kept]
         rows.append({"input_ids": row["input_ids"], "labels": row["labels"], "text": text, "predicted": predicted})
     versions = {name: version(name) for name in ("llamafactory", "transformers", "datasets")}
     print("\n" + json.dumps({"versions": versions, "rows": rows}))

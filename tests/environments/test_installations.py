@@ -47,9 +47,11 @@ def test_what_is_imported_lazily_works_in_an_environment_of(installer: str, clon
         uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
         if not Path(uv).is_file():
             pytest.skip("uv is not installed: pip install uv")
-        make, install = (uv, "venv", "--python", sys.executable), (uv, "pip", "install", "--python", python)
+        make = (uv, "venv", "--python", sys.executable)
+        install = (uv, "pip", "install", "--python", python)
     else:
-        make, install = (sys.executable, "-m", "venv"), (python, "-m", "pip", "install")
+        make = (sys.executable, "-m", "venv")
+        install = (python, "-m", "pip", "install")
     succeeded(call(*make, str(clone.parent / "environment"), cwd=clone))
     succeeded(call(*install, "-c", "constraints.txt", TORCH, "-e", ".[dev]", cwd=clone))
     succeeded(call(python, "-m", "pytest", "-m", "not long", *TESTS, cwd=clone))
@@ -96,7 +98,8 @@ def test_another_dagster_project_with_folders_of_the_same_names_holds_the_assets
         project.joinpath(name, "__init__.py").write_text(text)
     project.joinpath("definitions.py").write_text(merged)
 
-    clone, python = copied(tmp_path), beside_this_one(tmp_path / "environment")
+    clone = copied(tmp_path)
+    python = beside_this_one(tmp_path / "environment")
     installed = (["-e"] if kind == "editable" else []) + [str(clone)]
     pip_install(python, "--no-deps", "--no-build-isolation", *installed)
     if kind == "wheel":
@@ -149,7 +152,8 @@ def test_a_project_of_dg_scaffolds_the_line_as_a_component(tmp_path: Path) -> No
         "src/mine/defs/__init__.py": "",
     }.items():
         project.joinpath(name).write_text(text)
-    clone, python = copied(tmp_path), beside_this_one(tmp_path / "environment")
+    clone = copied(tmp_path)
+    python = beside_this_one(tmp_path / "environment")
     pip_install(python, "-c", str(clone / "constraints.txt"), "dagster-dg-cli")
     pip_install(python, "--no-deps", "--no-build-isolation", str(clone))
 

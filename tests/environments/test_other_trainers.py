@@ -42,7 +42,8 @@ def scored(name: str, offset: int, asked: str, result: str, gain: float = 1.0) -
     return ScoredCall(name.lower(), name, "one", 0, 2, 0, offset, asked, result, gain, 3.0, 3.0, 3.0 - gain)
 
 
-SUM, DAY = scored("Calculator", 14, "35 + 26", "61"), scored("Calendar", 23, "", "Today is Monday – 中文.")
+SUM = scored("Calculator", 14, "35 + 26", "61")
+DAY = scored("Calendar", 23, "", "Today is Monday – 中文.")
 LESS = scored("Calculator", 14, "35 - 26", "9", -1.0)
 PLAIN = "so now I have 61 pens. Monday."
 INLINE = f"{PLAIN[:14]}{SUM.written(PAPER_MARKERS)}{PLAIN[14:23]}{DAY.written(PAPER_MARKERS)}{PLAIN[23:]}"
@@ -71,7 +72,8 @@ def exported(tmp_path: Path, model: LanguageModel) -> dict[str, list[dict[str, A
         preference_form({"calculator": 0.5, "calendar": 0.5}),
         chat_form(plan.lanes, Encoding(model.tokenizer)),
     )
-    model.tokenizer.pad_token, model.tokenizer.chat_template = model.tokenizer.eos_token, TEMPLATE
+    model.tokenizer.pad_token = model.tokenizer.eos_token
+    model.tokenizer.chat_template = TEMPLATE
     save(model, tmp_path / "model")
     rows: dict[str, list[dict[str, Any]]] = {}
     for form in forms:
@@ -123,7 +125,8 @@ def test_the_newest_trl_sees_each_token_of_each_form_with_its_label_and_trains(
 ) -> None:
     told = ran(newest_trl, "trl_child.py", str(tmp_path), folder=tmp_path)
     assert told["trained"] == dict.fromkeys(exported, True)
-    seen, end = told["rows"], model.tokenizer.eos_token
+    seen = told["rows"]
+    end = model.tokenizer.eos_token
 
     ids = [tokens.ids for tokens in model.encoding.with_calls([text.text for text in TEXTS])]
     inline = [[*model.encoding.bos, *one, model.tokenizer.eos_token_id] for one in ids]

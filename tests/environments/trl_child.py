@@ -14,7 +14,8 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 def main(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    rows, trained = {}, {}
+    rows = {}
+    trained = {}
     for form in ("text", "masked", "preference", "chat"):
         data = load_dataset(str(folder / form), split="train")
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)

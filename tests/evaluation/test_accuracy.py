@@ -38,7 +38,8 @@ from toolformer_dag.tools.tool import Tool, ToolCall, ToolDown, ToolResult
 CALCULATOR = load_tool("calculator", {})
 CALENDAR = load_tool("calendar", {})
 SUMS = [(3, 4), (5, 8), (9, 9), (2, 6), (7, 1), (8, 3)]
-WITH_TOOLS, DISABLED = Condition("tools", 1), Condition("disabled", 0)
+WITH_TOOLS = Condition("tools", 1)
+DISABLED = Condition("disabled", 0)
 Ask = Callable[..., list[QuestionOutcome]]
 
 
@@ -109,7 +110,8 @@ def test_right_with_the_tool_and_wrong_without(ask: Ask) -> None:
     assert [one.called for one in found] == ["Calculator"] * 5 + ["Calendar"]
     assert [one.right_tool for one in found] == [True] * 5 + [False]
     assert found[0].written.startswith(" [Calculator(3 + 4) -> 7] 7")
-    total, disabled = figures(found), figures(ask(DISABLED))
+    total = figures(found)
+    disabled = figures(ask(DISABLED))
     assert (total["n"], total["calls"], total["right_tool"]) == (6, 1.0, pytest.approx(5 / 6))
     assert total["accuracy"] == pytest.approx(5 / 6) and total["low"] < 5 / 6 < total["high"]
     assert (disabled["calls"], disabled["right_tool"]) == (0.0, 0.0)
@@ -141,7 +143,8 @@ class Counting(Calculator):
 
     def __init__(self, lost: int = 0) -> None:
         super().__init__("calculator", CALCULATOR.options, CALCULATOR.prompt)
-        self.lost, self.asked = lost, 0
+        self.lost = lost
+        self.asked = 0
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         self.asked += len(calls)

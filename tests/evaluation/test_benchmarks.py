@@ -287,7 +287,8 @@ def test_a_benchmark_is_read_in_each_form_it_is_passed_on_in(
         assert {each.context for each in one.questions} == {"2012-01-01" if name == "templama" else ""}
 
 
-GERMAN, OF_MLQA = "test-context-en-question-de.json", r"question-de\.json,? {}.*; give the benchmark's own file"
+GERMAN = "test-context-en-question-de.json"
+OF_MLQA = r"question-de\.json,? {}.*; give the benchmark's own file"
 REFUSED: list[tuple[str, dict[str, str], str]] = [
     *(
         ("templama", {"t.jsonl": json.dumps(TEMPLAMA) + "\n" + json.dumps({**TEMPLAMA, **wrong})}, reason)

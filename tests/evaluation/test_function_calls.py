@@ -127,7 +127,8 @@ def test_calls_are_compared_as_trees_and_several_in_any_order(
 
 
 def test_a_repeated_call_counts_once_and_an_unfinished_one_is_wrong() -> None:
-    call, text = made("shop.paint(height=3)"), json.dumps(HIGH)
+    call = made("shop.paint(height=3)")
+    text = json.dumps(HIGH)
     assert calls_are_right([*call, DecodedCall("shop.paint", "height=3", None, "repeated_call")], text)
     assert not calls_are_right([DecodedCall("shop.paint", "height=3", None, "no_end")], text)
 

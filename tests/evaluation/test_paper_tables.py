@@ -80,7 +80,9 @@ IN_CORPUS = (True, None, True, *[False] * 10)
 
 def outcomes() -> list[QuestionOutcome]:
     """Draw outcomes of every benchmark under every condition, with up to two calls each, and of a baseline."""
-    random, chances, found = Random(0), Random(1), []
+    random = Random(0)
+    chances = Random(1)
+    found = []
     for name in BENCHMARKS:
         without = [Condition("no model: a + b", None, "no model")] if name == "SVAMP" else []
         questions = tuple(BenchmarkQuestion(f"{name} {at}", ("1",)) for at in range(1, 12 + len(name) % 5))
@@ -163,7 +165,9 @@ def test_every_cell_of_the_tables_of_benchmarks_is_counted_in_outcomes(database:
     expected = asked(number)
     assert found.keys() == expected.keys()
     for key, questions in expected.items():
-        row, n, right = found[key], len(questions), sum(one.correct for one in questions)
+        row = found[key]
+        n = len(questions)
+        right = sum(one.correct for one in questions)
         assert (row["n"], row["correct"], row["figures_of"]) == (n, right, "ours")
         assert row["accuracy"] == percent(right / n)
         assert (row["low"], row["high"]) == tuple(map(percent, wilson(right, n)))
@@ -265,7 +269,8 @@ def test_every_point_of_figure_4_is_an_average_of_benchmarks(database: Path) -> 
             and benchmark != "All"
             and "(" not in benchmark
         ]
-        count, shares = len(averaged), [right / n for right, n in averaged]
+        count = len(averaged)
+        shares = [right / n for right, n in averaged]
         assert row["averaged"] == count
         assert row["accuracy"] == percent(sum(shares) / count)
         below, above = (

@@ -17,7 +17,9 @@ TEXTS = ["Ada had 17 apples.", "The river [1] of Oslo is [QA] long.", "Today " *
 
 def reference(model: LanguageModel, texts: list[str], disabled: bool) -> tuple[float, int, int]:
     start = model.tokenizer(" [", add_special_tokens=False).input_ids
-    nats, tokens, left_out = 0.0, 0, 0
+    nats = 0.0
+    tokens = 0
+    left_out = 0
     for text in texts:
         ids = model.tokenizer(text).input_ids
         length = model.context_length
@@ -31,7 +33,8 @@ def reference(model: LanguageModel, texts: list[str], disabled: bool) -> tuple[f
             if math.isinf(loss):
                 left_out += 1
             else:
-                nats, tokens = nats + loss, tokens + 1
+                nats = nats + loss
+                tokens = tokens + 1
     return nats, tokens, left_out
 
 
@@ -81,8 +84,10 @@ def test_nothing_to_predict_is_an_error(tiny_model: Callable[..., LanguageModel]
 
 
 def test_the_interval_is_that_of_a_ratio_over_texts(tiny_model: Callable[..., LanguageModel]) -> None:
-    model, texts = tiny_model("gpt2", bos=True), ["Ada had 17 apples.", "Today " * 9, "The river of Oslo is long."]
-    found, parts = perplexity(model, texts), [perplexity(model, [text]) for text in texts]
+    model = tiny_model("gpt2", bos=True)
+    texts = ["Ada had 17 apples.", "Today " * 9, "The river of Oslo is long."]
+    found = perplexity(model, texts)
+    parts = [perplexity(model, [text]) for text in texts]
     mean = sum(part.nats for part in parts) / sum(part.tokens for part in parts)
     squares = sum((part.nats - mean * part.tokens) ** 2 for part in parts)
     error = math.sqrt(3 / 2 * squares) / found.tokens

@@ -49,7 +49,8 @@ def made_up_warehouse(folder: Path, *, bound: bool = False) -> Path:
     """
     outputs = hand_made(folder, *TOOLS, shards=("shard 0", "shard 1"), tau_f=0.5)
     draw = random.Random(0)
-    documents, rows = [], dict[str, list[dict[str, Any]]]()
+    documents = []
+    rows = dict[str, list[dict[str, Any]]]()
     for number in range(TEXTS):
         hostile = HOSTILE[number % len(HOSTILE)]
         text = f"😀 {hostile} Of 17 and 25 apples, 42 remain. " * 2
@@ -144,7 +145,8 @@ def _sampled(
     """Add a sample with its result, its losses and its swap; one in nine looks ahead and is not scored."""
     tool = place["tool"]
     delta = round(draw.gauss(0.4, 0.7), 2)  # on the hundredths, where >= and > differ
-    empty, ahead = 2.5, draw.random() < 1 / 9
+    empty = 2.5
+    ahead = draw.random() < 1 / 9
     call = {**place, "position": position, "sample": sample, "char_offset": 2 + position * 2, "p_api": 0.25}
     call |= {"input": f"{hostile} {position}", "result": f"{sample} {hostile}"}
     losses = {"loss_empty": empty, "loss_call": empty, "loss_result": empty - delta, "loss_minus": empty}

@@ -31,7 +31,8 @@ def test_token_losses_add_up_to_the_stored_losses(
     outputs = list(line.outputs().values())
     plan = line.plan()
     build(plan.lake, CallWarehouse(warehouse_tables(outputs), plan.lane_names), tmp_path / "w.duckdb")
-    reader, model = WarehouseReader(tmp_path / "w.duckdb"), LiveModel(line.plan)
+    reader = WarehouseReader(tmp_path / "w.duckdb")
+    model = LiveModel(line.plan)
     keys = reader.rows(f"SELECT {', '.join(KEY)} FROM decisions WHERE eligible LIMIT 20")
     assert keys
     for key in keys:

@@ -205,7 +205,8 @@ def test_texts_and_calls_of_different_runs_are_refused(own_world: World) -> None
 def test_load_dataset_gives_the_rows_of_the_last_export_in_whatever_folder_of_a_name(
     plan: Plan, own_world: World, tmp_path: Path
 ) -> None:
-    folder, other = tmp_path / "data", tmp_path / "another project" / "data"
+    folder = tmp_path / "data"
+    other = tmp_path / "another project" / "data"
     other.parent.mkdir()
     export_corpus(plan, folder, text_form())
     first = load_dataset(str(folder))["train"]["plain"][:]

@@ -189,7 +189,8 @@ def test_functions_have_a_row_per_call_with_the_tools_beside(plan: Plan, tmp_pat
         calls = sum(len(text.calls) for text in corpus_texts(connection, plan.lane_names))
     assert len(rows) == calls > 0
     for row in rows:
-        [call], [answer] = row["calls"], json.loads(row["answers"])
+        [call] = row["calls"]
+        [answer] = json.loads(row["answers"])
         assert answer == {"name": call["name"], "arguments": {"input": call["input"]}}
         assert answer["name"] in {tool["name"] for tool in json.loads(row["tools"])}
         assert len(row["query"]) == call["offset"]

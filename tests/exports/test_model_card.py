@@ -41,7 +41,8 @@ def test_a_card_has_the_hub_s_header_and_says_what_the_checkpoint_was_made_of(tr
     card = ModelCard.load(folder(trained, name) / CARD)
     assert card.data.license == "apache-2.0" and card.data.library_name == "transformers"
     assert card.data.pipeline_tag == "text-generation" and "toolformer" in card.data.tags
-    report, record = read_report(folder(trained, name)), unsealed((folder(trained, name) / RECORD).read_bytes())
+    report = read_report(folder(trained, name))
+    record = unsealed((folder(trained, name) / RECORD).read_bytes())
     assert report is not None
     for told in (record["texts"], record["heldout"], report.fingerprint, f"{report.best.value:.3f}", "`calculator`"):
         assert told in card.text

@@ -89,7 +89,8 @@ def test_sft_takes_a_step(name: str, plan: Plan, loaded: LanguageModel, tmp_path
 def test_calls_and_words_of_the_assistant_alone_are_learned_token_by_token(family: str, tmp_path: Path) -> None:
     model = tiny_model("Llama", tokenizer_of("merged"))
     tokenizer = model.tokenizer
-    tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, (TEMPLATES / f"{family}.jinja").read_text()
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
     rows = chat_rows(tmp_path, model.encoding)
     if family == "llama3":  # as the page says
         rows = rows.filter(lambda row: all(len(one.get("tool_calls", ())) < 2 for one in row["messages"]))

@@ -12,7 +12,8 @@ from toolformer_dag.lake.cleaning import clean
 from toolformer_dag.lake.record import STORES
 from toolformer_dag.lake.table import Lake, Table
 
-DAY, NOW = timedelta(days=1), timedelta(seconds=-5)
+DAY = timedelta(days=1)
+NOW = timedelta(seconds=-5)
 """A usual grace period; one that is over for everything."""
 UNFINISHED = f".tmp-{'0' * 32}"
 SCHEMA = {"a": pl.Int64}

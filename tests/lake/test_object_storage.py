@@ -57,7 +57,8 @@ def chunk(*keys: int) -> pl.DataFrame:
 
 
 def test_a_published_part_is_read_on_another_machine(machine):
-    one, other = machine("one").table(NAME), machine("other").table(NAME)
+    one = machine("one").table(NAME)
+    other = machine("other").table(NAME)
     assert other.parts() == [] and not other.has("x") and other.version() is None
     with pytest.raises(MissingPart):
         other.read("x")
@@ -92,7 +93,8 @@ def overtaking(winner: Lake, rows: pl.DataFrame, k: int) -> Iterator[pl.DataFram
 
 
 def test_of_two_writers_the_first_wins_and_the_other_is_told(machine):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     with pytest.raises(LostRace, match=r"another run published it at 12:03 with settings.k: 3 -> 5, while this one"):
         one.table(NAME).publish("x", overtaking(other, ROWS, 5), lambda: {"settings": {"k": 3}})
     assert one.table(NAME).record("x")["settings"] == {"k": 5}
@@ -100,14 +102,17 @@ def test_of_two_writers_the_first_wins_and_the_other_is_told(machine):
 
 
 def test_two_writers_of_the_same_rows_need_not_know_of_each_other(machine):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     made = one.table(NAME).publish("x", overtaking(other, ROWS, 3), lambda: {"settings": {"k": 3}})
     assert made == other.table(NAME).pointer("x") and one.table(NAME).read("x").equals(ROWS)
 
 
 def test_a_claim_on_the_lake_is_held_by_one_machine_and_expires_with_it(machine, monkeypatch):
     monkeypatch.setattr(object_storage, "LEASE_SECONDS", 3.0)
-    one, other, waited = machine("one").storage, machine("other").storage, list[str]()
+    one = machine("one").storage
+    other = machine("other").storage
+    waited = list[str]()
     claim = one.root / object_storage.CLAIMS / file_name("gpu")
     with one.claimed("gpu", waited.append):
         with other.claimed("tools/calculator", waited.append):
@@ -168,7 +173,8 @@ def test_what_is_written_beside_is_there_when_the_process_has_ended(s3, machine,
 
 
 def test_a_cost_that_cannot_be_written_is_a_warning_of_the_run(machine, monkeypatch):
-    lake, before = machine("one"), ObjectStorage.replace_manifest
+    lake = machine("one")
+    before = ObjectStorage.replace_manifest
 
     def replace(storage: ObjectStorage, path: Path, content: bytes, version: Version) -> Version:
         if path.name == "costs.jsonl":
@@ -192,7 +198,8 @@ def test_a_cost_that_cannot_be_written_is_a_warning_of_the_run(machine, monkeypa
 
 
 def test_rows_that_one_machine_computed_are_found_and_merged_on_another(machine, s3):
-    one, other = rows_of(machine("one")), rows_of(machine("other"))
+    one = rows_of(machine("one"))
+    other = rows_of(machine("other"))
     for key in range(MERGE_AT - 1):
         one.append(chunk(key, 1000 + key))
     assert other.missing(chunk(3, 1001, 5000)[["key"]])["key"].to_list() == [5000]
@@ -210,7 +217,8 @@ def flip(path: Path) -> bytes:
 
 
 def test_rows_of_a_batch_are_put_in_their_order_and_before_what_is_made_of_them(machine, s3):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     s3.requests.clear()
     with one.batch():
         store = rows_of(one)
@@ -220,14 +228,16 @@ def test_rows_of_a_batch_are_put_in_their_order_and_before_what_is_made_of_them(
         one.table(NAME).publish("x", [ROWS], dict)
     put = [request.rpartition("/")[2] for request in s3.requests if request.startswith("PUT")]
     put.remove("identity.json")  # at any time before the manifest
-    rows, rest = put[:MERGE_AT], put[MERGE_AT:]
+    rows = put[:MERGE_AT]
+    rest = put[MERGE_AT:]
     assert rows == sorted(rows) and len(rest) == 4 and rest[-1] == "loss_deltas.jsonl", rest
     assert rows_of(other).missing(chunk(*range(MERGE_AT + 1))).is_empty()
 
 
 def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine, monkeypatch):
     one = machine("one")
-    store, mark = rows_of(one), ObjectStorage.mark
+    store = rows_of(one)
+    mark = ObjectStorage.mark
 
     def away(storage, path, content):
         if path.parent == store.folder:
@@ -245,7 +255,8 @@ def test_a_manifest_names_nothing_that_is_made_of_rows_that_were_not_put(machine
 
 @pytest.mark.long
 def test_a_store_that_is_away_ends_nothing_once_it_was_reached_and_a_first_look_soon(machine, s3):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     one.table(NAME).publish("x", [ROWS], dict)
     one.require_access()
     for act in (lambda: one.storage.read(one.table(NAME).path), lambda: rows_of(one).append(chunk(1))):
@@ -293,7 +304,8 @@ def test_a_damaged_object_is_named_and_set_aside(machine, s3):
 
 
 def test_a_lost_object_is_missed_and_named(machine, s3):
-    one, other = machine("one").table(NAME), machine("other").table(NAME)
+    one = machine("one").table(NAME)
+    other = machine("other").table(NAME)
     made = one.publish("x", [ROWS], dict)
     one.storage.remove(one.folder / "files" / "x" / made.files[0].name)
     assert other.whole_pointer("x") is None
@@ -319,11 +331,13 @@ def output(lake: Lake, folder: Path) -> LocalOutput:
 
 
 def test_files_of_a_machine_are_sent_once_and_received_elsewhere(machine, s3, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     (here / "more").mkdir(parents=True)
     (here / "a").write_bytes(b"1")
     (here / "more" / "b").write_bytes(b"2")
-    one, other = output(machine("one"), here), output(machine("other"), there)
+    one = output(machine("one"), here)
+    other = output(machine("other"), there)
     other.receive()
     assert not there.exists() and one.unsent()
     one.send()
@@ -380,7 +394,8 @@ output(Lake.at(place, Path(copies)), Path(folder)).send()
 
 @pytest.mark.long
 def test_an_upload_that_is_killed_leaves_what_was_there(machine, s3, tmp_path):
-    lake, folder = machine("one"), tmp_path / "folder"
+    lake = machine("one")
+    folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "weights").write_bytes(b"old")
     output(lake, folder).send()
@@ -479,7 +494,8 @@ def test_a_revision_ends_where_the_store_never_replaces(machine, monkeypatch):
 
 
 def test_of_a_batch_that_was_overtaken_the_other_parts_are_kept(machine):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     with pytest.raises(LostRace, match=r"shard 'x': another run published it"), one.batch():
         one.table(NAME).publish("w", [ROWS], dict)
         one.table(NAME).publish("x", [ROWS], lambda: {"settings": {"k": 3}})
@@ -491,7 +507,8 @@ def test_of_a_batch_that_was_overtaken_the_other_parts_are_kept(machine):
 
 
 def test_what_is_read_of_many_parts_costs_few_requests(machine, s3):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     with one.batch():
         for number in range(50):
             one.table(NAME).publish(f"{number}", [ROWS], dict)

@@ -76,7 +76,8 @@ def test_another_identity_shares_nothing_and_the_same_one_shares_all(tmp_path: P
 
 
 def test_a_file_that_a_restore_put_into_another_identitys_folder_is_not_used(tmp_path: Path) -> None:
-    own, other = store_at(tmp_path, dtype="float32"), store_at(tmp_path, dtype="bfloat16")
+    own = store_at(tmp_path, dtype="float32")
+    other = store_at(tmp_path, dtype="bfloat16")
     other.append(rows(("x", 1)))
     [file] = other.files()
     copy = Path(shutil.copy(other.folder / file.name, own.folder))
@@ -95,14 +96,16 @@ def test_a_store_without_its_identity_is_verified_all_the_same(tmp_path: Path) -
 
 
 def test_the_first_of_two_writers_counts(tmp_path: Path) -> None:
-    one, other = store_at(tmp_path), store_at(tmp_path)
+    one = store_at(tmp_path)
+    other = store_at(tmp_path)
     one.append(rows(("x", 1), value=1.0))
     other.append(rows(("x", 1), ("x", 2), value=2.0))
     assert sorted(store_at(tmp_path).stored(keys(("x", 1), ("x", 2)))["value"].to_list()) == [[0.5, 1.0], [1.0, 2.0]]
 
 
 def test_many_chunks_become_few_files_and_no_row_is_lost(tmp_path: Path) -> None:
-    writer, reader = store_at(tmp_path), store_at(tmp_path)
+    writer = store_at(tmp_path)
+    reader = store_at(tmp_path)
     wanted = [(f"text {i}", i) for i in range(3 * MERGE_AT + 5)]
     for number, key in enumerate(wanted):
         writer.append(rows(key, wanted[0]))
@@ -118,7 +121,8 @@ def test_a_merge_that_was_killed_before_it_removed_anything_loses_and_changes_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_runs(monkeypatch)
-    store, wanted = store_at(tmp_path), [(f"text {number}", number) for number in range(40)]
+    store = store_at(tmp_path)
+    wanted = [(f"text {number}", number) for number in range(40)]
     for at in (0, 10):
         store.append(rows(*wanted[at : at + 10]))
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
@@ -134,16 +138,19 @@ def test_a_merge_that_was_killed_before_it_removed_anything_loses_and_changes_no
 def test_a_flipped_bit_anywhere_in_a_run_gives_no_other_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged footer that pyarrow reads can end the process."""
     monkeypatch.setattr(row_store, "MERGE_AT", 3)
-    store, wanted = store_at(tmp_path), [(f"text {number}", number) for number in range(9)]
+    store = store_at(tmp_path)
+    wanted = [(f"text {number}", number) for number in range(9)]
     for at in range(0, 9, 3):
         store.append(rows(*wanted[at : at + 3]))
     [run] = store.folder.glob("*.parquet")
-    content, stored = run.read_bytes(), sorted(store.stored(keys(*wanted)).rows())
+    content = run.read_bytes()
+    stored = sorted(store.stored(keys(*wanted)).rows())
     for place in range(0, len(content), 3):
         flipped = bytearray(content)
         flipped[place] ^= 1 << place % 8
         run.write_bytes(flipped)
-        found, missing = store_at(tmp_path).stored(keys(*wanted)), store_at(tmp_path).missing(keys(*wanted))
+        found = store_at(tmp_path).stored(keys(*wanted))
+        missing = store_at(tmp_path).missing(keys(*wanted))
         assert sorted(found.rows()) in ([], stored) and found.height + missing.height == len(wanted)
 
 
@@ -151,7 +158,8 @@ def test_a_merge_that_ends_while_a_folder_is_listed_hides_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_runs(monkeypatch)
-    store, listing = store_at(tmp_path), Path.iterdir
+    store = store_at(tmp_path)
+    listing = Path.iterdir
     for number in range(2):
         store.append(rows((f"text {number}", number)))
 

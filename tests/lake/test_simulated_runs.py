@@ -79,7 +79,8 @@ def test_verify_names_nothing_that_a_first_run_writes_or_clean_removes_meanwhile
 
 def test_a_part_that_was_withdrawn_and_cleaned_away_is_not_called_damaged(tmp_path: Path) -> None:
     """Found by schedules."""
-    lake, other = Lake(tmp_path), Lake(tmp_path)
+    lake = Lake(tmp_path)
+    other = Lake(tmp_path)
     for part in ("s", "t"):
         lake.table("a/b").publish(part, [pl.DataFrame({"n": [1]})], dict)
     with session():
@@ -114,7 +115,8 @@ def test_clean_leaves_stored_rows_that_a_run_has_opened_since_it_looked(tmp_path
 class Answerless(Storage):
     """A store that loses the answer to a put: the client asks again, and is told that others were faster."""
 
-    first_wins, lost = True, False
+    first_wins = True
+    lost = False
 
     def another_row(self) -> None:
         table = Lake(self.root).table(COSTS)
@@ -148,7 +150,8 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
 @pytest.mark.long
 def test_writers_of_the_same_rows_and_parts_with_a_reader_beside_them(tmp_path: Path) -> None:
     writers = [start("together_child.py", tmp_path, seed) for seed in range(2)]
-    database, answers = tmp_path / "warehouse.duckdb", 0
+    database = tmp_path / "warehouse.duckdb"
+    answers = 0
     while any(writer.poll() is None for writer in writers):
         if database.exists():
             calls = query(
@@ -168,8 +171,10 @@ def test_writers_of_the_same_rows_and_parts_with_a_reader_beside_them(tmp_path: 
 
 @pytest.mark.long
 def test_a_full_disk_is_named_and_what_was_committed_stays(tmp_path: Path) -> None:
-    lake, schema = Lake(tmp_path), {"key": pl.Int64, "text": pl.String}
-    store, table = lake.rows("r", {"model": "m"}, ("key",), schema), lake.table("t")
+    lake = Lake(tmp_path)
+    schema = {"key": pl.Int64, "text": pl.String}
+    store = lake.rows("r", {"model": "m"}, ("key",), schema)
+    table = lake.table("t")
     before = pl.DataFrame({"key": [1], "text": ["a"]}, schema=schema)
     store.append(before)
     table.publish("s", [before], dict)

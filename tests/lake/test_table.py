@@ -81,7 +81,9 @@ def test_volatile_columns_do_not_count_and_all_others_do(table: Table) -> None:
 @given(st.lists(st.tuples(st.text(), st.integers(-9, 9), st.floats(allow_nan=False))), st.integers(0, 9))
 def test_content_hash_depends_on_rows_alone(rows: list[tuple[str, int, float]], cut: int) -> None:
     schema = {"a": pl.String, "b": pl.Int32, "c": pl.Float64}
-    whole, halves, changed = ContentHash(), ContentHash(), ContentHash()
+    whole = ContentHash()
+    halves = ContentHash()
+    changed = ContentHash()
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     whole.update(frame)
     halves.update(frame[:cut])
@@ -98,7 +100,9 @@ CALLS = st.lists(st.none() | st.fixed_dictionaries({"tool": st.text(), "result":
 @given(st.lists(CALLS), st.integers(0, 9))
 def test_content_hash_reads_lists_of_structs(rows: list[Any], cut: int) -> None:
     schema = {"calls": pl.List(pl.Struct({"tool": pl.String, "result": pl.String}))}
-    whole, halves, changed = ContentHash(), ContentHash(), ContentHash()
+    whole = ContentHash()
+    halves = ContentHash()
+    changed = ContentHash()
     frame = pl.DataFrame({"calls": rows}, schema=schema)
     whole.update(frame)
     halves.update(frame[:cut])
@@ -331,7 +335,8 @@ def test_writers_of_one_table_keep_the_parts_of_each(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_seen_by_its_own_session_at_once_and_by_others_when_it_is_written(tmp_path: Path) -> None:
-    mine, table = Lake(tmp_path), Lake(tmp_path).table("t")
+    mine = Lake(tmp_path)
+    table = Lake(tmp_path).table("t")
     others: list[list[str]] = []
 
     def look() -> None:

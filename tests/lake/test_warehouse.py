@@ -263,7 +263,8 @@ def test_all_names_are_there_even_for_a_lane_that_has_not_run(database: Path) ->
 
 
 def test_every_table_and_column_has_its_comment(lake: Lake, plan: Plan, tmp_path: Path) -> None:
-    tables, database = all_tables(table_outputs(plan)), tmp_path / "w.duckdb"
+    tables = all_tables(table_outputs(plan))
+    database = tmp_path / "w.duckdb"
     build(lake, CallWarehouse(tables, LANES), database)
     written = query(database, "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal")
     comments = {(table, column): comment for table, column, comment in written.rows()}

@@ -13,7 +13,8 @@ from toolformer_dag.pipeline.loss_deltas import STAGE
 from toolformer_dag.pipeline.stages import table_outputs, warehouse_tables
 from toolformer_dag.settings.settings_file import load_settings
 
-folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+folder = Path(sys.argv[1])
+seed = int(sys.argv[2])
 lake = Lake(folder)
 file = folder / f"{seed}.toml"
 file.write_text("[tools.calculator]")

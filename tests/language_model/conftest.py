@@ -117,7 +117,8 @@ class Reference:
         return self.bos + self.tokens(prompt + "Input: ") + x + self.tokens("\nOutput: ") + x[:i]
 
     def probability(self, prompt: str, text: str, i: int) -> float:
-        before, start = self.prefix(prompt, text, i), self.tokens(" [")
+        before = self.prefix(prompt, text, i)
+        start = self.tokens(" [")
         rows = self.log_probabilities(before + start)
         return float(np.exp(sum(rows[len(before) - 1 + t, token] for t, token in enumerate(start))))
 
@@ -136,7 +137,8 @@ class Reference:
 
     def loss(self, text: str, i: int, z: str) -> float:
         """L_i(z) with z tokenized apart; without BOS the first token has no term in any of the three losses."""
-        before, x = self.bos + (self.tokens(z) if z else []), self.tokens(text)
+        before = self.bos + (self.tokens(z) if z else [])
+        x = self.tokens(text)
         rows = self.log_probabilities(before + x)
         unnormalised = [max(0.0, 1 - 0.2 * t) for t in range(len(x))]
         total = sum(max(0.0, 1 - 0.2 * t) for t in range(100))

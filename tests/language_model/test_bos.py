@@ -27,7 +27,8 @@ def learned(behind_bos: bool) -> LanguageModel:
     torch.manual_seed(1)
     tokenizer = byte_level([*CORPUS, ORDINARY_TEXT], 400)
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
-    model, bos = GPT2LMHeadModel(config), [tokenizer.bos_token_id] * behind_bos
+    model = GPT2LMHeadModel(config)
+    bos = [tokenizer.bos_token_id] * behind_bos
     ids = torch.tensor([bos + tokenizer(ORDINARY_TEXT).input_ids])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     for _ in range(30):

@@ -47,7 +47,8 @@ def _encoding(kind: str) -> Encoding:
 def test_a_call_begins_with_the_tokens_of_its_start_everywhere(kind: str, before: str, after: str) -> None:
     encoding = _encoding(kind)
     text = f"{before}{CALL}{after}"
-    [tokens], [call] = encoding.with_calls([text]), encoding.calls([CALL])
+    [tokens] = encoding.with_calls([text])
+    [call] = encoding.calls([CALL])
     ids = tokens.ids
     begins = [at for at in range(len(ids)) if ids[at : at + len(encoding.start)] == encoding.start]
     assert len(begins) == text.count(" [") and call[: len(encoding.start)] == encoding.start
@@ -122,7 +123,8 @@ def test_a_space_before_whatever_comes_first_is_not_put_before_calls(llama_token
     tokenizer = llama_tokenizer("prepended")
     encoding = Encoding(tokenizer)
     assert encoding.keeps_text_tokens() and tokenizer.convert_ids_to_tokens(encoding.start) == ["▁["]
-    text, call = "I have", " [Calendar(1) -> 2]"
+    text = "I have"
+    call = " [Calendar(1) -> 2]"
     for piece, ids in ((" [", encoding.start), ("\nOutput: ", encoding.output), (call, encoding.calls([call])[0])):
         whole = tokenizer(text + piece, add_special_tokens=False).input_ids
         assert encoding.texts([text])[0].ids + ids == whole
@@ -165,7 +167,8 @@ def test_samples_of_a_finetuned_model_end_before_their_own_result(
 
 
 def test_a_body_ends_at_the_first_bracket_wherever_it_stands_in_a_token(gpt2: Any) -> None:
-    encoding, tokens = gpt2.language_model.encoding, gpt2.reference.tokens
+    encoding = gpt2.language_model.encoding
+    tokens = gpt2.reference.tokens
     assert encoding.body(tokens("Add(1 + 2)]")) == "Add(1 + 2)"
     assert encoding.body(tokens(" Add(1)] and [more]")) == " Add(1)"
     assert encoding.body(tokens("Add(中")) is None

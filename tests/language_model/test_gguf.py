@@ -45,7 +45,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     tokenizer = byte_level([*CORPUS, ORDINARY_TEXT], 400)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SIZES))
     ids = [tokenizer.bos_token_id, *tokenizer(ORDINARY_TEXT).input_ids]
-    behind, alone = torch.tensor([ids]), torch.tensor([ids[1:]])
+    behind = torch.tensor([ids])
+    alone = torch.tensor([ids[1:]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(40):
         optimizer.zero_grad()
@@ -72,7 +73,8 @@ def settings(written: Written, monkeypatch: pytest.MonkeyPatch) -> ModelSettings
 def test_the_weights_are_those_of_the_file_rounded_to_bfloat16(written: Written, settings: ModelSettings) -> None:
     loaded = load_model(settings)
     assert loaded.dtype == model_dtype(settings) == "bfloat16"
-    found, expected = loaded.model.state_dict(), written.model.state_dict()
+    found = loaded.model.state_dict()
+    expected = written.model.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     assert not [file for file in written.cache.rglob("*") if "building" in file.name]
 

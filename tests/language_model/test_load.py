@@ -133,7 +133,8 @@ def with_token(tokenizer: PreTrainedTokenizerFast, token: str, special: bool) ->
 
 
 def test_a_token_without_a_row_of_the_embedding_is_named(gpt2: Any, folder: Path) -> None:
-    model, tokenizer = gpt2.language_model.model, gpt2.language_model.tokenizer
+    model = gpt2.language_model.model
+    tokenizer = gpt2.language_model.tokenizer
     rows = model.config.vocab_size
     with_token(tokenizer, "<think>", special=False).save_pretrained(folder)
     with pytest.raises(ModelError, match=rf"'<think>' with number {rows}, .* {rows} rows .*resize_token_embeddings"):

@@ -52,7 +52,8 @@ def beginnings(case: Any, written: list[str]) -> int:
 
 
 def test_every_distinct_sequence_is_run_once_up_to_the_last_token_read(gpt2: Any, texts: tuple[str, ...]) -> None:
-    text, tokens = texts[0], gpt2.reference.tokens
+    text = texts[0]
+    tokens = gpt2.reference.tokens
     engine = gpt2.engine(10_000)
     requests = [LossRequest(text, i, "Add", "1", result) for i in (3, 5) for result in ("7", "8")]
     engine.losses(requests * 2)
@@ -97,7 +98,8 @@ def test_only_what_is_read_must_fit(gpt2: Any) -> None:
 
 
 def test_a_long_text_beside_a_long_call_keeps_to_the_positions(case: Any) -> None:
-    engine, text = case.engine(token_budget=100_000), "one two three four " * 60
+    engine = case.engine(token_budget=100_000)
+    text = "one two three four " * 60
     while len(case.reference.tokens(text)) > engine.backend.context_length - 32:
         text = text[:-19]
     end = len(case.reference.tokens(text)) - 5

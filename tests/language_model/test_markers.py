@@ -64,7 +64,8 @@ class Written:
         return self.model(torch.tensor([list(ids)])).logits[0].float().log_softmax(-1).double().numpy()
 
     def loss(self, text: str, i: int, z: list[int]) -> float:
-        x, total = self.ids(text), sum(max(0.0, 1 - 0.2 * t) for t in range(100))
+        x = self.ids(text)
+        total = sum(max(0.0, 1 - 0.2 * t) for t in range(100))
         rows = self.log_probabilities(z + x)
         terms = ((max(0.0, 1 - 0.2 * (j - i)) / total, rows[len(z) + j - 1, x[j]]) for j in range(max(i, 1), len(x)))
         if not z:
@@ -83,7 +84,9 @@ def test_losses_are_those_behind_calls_in_the_model_s_markers(written: tuple[Eng
     engine, by_hand = written
     requests = [LossRequest(text, i, *call) for text in TEXTS for i in (0, 2) for call in CALLS if text != "a"]
     for request, found in zip(requests, engine.losses(requests), strict=True):
-        text, i, call = request.text, request.position, (request.tool, request.input)
+        text = request.text
+        i = request.position
+        call = (request.tool, request.input)
         z = [[], by_hand.call(*call, None), by_hand.call(*call, request.result)]
         expected = [by_hand.loss(text, i, one) for one in z]
         assert [found.loss_empty, found.loss_call, found.loss_result] == pytest.approx(expected, abs=1e-5)
@@ -91,10 +94,13 @@ def test_losses_are_those_behind_calls_in_the_model_s_markers(written: tuple[Eng
 
 def test_p_and_samples_are_those_behind_a_prompt_in_the_model_s_markers(written: tuple[Engine, Written]) -> None:
     engine, by_hand = written
-    text, sampling = TEXTS[0], SamplingSettings(max_call_tokens=8)
+    text = TEXTS[0]
+    sampling = SamplingSettings(max_call_tokens=8)
     [found] = engine.propose(PROMPT, [ProposalRequest(text, "d")], tau_s=0.0, k=2, m=3, sampling=sampling)
-    begin, start = by_hand.markers.begin, engine.encoding.start
-    example, rest = by_hand.call("Add", "1 + 2", None), " 3.\nInput: "
+    begin = by_hand.markers.begin
+    start = engine.encoding.start
+    example = by_hand.call("Add", "1 + 2", None)
+    rest = " 3.\nInput: "
     head = [*by_hand.ids("Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is"), *example, *by_hand.ids(rest)]
     if by_hand.markers == TEXTUAL:  # the end of the call and what follows it are a text
         head = by_hand.ids("Add calls.\nInput: 1 + 2 is 3.\nOutput: 1 + 2 is") + start

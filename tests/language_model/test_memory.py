@@ -61,7 +61,8 @@ class Narrow(torch.nn.Module):
 
     def __init__(self, layer: torch.nn.Module, limit: int) -> None:
         super().__init__()
-        self.layer, self.limit = layer, limit
+        self.layer = layer
+        self.limit = limit
 
     def forward(self, hidden: torch.Tensor) -> Any:
         if hidden.shape[:-1].numel() > self.limit:
@@ -84,7 +85,8 @@ def test_the_engine_gives_the_same_rows_on_a_device_with_little_memory(
         proposals = engine.propose(prompt, proposing, tau_s=0, k=2, m=2, sampling=SamplingSettings(max_call_tokens=4))
         return [p.samples for p in proposals], [each.delta for each in engine.losses(judging)]
 
-    expected, found = rows(roomy), rows(narrow)
+    expected = rows(roomy)
+    found = rows(narrow)
     assert found[0] == expected[0] and found[1] == pytest.approx(expected[1], abs=1e-5)
     assert narrow.backend.budget.tokens <= 128 < roomy.backend.budget.tokens
     assert narrow.counts.passes > roomy.counts.passes
@@ -127,7 +129,8 @@ def test_a_text_that_does_not_fit_into_memory_names_the_settings_that_count(
 
 
 def test_no_more_branches_are_open_than_memory_holds(cases: Any, prompt: str) -> None:
-    engine, text = cases("gpt2_bytes").engine(64), "a b c d e f g h " * 6
+    engine = cases("gpt2_bytes").engine(64)
+    text = "a b c d e f g h " * 6
     rows: list[int] = []
     model = engine.language_model.model
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[0]))
@@ -157,7 +160,8 @@ def chaotic(tokenizer: PreTrainedTokenizerFast, tokens: Iterable[int], dtype: to
     torch.manual_seed(1)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3, "tie_word_embeddings": False}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **sizes))
-    first, huge = model.transformer.h[0].attn, HUGE[dtype]
+    first = model.transformer.h[0].attn
+    huge = HUGE[dtype]
     with torch.no_grad():
         for table in (model.transformer.wte.weight, model.transformer.wpe.weight):
             table[:, :2] = 0

@@ -66,7 +66,8 @@ def operations(work: Callable[[], object]) -> Counter[str]:
     """Count what the work asks of torch, without views."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         work()
-    found, waiting = Counter[str](), [event for event in profiled.events() if event.cpu_parent is None]
+    found = Counter[str]()
+    waiting = [event for event in profiled.events() if event.cpu_parent is None]
     while waiting:
         event = waiting.pop()
         name = event.name.removeprefix("aten::")

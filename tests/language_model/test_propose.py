@@ -137,8 +137,10 @@ def test_no_call_stands_inside_a_character(cases: Any, prompt: str, texts: tuple
 def test_tokens_are_counted_by_kind(cases: Any, prompt: str, texts: tuple[str, ...]) -> None:
     for name, more in (("gpt2", 0), ("gpt2_bytes", 1)):
         case = cases(name)
-        tokens, engine = case.reference.tokens, case.engine()
-        head, output = len(tokens(f"{prompt}Input: ")), len(tokens("\nOutput: "))
+        tokens = case.reference.tokens
+        engine = case.engine()
+        head = len(tokens(f"{prompt}Input: "))
+        output = len(tokens("\nOutput: "))
         assert len(tokens(" [")) == 1 + more
         for _ in range(2):
             propose(engine, prompt, requests_for(texts), m=0)
@@ -196,7 +198,8 @@ def test_texts_that_wait_take_the_places_of_those_that_are_done(gpt2: Any, promp
     engine = gpt2.engine(4 * longest)
     many = {"k": 1, "m": 2, "sampling": SamplingSettings(max_call_tokens=48)}
     found = samples(propose(engine, prompt, requests, **many))
-    alone, steps = [], []
+    alone = []
+    steps = []
     for number, request in enumerate(requests):
         one = gpt2.engine()
         alone += [(number, *sample[1:]) for sample in samples(propose(one, prompt, [request], **many))]

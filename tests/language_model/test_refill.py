@@ -95,7 +95,8 @@ def failing(backend: TransformersBackend, passes: set[int], longest: int) -> Ite
         hook.remove()
 
 
-SHORT, LONG = ("GPT-2", "Bloom"), ("Mistral", "Qwen3-Next", "Mamba", "RecurrentGemma")
+SHORT = ("GPT-2", "Bloom")
+LONG = ("Mistral", "Qwen3-Next", "Mamba", "RecurrentGemma")
 
 
 @pytest.fixture(scope="module", params=[*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
@@ -140,7 +141,8 @@ def test_any_texts_and_points_give_the_naive_numbers(
 ) -> None:
     """Memory runs out while samples are under way, and nothing but the budget changes."""
     asked: Any = (HEAD, start, EndTokens(tuple(ends), late), SamplingSettings(max_call_tokens=length))
-    ours, theirs = dict[int, NDArray[np.float32]](), dict[int, NDArray[np.float32]]()
+    ours = dict[int, NDArray[np.float32]]()
+    theirs = dict[int, NDArray[np.float32]]()
     backend.budget.tokens = budget
     longest = max(len(HEAD) + (each.most + 1) * (len(HEAD) + len(each.ids) + len(start) + length) for each in drawn)
     expected = propose(NaiveBackend(backend.language_model, caches=False), drawn, theirs, *asked)
@@ -211,7 +213,8 @@ def test_numbers_that_overflow_stay_with_their_text_and_sample(
     value: float,
 ) -> None:
     """Samples go on after what overflows, in rows that others take over; the naive ones end there."""
-    ours, theirs = dict[int, NDArray[np.float32]](), dict[int, NDArray[np.float32]]()
+    ours = dict[int, NDArray[np.float32]]()
+    theirs = dict[int, NDArray[np.float32]]()
     own = EndTokens(tuple(ends))
     of_naive = EndTokens((*ends, *OVERFLOWS, NOT_FINITE))
     sampling = SamplingSettings(max_call_tokens=length)

@@ -21,10 +21,12 @@ from toolformer_dag.model.token_service import TokenAnswer, TokenRequest
 class PlainService:
     """Run the whole sequence for every token; see `TokenService`."""
 
-    library, dtype = "plain 1", "float32"
+    library = "plain 1"
+    dtype = "float32"
 
     def __init__(self, language_model: LanguageModel) -> None:
-        self.model, self.vocabulary = language_model.model, int(language_model.config.vocab_size)
+        self.model = language_model.model
+        self.vocabulary = int(language_model.config.vocab_size)
         self._table = llguidance.hf.from_tokenizer(language_model.tokenizer, n_vocab=len(language_model.tokenizer))
 
     def run(self, requests: Sequence[TokenRequest]) -> list[TokenAnswer]:

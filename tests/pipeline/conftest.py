@@ -77,7 +77,9 @@ chunk_texts = 4
 chunk_calls = 4
 """
 MEASURED = ("seconds", "cost")
-RAW_SHARDS, SCREENED, REMOVED = "raw_shards", "screened_documents", "removed_documents"
+RAW_SHARDS = "raw_shards"
+SCREENED = "screened_documents"
+REMOVED = "removed_documents"
 
 
 def executor_of(worker: Worker, tables: Tables) -> Executor:
@@ -177,7 +179,8 @@ class Line:
         progress: Progress = silent,
     ) -> Reports:
         """Bring the tables of these stages up to date, in this order, or all; return the reports by stage."""
-        outputs, names = self.outputs(), list(stages or self.outputs())
+        outputs = self.outputs()
+        names = list(stages or self.outputs())
         if RAW_SHARDS in stages and SCREENED not in stages:  # all others read which documents are removed
             names[names.index(RAW_SHARDS) + 1 : 0] = [SCREENED, REMOVED]
         with self.lent(outputs, executor_of) as (worker, workers):
@@ -217,7 +220,8 @@ class Line:
 
 def assert_same(one: Line, other: Line) -> None:
     """Compare row for row; a loss may differ in its last bits, because it went through the model in another batch."""
-    rows, others = one.tables(), other.tables()
+    rows = one.tables()
+    others = other.tables()
     assert rows.keys() == others.keys()
     for name, frame in rows.items():
         assert_frame_equal(frame, others[name], abs_tol=1e-5)

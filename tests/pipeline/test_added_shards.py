@@ -23,7 +23,8 @@ from toolformer_dag.pipeline.augmented_corpus import corpus_batches, corpus_rows
 from toolformer_dag.pipeline.merging import text_order
 
 LANES = ("calculator", "calendar")
-RAW, CORPUS = "ccnet/raw_shards", "training/augmented_corpus"
+RAW = "ccnet/raw_shards"
+CORPUS = "training/augmented_corpus"
 JUDGED = (*(f"{lane}/filtered_calls" for lane in LANES), CORPUS)
 WORDS = "It is Friday and two and two are four."
 Call = dict[str, Any]
@@ -93,7 +94,8 @@ def judged(outputs: dict[str, TableOutput]) -> dict[str, TableReport]:
 
 def assert_equal(outputs: dict[str, TableOutput], fresh: dict[str, TableOutput]) -> None:
     for name in JUDGED:
-        one, other = outputs[name].table.pointers(), fresh[name].table.pointers()
+        one = outputs[name].table.pointers()
+        other = fresh[name].table.pointers()
         assert {part: pointer.data_version for part, pointer in one.items()} == {
             part: pointer.data_version for part, pointer in other.items()
         }
@@ -109,7 +111,8 @@ def assert_equal(outputs: dict[str, TableOutput], fresh: dict[str, TableOutput])
 def test_whatever_came_and_went_the_rows_are_those_of_a_lake_made_from_nothing(
     tmp_path_factory: pytest.TempPathFactory, model: Path, steps: list[tuple[str, Shard | None, float, int]]
 ) -> None:
-    folder, held = tmp_path_factory.mktemp("lake"), dict[str, Shard]()
+    folder = tmp_path_factory.mktemp("lake")
+    held = dict[str, Shard]()
     for number, (shard, holds, tau_f, examples) in enumerate(steps):
         held = {name: one for name, one in {**held, shard: holds}.items() if one is not None} or {"none": ("", [])}
         outputs = lake(folder, model, held, tau_f, examples)

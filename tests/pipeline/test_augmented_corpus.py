@@ -62,7 +62,8 @@ def test_of_two_tools_at_one_place_the_larger_delta_stays() -> None:
 
 
 TEXT = "It is Friday and two and two are four."
-RAW, CORPUS = "ccnet/raw_shards", "training/augmented_corpus"
+RAW = "ccnet/raw_shards"
+CORPUS = "training/augmented_corpus"
 
 
 def corpus_of(folder: Path, model: Path, documents: dict[str, str]) -> dict[str, TableOutput]:

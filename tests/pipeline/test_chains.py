@@ -41,7 +41,8 @@ def test_depth_pays_for_what_is_new_and_a_threshold_for_nothing(new_line: NewLin
     sources = query(warehouse(line.outputs()), "FROM candidate_sources").row(0, named=True)
     samples = line.read("scored_candidates").height + line.read("chained_candidates").height
     assert sources["candidates"] == samples and sources["scored"] == scored(line)["loss_result"].count()
-    kept, corpus = line.read("filtered_calls"), line.read("augmented_corpus")
+    kept = line.read("filtered_calls")
+    corpus = line.read("augmented_corpus")
     best = scored(line).filter(pl.col("reason").is_null()).group_by("shard", "digest", "segment", "position")
     assert kept["delta"].sort().equals(best.agg(pl.col("delta").max())["delta"].sort())
     assert corpus["calls"].sum() == sum(len(read_chain(chain)) or 1 for chain in kept["chain"])
@@ -83,7 +84,8 @@ def test_losses_and_needs_are_those_of_plain_passes(new_line: NewLine) -> None:
     line.set(tau_s=0.0, k=1, m=2, tools__calculator__depth=3, filtering__keep_idle_first=True)
     line.update()
     model_name = line.plan().settings.model.name
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_name), AutoTokenizer.from_pretrained(model_name)
+    model = AutoModelForCausalLM.from_pretrained(model_name)
+    tokenizer = AutoTokenizer.from_pretrained(model_name)
     texts = dict(line.read("heuristic_subset").select(pl.struct("digest", "segment").hash(), "text").iter_rows())
 
     def ids(text: str) -> list[int]:
@@ -107,7 +109,9 @@ def test_losses_and_needs_are_those_of_plain_passes(new_line: NewLine) -> None:
     assert {len(read_chain(chain)) for chain in chains["chain"]} == {2, 3}
     length = pl.col("chain").str.count_matches('"tool"')
     for row in pl.concat([chains.filter(length == n).head(3) for n in (2, 3)]).iter_rows(named=True):
-        links, text, i = read_chain(row["chain"]), texts[row["key"]], row["position"]
+        links = read_chain(row["chain"])
+        text = texts[row["key"]]
+        i = row["position"]
         shorter = [loss(chain_text(links[:n]), text, i) for n in range(1, len(links))]
         unanswered = chain_text(links[:-1]) + format_call(Call(links[-1].tool, links[-1].input))
         expected = (loss("", text, i), min(shorter), loss(unanswered, text, i), loss(chain_text(links), text, i))

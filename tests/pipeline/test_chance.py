@@ -74,7 +74,9 @@ class Slow:
     def __init__(self, rows: Sequence[Row]) -> None:
         once = [row for row in rows if row["delta"] is not None]
         once.sort(key=lambda row: [row[name] for name in KEY])
-        self.places, self.swaps, self.own = [], [], []
+        self.places = []
+        self.swaps = []
+        self.own = []
         self.weights: list[Fraction] = []
         for _, group in groupby(once, key=lambda row: [row[name] for name in PLACE]):
             at = list(group)
@@ -95,11 +97,15 @@ class Slow:
         return sum(kept, Fraction()) / len(self.own)
 
     def fdr(self, tau_f: float) -> float:
-        places, kept, n = len(self.places), at_least(self.places, tau_f), len(self.own)
+        places = len(self.places)
+        kept = at_least(self.places, tau_f)
+        n = len(self.own)
         return float(min(1, (self.share(tau_f) * n + 1) * places / n / kept))
 
     def fdr_high(self, tau_f: float) -> float:
-        share, n, z = float(self.share(tau_f)), len(self.own), 1.6448536269514722
+        share = float(self.share(tau_f))
+        n = len(self.own)
+        z = 1.6448536269514722
         high = (share + z**2 / 2 / n + z * sqrt(share * (1 - share) / n + z**2 / 4 / n**2)) / (1 + z**2 / n)
         return min(1.0, high * len(self.places) / at_least(self.places, tau_f))
 
@@ -176,7 +182,8 @@ def assert_filtered(
 ) -> tuple[bool, float | None]:
     """The filter takes the threshold of the view or its fallback; return whether one is certified, and which it is."""
     report, (level, fallback) = update_one(outputs, f"{lane}/filtered_calls"), rule
-    certified, chosen = slow.threshold(level), chosen_of(outputs, lane)
+    certified = slow.threshold(level)
+    chosen = chosen_of(outputs, lane)
     tau_f = fallback if certified is None else certified
     assert chosen["tau_f"] == tau_f
     kept = outputs[f"{lane}/filtered_calls"].table.scan().collect()
@@ -195,8 +202,10 @@ def assert_filtered(
 def assert_statistics(view: Sequence[Row], slow: Slow) -> None:
     assert {0.5, 1.0, 2.0} <= {row["tau_f"] for row in view}
     for row in view:
-        kept, swapped = at_least(slow.own, row["tau_f"]), at_least(slow.swaps, row["tau_f"])
-        places, swaps = len(slow.places), len(slow.swaps)
+        kept = at_least(slow.own, row["tau_f"])
+        swapped = at_least(slow.swaps, row["tau_f"])
+        places = len(slow.places)
+        swaps = len(slow.swaps)
         found = (row["places"], row["sampled"], row["swapped"], row["swaps"])
         assert found == (places, slow.sampled, len(slow.own), swaps)
         assert (row["kept"], row["kept_swapped"]) == (kept, swapped)

@@ -38,7 +38,8 @@ PLACE = ("digest", "segment", "position")
 KEY = (*PLACE, "sample")
 COSTS = {"a": 1.0, "b": 3.0, "c": None}
 """By input: c tells none."""
-TAU_F, WEIGHT = 0.5, 0.25
+TAU_F = 0.5
+WEIGHT = 0.25
 calls = st.lists(
     st.fixed_dictionaries(
         {
@@ -68,7 +69,8 @@ def lane(folder: Path, rows: Sequence[Row], weight: float = WEIGHT, **values: ob
         "filtering": {"cost_weight": weight},
     }
     outputs = hand_made(folder, sections=sections)
-    shard, own = {"tool": "calculator", "shard": "one"}, []
+    shard = {"tool": "calculator", "shard": "one"}
+    own = []
     texts = {(row["digest"], row["segment"]) for row in rows}
     publish(
         outputs["calculator/heuristic_subset"],
@@ -302,7 +304,8 @@ def test_other_costs_of_the_same_results_are_in_the_next_warehouse_and_judged_ag
     row = {"digest": "x", "segment": 0, "position": 0, "sample": 0, "input": "a", "before": None}
     outputs = lane(tmp_path, [{**row, "loss_minus": 1.0, "swapped": 0.5}])
     update_one(outputs, "calculator/filtered_calls")
-    kept, results = outputs["calculator/filtered_calls"].table, outputs["calculator/tool_results"]
+    kept = outputs["calculator/filtered_calls"].table
+    results = outputs["calculator/tool_results"]
     deltas = "SELECT (SELECT delta FROM loss_deltas), (SELECT delta FROM swapped_results)"
     assert kept.read("one").height == 1 and query(warehouse(outputs), deltas).rows() == [(0.75, 0.25)]
     version = results.table.part_version("one")

@@ -39,7 +39,8 @@ def unique(rows: Sequence[Row]) -> list[Row]:
     return [{**r, "reason": r["reason"] or ("does_not_fit" if r["delta"] is None else None)} for r in found.values()]
 
 
-SCORED, KEPT = "calculator/loss_deltas", "calculator/filtered_calls"
+SCORED = "calculator/loss_deltas"
+KEPT = "calculator/filtered_calls"
 LANES = ("calculator", "calendar", "machine_translation", "question_answering", "wiki_search")
 Outputs = dict[str, TableOutput]
 
@@ -106,7 +107,8 @@ def test_the_filter_and_the_views_agree_with_plain_loops(
     outputs = tables(tmp_path_factory.mktemp("lake"), {lane: tau_f for lane, (_, tau_f) in drawn.items()})
     for lane, (rows, tau_f) in drawn.items():
         publish_calls(outputs, lane, rows)
-        report, kept = filtered(outputs, lane), kept_rows(outputs, lane)
+        report = filtered(outputs, lane)
+        kept = kept_rows(outputs, lane)
         assert keys(kept.sort("digest", "segment", "position").to_dicts()) == keys(kept_slowly(rows, tau_f))
         assert kept.height + sum(report.rejections.values()) == len(rows)
         assert not any(report.violations.values())

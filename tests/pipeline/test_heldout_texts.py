@@ -17,7 +17,9 @@ from toolformer_dag.pipeline.heldout_texts import (
 from toolformer_dag.pipeline.merging import HELDOUT, split_of
 from toolformer_dag.texts.segments import text_digest
 
-RAW, TEXTS, CORPUS = "ccnet/raw_shards", "ccnet/heldout_texts", "training/augmented_corpus"
+RAW = "ccnet/raw_shards"
+TEXTS = "ccnet/heldout_texts"
+CORPUS = "training/augmented_corpus"
 PAGES = [f"Page {number} says that {number} and 1 make {number + 1}.\nIt ends here." for number in range(600)]
 HELD = sorted((page for page in PAGES if split_of(page) == HELDOUT), key=text_digest)
 
@@ -97,7 +99,8 @@ def test_whole_documents_measure_none_of_whose_texts_chooses_or_is_trained_on(tm
     long = ["\n".join(f"{n} and {page} make {n + page}." for n in range(200)) for page in range(200)]
     held = [page for page in long if split_of(page) == HELDOUT]
     tables = tables_of(tmp_path, model, {"a": long[:120], "b": [*long[120:], held[0]]}, choose=2, measure=4)
-    plan, rows = tables[TEXTS].plan, pl.concat([tables[TEXTS].table.read(shard) for shard in "ab"])
+    plan = tables[TEXTS].plan
+    rows = pl.concat([tables[TEXTS].table.read(shard) for shard in "ab"])
     trained = rows.row(0, named=True)
     publish(tables[CORPUS], "one", [{**trained, "text_with_calls": "", "tools": [], "calls": 1, "split": "train"}])
     choosing = [text_digest(text) for text in heldout_texts(plan).choosing]

@@ -122,7 +122,8 @@ def test_a_changed_rule_cuts_nothing_again(finished: NewLine, monkeypatch: pytes
 def test_a_sample_of_documents_grows_without_losing_any(new_line: NewLine) -> None:
     line = new_line("one")
     total = line.update("raw_shards")["raw_shards"].rows["one"]
-    everything, chosen = documents(line), []
+    everything = documents(line)
+    chosen = []
     for number in (1, 3, total):
         line.set(corpus__documents_per_shard=number)
         chosen.append(documents(line))
@@ -187,7 +188,8 @@ def test_without_a_limit_of_tokens_texts_alone_decide() -> None:
 def test_a_large_model_has_short_chunks_and_its_rows_are_the_same(
     new_line: NewLine, finished: NewLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line, undisturbed = new_line("one"), finished("one")
+    line = new_line("one")
+    undisturbed = finished("one")
     assert chunk_limits(line.plan(), "judge") == (4, inf)
     monkeypatch.setattr(stored_rows, "SMALL", 0)
     assert 0 < chunk_limits(line.plan(), "judge")[1] < inf

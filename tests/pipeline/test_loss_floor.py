@@ -19,9 +19,12 @@ DECIDED = pl.col("loss_empty") - pl.col("loss_result") < FLOOR
 
 def test_a_floor_saves_tokens_and_keeps_the_same_calls(new_line: NewLine) -> None:
     """Whatever was computed before: without a floor, or with a higher one; and without it all is as if never set."""
-    whole, fewer, line = new_line("one"), new_line("one"), new_line("one")
+    whole = new_line("one")
+    fewer = new_line("one")
+    line = new_line("one")
     fewer.set(filtering__loss_floor=FLOOR)
-    every, spent = tokens(whole.update()), tokens(fewer.update())
+    every = tokens(whole.update())
+    spent = tokens(fewer.update())
     assert 0 < spent < every
     for stage in ("filtered_calls", "augmented_corpus"):
         assert_frame_equal(fewer.read(stage), whole.read(stage), rel_tol=0, abs_tol=1e-5)
@@ -65,10 +68,12 @@ KEY = ("shard", "digest", "segment", "position", "sample")
 
 
 def test_calls_that_look_ahead_are_counted_and_not_scored(new_line: NewLine, finished: NewLine) -> None:
-    plain, line = finished("one"), new_line("one")
+    plain = finished("one")
+    line = new_line("one")
     line.set(look_ahead="true")
     reports = line.update()
-    every, table = plain.read("loss_deltas"), line.read("loss_deltas")
+    every = plain.read("loss_deltas")
+    table = line.read("loss_deltas")
     ahead = table.filter(reason="looks_ahead")
     assert 0 < ahead.height < table.height == every.height
     assert reports["loss_deltas"].rejections["looks_ahead"] == ahead.height

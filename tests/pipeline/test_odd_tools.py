@@ -46,7 +46,8 @@ def test_answers_before_a_tool_went_down_are_stored_in_the_midst_of_a_chunk(new_
         line.update(*BEFORE, "tool_results")
     line.adapt = lambda lane: lane
     report = line.update("tool_results")["tool_results"]
-    computed, reused = report.work.computed["calls"], report.work.reused["calls"]
+    computed = report.work.computed["calls"]
+    reused = report.work.reused["calls"]
     assert computed > 0 and reused == RunsOut.credit
 
 

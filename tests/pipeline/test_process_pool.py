@@ -69,7 +69,8 @@ def task(output: TableOutput, shard: str) -> Task:
 
 
 def test_a_killed_worker_s_chunk_is_computed_by_another(new_line: NewLine, pool: Pool) -> None:
-    line, names = new_line("one", "two", "three"), ["one", "two", "three"]
+    line = new_line("one", "two", "three")
+    names = ["one", "two", "three"]
     output = line.output(RAW)
 
     def tasks() -> Iterator[Task]:
@@ -94,7 +95,8 @@ def test_the_chunk_of_a_worker_that_hangs_is_given_to_another(
 ) -> None:
     line = new_line("one", "two", "three")
     line.set(execution__chunk_hours=20 / 3600)
-    output, stopped = line.output(RAW), list[int]()
+    output = line.output(RAW)
+    stopped = list[int]()
 
     def tasks() -> Iterator[Task]:
         yield task(output, "one")
@@ -162,7 +164,8 @@ def test_two_workers_that_die_over_one_chunk_end_the_update(new_line: NewLine, p
 def test_errors_arrive_with_their_message_and_the_same_worker_goes_on_and_gets_no_interrupt(
     new_line: NewLine, pool: Pool
 ) -> None:
-    line, before = new_line("one"), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    line = new_line("one")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     output = line.output(RAW)
     lent = pool(output, 1)
     with pytest.raises(WorkerError, match="a worker failed: KeyError: 'none'"):

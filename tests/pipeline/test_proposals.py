@@ -17,7 +17,9 @@ from tests.worlds import make_model
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 
-CANDIDATES, LOSSES, FILE = "scored_candidates", "loss_deltas", "calls.jsonl"
+CANDIDATES = "scored_candidates"
+LOSSES = "loss_deltas"
+FILE = "calls.jsonl"
 TAU_F = -0.2
 """The tiny model's calls help little, and most of them compute nothing."""
 FROM_THERE = ("tool_results", LOSSES, "filtered_calls", "augmented_corpus")
@@ -171,7 +173,8 @@ def test_a_changed_file_makes_its_lane_stale_and_a_missing_one_is_named(sampled:
 def test_sampled_calls_stand_beside_those_of_the_file_and_sql_tells_what_each_yields(
     sampled: Line, finished: NewLine
 ) -> None:
-    line, rows = finished("one", "two"), calls_of(sampled).head(5).to_dicts()
+    line = finished("one", "two")
+    rows = calls_of(sampled).head(5).to_dicts()
     write(line, *rows)
     line.set(tools__calculator__proposals=json.dumps(["model", FILE]))
     reports = line.update()

@@ -14,7 +14,9 @@ from toolformer_dag.pipeline.removed_documents import question_texts
 
 ASKED = "Ada had 12 red apples and 3 of them were eaten by Bo on a Monday."
 SUMS = "1 and 2 make 3 .\n4 and 5 make 9 .\n2 and 2 make 4 ."
-SUBSET, RAW, REMOVED = "heuristic_subset", "raw_shards", "removed_documents"
+SUBSET = "heuristic_subset"
+RAW = "raw_shards"
+REMOVED = "removed_documents"
 
 
 def write(line: Line, shard: str, texts: Mapping[str, str]) -> None:

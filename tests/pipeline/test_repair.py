@@ -215,6 +215,7 @@ def test_a_killed_stage_goes_on_where_it_was(
     made, reused = cost({stage: report}, KINDS[stage])
     assert reused >= chunks and made > 0
     line.update()
-    rows, others = line.tables(), undisturbed.tables()
+    rows = line.tables()
+    others = undisturbed.tables()
     assert rows.keys() == others.keys()
     assert all(rows[name].equals(others[name]) for name in others)

@@ -12,7 +12,8 @@ __all__ = ["s3", "s3_running"]  # fixtures
 
 FIXED = 40
 """Requests of a run with nothing to do, at most, whatever the number of shards."""
-PER_SHARD, PER_CHUNK = 17, 6
+PER_SHARD = 17
+PER_CHUNK = 6
 """Requests of a first run for each shard of a lane, and for each chunk of its texts beyond one (docs/costs.md)."""
 
 

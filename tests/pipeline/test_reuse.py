@@ -26,7 +26,8 @@ def test_a_second_run_computes_nothing_and_loads_no_model(new_line: NewLine) -> 
 
 
 def test_a_threshold_of_the_filter_costs_no_token_and_no_call(finished: NewLine, new_line: NewLine) -> None:
-    line, fresh = finished("one"), new_line("one")
+    line = finished("one")
+    fresh = new_line("one")
     for one in (line, fresh):
         one.set(tau_f=-0.2)
     reports = line.update()
@@ -48,7 +49,8 @@ def test_a_threshold_of_the_filter_costs_no_token_and_no_call(finished: NewLine,
 def test_more_samples_cost_exactly_the_difference(
     new_line: NewLine, old: dict[str, object], new: dict[str, object]
 ) -> None:
-    line, fresh = new_line("one"), new_line("one")
+    line = new_line("one")
+    fresh = new_line("one")
     line.set(**old)
     stored = cost(line.update(), "samples")
     line.set(**new)
@@ -69,7 +71,8 @@ LONG = [pytest.param(fewer, marks=pytest.mark.long) for fewer in ({"m": 1}, {"k"
 def test_fewer_samples_cost_nothing_and_as_many_again_give_the_first_rows_back(
     finished: NewLine, new_line: NewLine, fewer: dict[str, object]
 ) -> None:
-    line, fresh = finished("one"), new_line("one")
+    line = finished("one")
+    fresh = new_line("one")
     before = line.update()
     for one in (line, fresh):
         one.set(**fewer)
@@ -86,7 +89,8 @@ def test_fewer_samples_cost_nothing_and_as_many_again_give_the_first_rows_back(
 
 def test_calls_of_texts_that_were_cut_anew_are_refused(finished: NewLine) -> None:
     """The same segment numbers then hold other texts, and positions in them mean nothing."""
-    line, stages = finished("one"), ("tool_results", "loss_deltas", "swapped_results")
+    line = finished("one")
+    stages = ("tool_results", "loss_deltas", "swapped_results")
     line.set(corpus__segment_tokens=20)
     line.update("heuristic_subset")
     made_from = "made from other rows of calculator/heuristic_subset; materialize calculator"

@@ -137,7 +137,8 @@ def write_settings(folder: Path) -> None:
     listed = [{"name": key, **{n: own[key][n] for n in ("description", "input_schema")}} for key in own]
     (folder / "mcp_tools.json").write_text(json.dumps({"office": listed}))
     text = (folder / "toolformer.toml").read_text().replace("web/*.json.gz", "web/*.jsonl")
-    start, end = text.index("[tools.calculator]"), text.index("[training]")
+    start = text.index("[tools.calculator]")
+    end = text.index("[training]")
     for key, one in own.items():
         (folder / f"{key}.txt").write_text(f"Call.\nInput: {key}\nOutput: {one['examples'][0].split()[1]} {key}\n")
     lanes = "".join(f'[tools.{key}]\nprompt = "{key}.txt"\n' for key in own)

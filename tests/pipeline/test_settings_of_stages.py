@@ -164,8 +164,10 @@ def plan_with(plan: Plan, section: str, key: str, before: object, value: object)
     return Plan.of(plan.settings.model_copy(update={section: changed_section}))
 
 
-STORED_SAMPLES, ASKED = {"samples_identity"}, {"positions_identity", "samples_identity"}
-TRAINED, ANSWERS = set(CHECKPOINTS), {ACCURACY}
+STORED_SAMPLES = {"samples_identity"}
+ASKED = {"positions_identity", "samples_identity"}
+TRAINED = set(CHECKPOINTS)
+ANSWERS = {ACCURACY}
 NEW = "added_later"
 LATER = [
     ("sampling", NEW, 0, 1, {*SAMPLES, *STORED_SAMPLES}),

@@ -96,14 +96,16 @@ def test_a_call_is_told_the_first_sample_of_a_likelier_place_elsewhere_or_has_a_
 @given(candidates, likely, st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
 def test_fewer_calls_change_nothing_about_those_that_stay(rows, tau_s, k, m, limit):
     """Lowering k or m, or raising tau_s, asks for no pair that was not there."""
-    fewer, more = exchanged(selected(rows, tau_s, k, m), limit, rows), exchanged(rows, limit)
+    fewer = exchanged(selected(rows, tau_s, k, m), limit, rows)
+    more = exchanged(rows, limit)
     assert all(more[key] == row for key, row in fewer.items())
 
 
 @settings(max_examples=20, deadline=None)
 @given(candidates, st.integers(1, 3))
 def test_a_larger_sample_holds_the_smaller_one_and_texts_count_by_shard(rows, limit):
-    smaller, larger = exchanged(rows, limit), exchanged(rows, limit + 1)
+    smaller = exchanged(rows, limit)
+    larger = exchanged(rows, limit + 1)
     sampled = {key: row for key, row in smaller.items() if row["swap_reason"] != "not_sampled"}
     assert all(larger[key] == row for key, row in sampled.items())
     for shard in ("one", "two"):
@@ -143,7 +145,9 @@ def test_ids_of_documents_and_shards_decide_nothing(rows, limit):
 @settings(max_examples=40, deadline=None)
 @given(candidates, st.integers(2, 4))
 def test_every_swap_of_a_call_is_another_result_and_more_swaps_leave_the_first_ones(rows, swaps):
-    one, fewer, more = exchanged(rows), exchanged(rows, swaps=swaps), exchanged(rows, swaps=swaps + 1)
+    one = exchanged(rows)
+    fewer = exchanged(rows, swaps=swaps)
+    more = exchanged(rows, swaps=swaps + 1)
     assert {key[:-1]: row for key, row in more.items() if key[-1] == 0} == one
     assert {key: row for key, row in more.items() if key[-1] < swaps} == fewer
     best = {key_of(row)[:4]: row for row in selected(rows, 0.0, 1, 1)}
@@ -170,7 +174,8 @@ SWAPPED = "swapped_results"
 
 def test_losses_are_those_of_the_engine_and_are_computed_once(finished: NewLine) -> None:
     line = finished("one")
-    true, table = line.read("loss_deltas"), line.read(SWAPPED)
+    true = line.read("loss_deltas")
+    table = line.read(SWAPPED)
     line.output(SWAPPED).table.remove("one")
     report = line.update(SWAPPED)[SWAPPED]
     assert (report.computed, tokens({SWAPPED: report})) == (0, 0) and report.reused > 0

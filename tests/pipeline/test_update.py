@@ -67,11 +67,13 @@ def test_a_removed_file_s_parts_leave_every_table_and_come_back_with_it_without_
 
 
 def test_equal_texts_in_two_shards_are_computed_once(new_line: NewLine) -> None:
-    line, alone = new_line("one"), new_line("one")
+    line = new_line("one")
+    alone = new_line("one")
     copies = map(json.loads, gzip.decompress((line.web / "one.json.gz").read_bytes()).splitlines())
     written = [json.dumps({**record, "digest": f"{record['digest']} again"}) for record in copies]
     (line.web / "two.json.gz").write_bytes(gzip.compress("\n".join(written).encode()))
-    once, both = alone.update(), line.update()
+    once = alone.update()
+    both = line.update()
     for kind in ("texts", "samples", "calls"):
         assert cost(both, kind)[0] == cost(once, kind)[0]
     assert both["loss_deltas"].computed == once["loss_deltas"].computed

@@ -95,7 +95,8 @@ def test_a_run_that_was_killed_before_it_began_is_ended(instance):
 
 
 def test_a_run_that_was_killed_when_a_slot_was_meant_for_it_does_not_keep_the_slot(instance):
-    first, waiting = started(instance), started(instance)
+    first = started(instance)
+    waiting = started(instance)
     slots = instance.event_log_storage
     slots.initialize_concurrency_limit_to_default("gpu")
     assert slots.claim_concurrency_slot("gpu", first.run_id, "scored").is_claimed
@@ -167,7 +168,8 @@ def test_what_unfinished_runs_spent_is_told_once_and_what_others_spent_never(ins
 
 
 def test_living_runs_and_those_without_a_lock_file_are_left_alone(instance):
-    living, unknown = started(instance), started(instance)
+    living = started(instance)
+    unknown = started(instance)
     with alive(run_folder(instance, living)):
         assert end_dead_runs(instance) == []
         assert status(instance, living) is status(instance, unknown) is dg.DagsterRunStatus.STARTED
@@ -176,7 +178,8 @@ def test_living_runs_and_those_without_a_lock_file_are_left_alone(instance):
 
 @pytest.mark.parametrize("steps_apart", [False, True], ids=["the run", "a step of it"])
 def test_a_process_that_opened_the_lake_marks_its_run_as_alive_unless_it_is_a_step_s(instance, tmp_path, steps_apart):
-    judged, runs = [], tmp_path / ".dagster" / "live_runs"
+    judged = []
+    runs = tmp_path / ".dagster" / "live_runs"
 
     @dg.asset
     def living(context: dg.AssetExecutionContext, lake: dg.ResourceParam[Lake]) -> None:

@@ -72,13 +72,15 @@ def population(draw: random.Random) -> Asked:
 
 
 def total(draw: random.Random) -> Asked:
-    count, price = draw.randrange(2, 9), draw.randrange(2, 9)
+    count = draw.randrange(2, 9)
+    price = draw.randrange(2, 9)
     before = f"{count} things at a price of {price} francs each cost"
     return Asked(before, {"count": count, "price": price}, f" {typed_server.total(count, price)}.")
 
 
 def distance(draw: random.Random) -> Asked:
-    amount, unit = draw.randrange(2, 90) / 2, draw.choice(("miles", "kilometres"))
+    amount = draw.randrange(2, 90) / 2
+    unit = draw.choice(("miles", "kilometres"))
     told = typed_server.distance(amount, unit)
     arguments = {"amount": amount, "unit": unit}
     return Asked(f"A distance of {amount} converts to", arguments, f" {told} miles or kilometres.")
@@ -96,7 +98,8 @@ def travel(draw: random.Random) -> Asked:
 
 
 def rounded(draw: random.Random) -> Asked:
-    value, up = draw.randrange(1, 90) + 0.5, draw.random() < 0.5
+    value = draw.randrange(1, 90) + 0.5
+    up = draw.random() < 0.5
     told = typed_server.rounded(value, up)
     arguments = {"value": value, "up": True} if up else {"value": value}
     return Asked(f"The decimal value {value} is, {'up' if up else 'down'} to a whole,", arguments, f" {told}.")

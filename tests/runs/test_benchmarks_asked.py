@@ -106,6 +106,7 @@ def test_one_model_is_in_memory_at_a_time(made) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_not_taken_for_the_settings_own(made) -> None:
-    own, other = made.settings(), made.settings(f"model.name='{SMALL_MODEL}'")
+    own = made.settings()
+    other = made.settings(f"model.name='{SMALL_MODEL}'")
     assert finetuned_or_base(own) == str(checkpoint_folder(own))
     assert finetuned_or_base(other) == model_name(other.model) == str(SMALL_MODEL)

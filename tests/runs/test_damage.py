@@ -95,7 +95,8 @@ def test_a_run_mends_what_was_flipped_though_nothing_else_changed_at_the_cost_of
         assert found >= {file for file in flipped if "model" not in file.parts} and found
     report = world.run(training=True)
     assert free(report) or (kind == "checkpoints" and report.spent.calls == 0)  # finetuning is paid again
-    after, lost = world.sql(BUT_FOR_FINETUNING), sum("costs" in file.parts for file in flipped)
+    after = world.sql(BUT_FOR_FINETUNING)
+    lost = sum("costs" in file.parts for file in flipped)
     assert set(after) <= set(before) and len(after) >= len(before) - lost
     assert named(world) == set() and world.stale() == []
     assert_same(world.tables(), made.tables())
@@ -120,7 +121,9 @@ def test_damage_that_keeps_the_times_of_a_file_is_mended_after_verify_has_named_
 @pytest.mark.long
 def test_a_run_on_a_disk_that_damages_a_table_again_and_again_fails_by_its_name(world: World, monkeypatch) -> None:
     """Every copy of a table loses a bit as soon as it is written."""
-    draw, written, write = random.Random(6), [], storage.write_whole
+    draw = random.Random(6)
+    written = []
+    write = storage.write_whole
 
     def written_badly(path: Path, content: bytes) -> None:
         write(path, content)
@@ -167,7 +170,8 @@ def test_weights_that_rot_are_not_used_and_a_checkpoint_is_made_again(world: Wor
 
 @pytest.mark.long
 def test_c_star_that_was_damaged_before_training_begins_is_made_again(world: World, monkeypatch) -> None:
-    run_job, begun = Project._run_job, []
+    run_job = Project._run_job
+    begun = []
 
     def damaged(self, plan, name, *arguments):
         if name == TRAINING_JOB and TRAINING_JOB not in begun:
@@ -197,7 +201,8 @@ def test_a_base_model_that_rots_makes_no_row(world: World, monkeypatch) -> None:
 @pytest.mark.long
 def test_a_shard_that_was_whole_stops_the_run_until_a_person_chooses(world: World) -> None:
     shard = world.folder / "web/one.json.gz"
-    whole, before = shard.read_bytes(), world.tables()
+    whole = shard.read_bytes()
+    before = world.tables()
     shard.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     assert named(world) == {shard}
     with pytest.raises(
@@ -227,7 +232,8 @@ def test_the_small_web_is_written_again_where_it_is_damaged(tmp_path: Path, monk
 def test_verify_tells_the_bytes_that_it_read_of_a_lake_that_may_only_be_read_and_no_pipe_holds_it_up(
     world: World, monkeypatch
 ) -> None:
-    lake, config = world.folder / "lake", ("--config", str(world.folder / "toolformer.toml"))
+    lake = world.folder / "lake"
+    config = ("--config", str(world.folder / "toolformer.toml"))
     (lake / "notes.txt").write_text("mine" * 10_000)
     (lake / "round").symlink_to(lake)
     told = cli("verify", *config)

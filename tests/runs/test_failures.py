@@ -128,8 +128,10 @@ def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path):
     folder = checkpoint_folder(plan.settings)
     (folder / "README.md").write_text("a note of the user")
     assert checkpoint_reasons(plan, "finetuned_checkpoint") == []
-    weights, record = folder / "model.safetensors", folder / RECORD
-    whole, noted = weights.read_bytes(), record.read_bytes()
+    weights = folder / "model.safetensors"
+    record = folder / RECORD
+    whole = weights.read_bytes()
+    noted = record.read_bytes()
     flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
     for file, contents in ((weights, (whole[:-1], flipped, None)), (record, (noted[: len(noted) // 2], b"{}", None))):
         before = file.read_bytes()
@@ -142,7 +144,8 @@ def test_a_checkpoint_that_is_not_whole_is_out_of_date(made, tmp_path):
 
 
 def test_the_lake_says_what_is_stale_and_the_history_of_each_home_is_told_what_it_holds(world, monkeypatch):
-    name, change = "calculator/filtered_calls", "tools.calculator.tau_f=0.3"
+    name = "calculator/filtered_calls"
+    change = "tools.calculator.tau_f=0.3"
     before = world.told(name)
     world.update(change)  # as a run does that another home knows of
     assert world.reasons()[name] == ("settings.tau_f: 0.3 -> 0.0",)

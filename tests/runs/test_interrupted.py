@@ -26,7 +26,8 @@ from toolformer_dag.settings.sections import Settings
 def test_a_cancelled_run_of_the_command_line_ends_at_the_next_chunk_and_goes_on_later(world, made, monkeypatch):
     monkeypatch.setattr(running, "WRITE_EVERY_SECONDS", -1)
     change = ("tools.sums.k=3", "execution.chunk_texts=1")
-    project, seen = world.project(*change), []
+    project = world.project(*change)
+    seen = []
 
     def cancel(step: Step) -> None:
         seen.append((step.name, step.done, step.total))
@@ -155,7 +156,8 @@ def test_one_step_at_a_time_is_the_default_and_the_settings_of_a_step_are_those_
     assert Settings.model_validate(json.loads(settings.model_dump_json())) == settings
     file = world.folder / "settings.json"
     file.write_text(world.settings(THREE).model_dump_json())
-    job, usual = job_of(str(file), JOB), definitions_of(Plan.of(world.settings())).resolve_job_def(JOB)
+    job = job_of(str(file), JOB)
+    usual = definitions_of(Plan.of(world.settings())).resolve_job_def(JOB)
     assert (job.executor_def.name, usual.executor_def.name) == ("multiprocess", "in_process")
     assert [job.asset_layer.get(key).code_version for key in sorted(job.asset_layer.selected_asset_keys)] == [
         usual.asset_layer.get(key).code_version for key in sorted(usual.asset_layer.selected_asset_keys)

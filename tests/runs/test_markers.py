@@ -94,7 +94,8 @@ def test_exports_write_the_markers(marked: World, tmp_path: Path) -> None:
     masked = [row for row in rows["masked"] if row["calls"]]
     assert {len(row["calls"]) for row in masked} == {row["input_ids"].count(begin) for row in masked}
     for row in masked:
-        ids, labels = row["input_ids"], row["labels"]
+        ids = row["input_ids"]
+        labels = row["labels"]
         for at in (at for at, token in enumerate(ids) if token == arrow):
             close = ids.index(end, at)
             assert set(labels[at + 1 : close]) == {-100} and labels[at] == arrow and labels[close] == end

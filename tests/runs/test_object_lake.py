@@ -55,7 +55,8 @@ def machine(s3: S3, made: World, tmp_path: Path) -> Callable[[str], Machine]:
 
 
 def test_every_command_works_over_a_lake_in_an_object_store(machine, made, s3, monkeypatch):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     assert "assets ran" in one.told("run")
     monkeypatch.setenv("DAGSTER_HOME", one.variables["DAGSTER_HOME"])
     assert_same(one.world.tables(), made.tables())
@@ -97,13 +98,15 @@ def test_runs_of_two_machines_at_once_end_in_equal_tables_or_one_says_who_won(ma
 
 
 def test_a_step_that_waited_while_another_machine_trained_finds_the_checkpoint(machine, monkeypatch):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     one.told("run")
     for each in (one, other):
         each.world.edit("max_steps = 1", "max_steps = 2")
     other.told("run")
     monkeypatch.setenv("DAGSTER_HOME", one.variables["DAGSTER_HOME"])
-    project, name = one.world.project(), "training/finetuned_checkpoint"
+    project = one.world.project()
+    name = "training/finetuned_checkpoint"
     job = definitions_of(project.plan).resolve_job_def(TRAINING_JOB)
     done = job.execute_in_process(instance=project.instance, asset_selection=[asset_key(name)])
     [made] = done.get_asset_materialization_events()
@@ -121,7 +124,8 @@ def killed(machine: Machine, ready: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("begun", ["samples", "losses", "filtered_calls"])
 def test_a_run_that_is_killed_leaves_a_lake_that_the_next_run_finishes(machine, made, s3, monkeypatch, begun):
-    one, other = machine("one"), machine("other")
+    one = machine("one")
+    other = machine("other")
     lake = one.world.project().plan.lake
     killed(one, lambda: any(f"sums/{begun}/" in name for name in s3.objects(lake)))
     assert "sums/" in other.told("stale")
@@ -132,7 +136,8 @@ def test_a_run_that_is_killed_leaves_a_lake_that_the_next_run_finishes(machine, 
 
 
 def test_a_run_that_is_killed_after_any_request_again_and_again_ends_in_equal_tables(machine, made, s3, monkeypatch):
-    one, draw = machine("one"), random.Random(41)
+    one = machine("one")
+    draw = random.Random(41)
     monkeypatch.setenv("DAGSTER_HOME", one.variables["DAGSTER_HOME"])
     for _ in range(3):
         last = len(s3.requests) + draw.randrange(20, 120)

@@ -41,7 +41,8 @@ def all_rows(world: World, name: str) -> pl.DataFrame:
 @pytest.mark.long
 @pytest.mark.parametrize("lane", ["calculator", "sums"])
 def test_the_texts_of_the_second_round_are_those_in_which_the_first_kept_nothing(twice: World, lane: str) -> None:
-    texts, kept = all_rows(twice, f"{lane}/heuristic_subset"), all_rows(twice, f"{lane}/filtered_calls")
+    texts = all_rows(twice, f"{lane}/heuristic_subset")
+    kept = all_rows(twice, f"{lane}/filtered_calls")
     assert kept.height
     left = texts.join(kept, on=TEXT, how="anti").with_columns(tool=pl.lit(f"{lane}_round_2"))
     assert 0 < left.height < texts.height
@@ -110,7 +111,8 @@ def test_another_threshold_of_the_first_round_changes_the_texts_of_the_second(ag
     assert expected <= set(again.stale(*changed))
     before = all_rows(again, "sums_round_2/heuristic_subset")
     again.run(*changed)
-    left, kept = all_rows(again, "sums_round_2/heuristic_subset"), all_rows(again, "sums/filtered_calls")
+    left = all_rows(again, "sums_round_2/heuristic_subset")
+    kept = all_rows(again, "sums/filtered_calls")
     assert left.height < before.height and left.join(kept, on=TEXT, how="semi").is_empty()
 
 

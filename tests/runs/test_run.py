@@ -176,7 +176,8 @@ def test_recorded_conversations_are_judged_as_assets(fresh):
     assert "traces/conversations" in fresh.stale(SOURCE, "traces.share=0.5")
 
 
-FILTER, CONTROL = "calculator/filtered_calls", "calculator/swapped_results"
+FILTER = "calculator/filtered_calls"
+CONTROL = "calculator/swapped_results"
 BY_CHANCE = "tools.calculator.tau_f={ by_chance = 0.9 }"
 
 

@@ -28,7 +28,8 @@ def test_each_asset_has_its_line_as_soon_as_it_was_made(world: World) -> None:
         assert run.stdout is not None and run.stderr is not None
         first = next(line for line in run.stderr if line.startswith("calculator/"))
         assert re.fullmatch(r"calculator/filtered_calls: [\d,]+ rows in [\d.]+ s\n", first) and run.poll() is None
-        ran, told = run.stdout.read(), first + run.stderr.read()
+        ran = run.stdout.read()
+        told = first + run.stderr.read()
     assert run.returncode == 0 and ran.startswith("ran calculator/filtered_calls\nran sums/filtered_calls\n")
     lines = [line for line in told.splitlines() if line.startswith(("calculator/", "sums/", "training/", "warehouse/"))]
     assert len(lines) == len({line.partition(":")[0] for line in lines}) and "\x1b" not in told
@@ -52,13 +53,17 @@ def test_a_terminal_has_one_live_line_with_texts_tokens_and_what_is_left(fresh: 
 
 
 def test_a_step_says_within_its_first_chunk_how_far_it_is_and_after_it_what_is_left() -> None:
-    spent, ahead = Spent(250), Ahead(40, 0, 1000)
+    spent = Spent(250)
+    ahead = Ahead(40, 0, 1000)
     made = Running("calculator/loss_deltas", "texts", began=time.monotonic() - 10)
-    made.spent, made.ahead = lambda: spent, lambda: ahead
+    made.spent = lambda: spent
+    made.ahead = lambda: ahead
     made.write()
     assert made.under_way == "250 of some 1,000 tokens, 25 tokens/s, measuring the time left"
     # what was estimated at 200 took 300, so the rest will take half as much again
-    made.done, spent, ahead = 8, Spent(300), Ahead(40, 200, 1000)
+    made.done = 8
+    spent = Spent(300)
+    ahead = Ahead(40, 200, 1000)
     made.write()
     spent = Spent(500)
     made.write()
@@ -67,7 +72,8 @@ def test_a_step_says_within_its_first_chunk_how_far_it_is_and_after_it_what_is_l
 
 def test_tool_calls_are_counted_while_a_chunk_of_them_is_made() -> None:
     made = Running("calculator/tool_results", "calls", began=time.monotonic() - 10)
-    made.spent, made.ahead = lambda: Spent(0, 100), lambda: Ahead(400)
+    made.spent = lambda: Spent(0, 100)
+    made.ahead = lambda: Ahead(400)
     made.write()
     assert made.under_way == "100 of 400 calls, 0:00:30 left"
 

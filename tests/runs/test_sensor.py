@@ -13,7 +13,8 @@ from toolformer_dag.assets.staleness import SHARDS
 @pytest.fixture
 def tick(world):
     """Evaluate the sensor as the daemon does: with the cursor of the tick before, and no request twice."""
-    cursor, seen = None, set()
+    cursor = None
+    seen = set()
 
     def evaluate(*overrides: str) -> int | str:
         nonlocal cursor
@@ -36,7 +37,8 @@ def observed(instance: dg.DagsterInstance) -> int:
 
 
 def test_files_that_come_change_and_go_are_observed_once_each(world, tick):
-    instance, web = world.project().instance, world.folder / "web"
+    instance = world.project().instance
+    web = world.folder / "web"
     assert tick() == "no shard file changed; automation is off"
     before = observed(instance)
     changes = (

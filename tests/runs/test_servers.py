@@ -75,7 +75,9 @@ def test_every_tool_has_its_calls_in_the_corpus_as_the_file_has_them_with_the_se
 
 def arguments_of(text: str) -> list[tuple[str, Any]]:
     """Read what the test wrote, by evaluating nothing: a name, an equals sign, JSON."""
-    decoder, found, at = json.JSONDecoder(), [], 0
+    decoder = json.JSONDecoder()
+    found = []
+    at = 0
     while at < len(text):
         name, _, _ = text[at:].partition("=")
         value, at = decoder.raw_decode(text, at + len(name) + 1)

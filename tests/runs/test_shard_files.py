@@ -166,7 +166,8 @@ def test_shards_of_the_command_line_are_found_from_home_too(
 
 def test_the_small_web_is_written_once_by_several_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "toolformer.toml").write_text("[corpus.small_web]\ndocuments = 4\n")
-    settings, written = load_settings(tmp_path / "toolformer.toml", environment={}), []
+    settings = load_settings(tmp_path / "toolformer.toml", environment={})
+    written = []
 
     def slowly(*arguments: object) -> list[Path]:
         time.sleep(0.1)

@@ -10,14 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -35,7 +36,9 @@ PROMPTS = [f"Jack had {a} nails and bought {b} more. In total he has" for a in (
 class Hanging(Tool):
     """Answers when it is let go."""
 
-    name, version, defaults = "Calculator", "1", ToolDefaults(0.0, 20, 10, 0.5)
+    name = "Calculator"
+    version = "1"
+    defaults = ToolDefaults(0.0, 20, 10, 0.5)
     free = threading.Event()
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
@@ -52,6 +55,19 @@ def wait_for(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < ends, "what was waited for has not come within a minute"
         time.sleep(0.01)
+
+
+@contextmanager
+def stopped_child(others: Sequence[psutil.Process]) -> Iterator[None]:
+    """Wait until this process has started a child beside `others`; that is stopped until the block ends."""
+    process = psutil.Process()
+    wait_for(lambda: set(process.children()) > set(others))
+    [child] = set(process.children()) - set(others)
+    child.suspend()
+    try:
+        yield
+    finally:
+        child.resume()
 
 
 def open_texts(decoder: SharedDecoder, state: str = "open") -> float:
@@ -186,7 +202,8 @@ def test_clients_answers_and_tools_are_taken_as_they_send_them(served: Served) -
     user: dict[str, Any] = {"role": "user", "content": SUM, "name": "ada"}
     with served.server() as (address, _):
         asked = client(address)
-        ask, given = asked.chat.completions.create, {"model": "embedded", "max_tokens": 5}
+        ask = asked.chat.completions.create
+        given = {"model": "embedded", "max_tokens": 5}
         first: Any = ask(messages=[user], **given).choices[0].message
         for answer in (first, first.model_dump(), {**first.model_dump(), "content": None, "reasoning_content": "x"}):
             again: Any = [user, answer, {"role": "user", "content": ["Why", {"type": "text", "text": "?"}]}]
@@ -303,7 +320,8 @@ SUMS = [f"Bo had {a} pens and got {a % 7 + 2} more, so in total there were" for 
 async def asked_by_32(address: str) -> list[tuple[int, str]]:
     """Ask for SUMS by 32 clients that go on at once; return the texts, every third streamed."""
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as asked:
-        found, places = [], iter(range(len(SUMS)))
+        found = []
+        places = iter(range(len(SUMS)))
 
         async def one() -> None:
             given: dict[str, Any] = {"model": "embedded", "max_tokens": 12}
@@ -383,15 +401,16 @@ def test_nothing_is_written_for_a_client_that_has_left_before_its_turn(served: S
     with served.server() as (address, decoder), ThreadPoolExecutor(1) as threads:
         decoder.tokenizer.chat_template = TEMPLATE + "{# tried anew, which takes a while #}"
         chat = {"model": "embedded", "messages": [HELLO], "max_tokens": 3}
-        before = threads.submit(httpx.post, f"{address}/v1/chat/completions", json=chat, timeout=60)
-        time.sleep(0.2)  # the chat has its turn
         body = json.dumps({"model": "embedded", "prompt": SUM, "stream": True}).encode()
         port = int(address.rpartition(":")[2])
         head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nContent-Length: %d\r\n\r\n" % (port, len(body))
-        for _ in range(5):
-            with socket.create_connection(("127.0.0.1", port)) as client_that_leaves:
-                client_that_leaves.sendall(head + body)
-        assert before.result().status_code == 200
+        other_children = psutil.Process().children()
+        answer = threads.submit(httpx.post, f"{address}/v1/chat/completions", json=chat, timeout=60)
+        with stopped_child(other_children):  # the process that tries the template: the chat has its turn meanwhile
+            for _ in range(5):
+                with socket.create_connection(("127.0.0.1", port)) as client_that_leaves:
+                    client_that_leaves.sendall(head + body)
+        assert answer.result().status_code == 200
         left = 'toolformer_requests_total{path="/v1/completions",status="499"} 5.0'
         wait_for(lambda: left in httpx.get(f"{address}/metrics").text)
         assert open_texts(decoder) == 0

@@ -217,7 +217,8 @@ def test_a_chain_stands_at_one_place_and_can_be_taken_out(links: list[ChainLink]
 def test_each_earlier_result_is_exchanged_before_each_later_call() -> None:
     links = [ChainLink("QA", "a", "1"), ChainLink("QA", "b", "2"), ChainLink("Calculator", "1 + 2", "3")]
     asked = other_results(links, ["8", "9"])
-    one, two = " [QA(a) -> 1]", " [QA(b) -> 2]"
+    one = " [QA(a) -> 1]"
+    two = " [QA(b) -> 2]"
     assert asked == [
         (one, " [QA(a) -> 8]", " [QA(b)]"),
         (one + two, " [QA(a) -> 8]" + two, " [Calculator(1 + 2)]"),

@@ -131,9 +131,11 @@ class Odd:
 @pytest.mark.parametrize("damaged", [False, True])
 def test_of_odd_parquet_come_documents_and_rejections_alone(tmp_path: Path, damaged: bool) -> None:
     """Half of them have bytes changed: null counts, sizes and statistics that lie, pages that do not decode."""
-    reasons, documents = set(), 0
+    reasons = set()
+    documents = 0
     for seed in range(150):
-        odd, path = Odd(seed), tmp_path / f"{seed}.parquet"
+        odd = Odd(seed)
+        path = tmp_path / f"{seed}.parquet"
         odd.write(path)
         if damaged:
             content = bytearray(path.read_bytes())

@@ -42,7 +42,8 @@ def table() -> LLTokenizer:
 
 def written(schema: Schema, dice: random.Random) -> str | None:
     """Walk through the grammar byte by byte and return the input of a call; None where the walk is too long."""
-    matcher, ids = LLMatcher(table(), call_grammar(["W"], {"W": schema})), list[int]()
+    matcher = LLMatcher(table(), call_grammar(["W"], {"W": schema}))
+    ids = list[int]()
     assert not matcher.get_error(), matcher.get_error()
     for _ in range(300):
         allowed = [at for at, byte in enumerate(matcher.compute_logit_bias()[:256]) if byte]
@@ -60,7 +61,8 @@ class Seeded:
     """Writes schemas of the kinds in the suite. `plain`: of the keywords alone to which decoding keeps."""
 
     def __init__(self, seed: int, plain: bool) -> None:
-        self.dice, self.plain = random.Random(seed), plain
+        self.dice = random.Random(seed)
+        self.plain = plain
 
     def whole(self) -> Schema:
         names = self.dice.sample(["a", "b", "c", "d_e"], self.dice.randrange(1, 4))
@@ -158,7 +160,8 @@ def keywords(schema: Any) -> set[str]:
 def test_what_decoding_writes_is_valid_or_its_keyword_is_on_the_page(plain: bool) -> None:
     valid = 0
     for seed in range(120):
-        schema, dice = Seeded(seed, plain).whole(), random.Random(seed)
+        schema = Seeded(seed, plain).whole()
+        dice = random.Random(seed)
         if told := schema_fault(schema):
             assert "llguidance" not in told and "%json" not in told and len(told) < 300, told
             continue

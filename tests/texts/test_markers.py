@@ -134,7 +134,8 @@ def test_markers_are_found_where_they_stand(one: PlacedCall, markers: CallMarker
 @pytest.mark.parametrize("key", ["calculator", "calendar", "wiki_search", "question_answering", "machine_translation"])
 @pytest.mark.parametrize("markers", FORMS[1:])
 def test_every_call_of_a_prompt_is_written_in_the_markers_and_nothing_else(key: str, markers: CallMarkers) -> None:
-    prompt, name = load_tool(key, {}).prompt, load_tool(key, {}).name
+    prompt = load_tool(key, {}).prompt
+    name = load_tool(key, {}).name
     written = in_markers(prompt, markers)
     calls = len(re.findall(rf"\[{name}\(", prompt))
     assert calls > 3 and written.count(f"{markers.begin.strip()}{name}(") == calls

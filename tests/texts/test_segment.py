@@ -27,7 +27,8 @@ TEXTS = st.text() | st.lists(
 def test_segments_fit_and_cover_the_document_without_cutting_a_word(text: str, limit: int, count: TokenCounter) -> None:
     at = 0
     for piece in pieces(text, limit, count):
-        start, at = at, piece.end
+        start = at
+        at = piece.end
         assert text[start : piece.start].strip() == ""
         assert piece.start == 0 or text[piece.start - 1].isspace() or text[piece.start - 1] in "。！？"
         assert at == len(text) or text[at].isspace() or text[at - 1] in "。！？"

@@ -60,7 +60,8 @@ json_lines_of = st.lists(
 
 def obviously(content: bytes) -> tuple[list[tuple[str, str]], dict[int, str]]:
     """Read lines by json alone: (digest or nothing, text), and reasons by line. Without the checks of duplicates."""
-    found, refused = [], {}
+    found = []
+    refused = {}
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
         try:
             if not line.decode("utf-8-sig", "replace").strip(" \r"):
@@ -172,7 +173,8 @@ def test_rows_are_read_as_pyarrow_reads_them(tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.getbasetemp() / "rows.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=group)
     documents, refused = read(path, OWN)
-    expected, seen = [], set()
+    expected = []
+    seen = set()
     for number, row in enumerate(pq.read_table(path).to_pylist(), 1):
         text = row["t"] and row["t"]["x"]
         language = row["l"][0] if row["l"] else None
@@ -314,7 +316,8 @@ def plain(count: int = 2000) -> bytes:
 
 
 def test_frames_skippable_frames_and_long_windows_are_one_shard(tmp_path: Path) -> None:
-    content, cut = plain(), 100_001
+    content = plain()
+    cut = 100_001
     skippable = b"\x5e\x2a\x4d\x18" + (7).to_bytes(4, "little") + b"ignored"
     long = zstandard.ZstdCompressionParameters.from_level(3, window_log=28, enable_ldm=True)
     first = zstandard.ZstdCompressor(compression_params=long).compress(content[:cut])

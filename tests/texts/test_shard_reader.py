@@ -84,7 +84,9 @@ def test_a_bad_line_is_named_and_the_rest_goes_through(tmp_path: Path, line: byt
     assert rejected == [(2, reason)]
 
 
-ONE, TWO, THREE = ("sha1:1", "Text 1."), ("sha1:2", "Text 2."), ("sha1:3", "Text 3.")
+ONE = ("sha1:1", "Text 1.")
+TWO = ("sha1:2", "Text 2.")
+THREE = ("sha1:3", "Text 3.")
 OTHER = [*(bz2.compress(b"{}", level) for level in (1, 9)), lzma.compress(b"{}"), b"PK\x03\x04..."]
 CONTENTS: dict[str, tuple[str, bytes, list[tuple[str, str]], list[tuple[int, str]]]] = {
     "bad and blank first lines": (
@@ -199,7 +201,8 @@ def test_memory_does_not_grow_with_a_line_or_with_the_shard(tmp_path: Path) -> N
             shard.write(record(number, raw_content="word " * 2000) + b"\n")
     pools = pa.default_memory_pool()
     tracemalloc.start()
-    kinds, columns = [], 0
+    kinds = []
+    columns = 0
     for item in read_documents(path, "a"):
         kinds.append(type(item))
         columns = max(columns, pools.bytes_allocated())

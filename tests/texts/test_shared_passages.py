@@ -46,7 +46,8 @@ def test_accents_may_be_composed_or_not() -> None:
 
 
 def test_a_short_text_is_found_as_a_whole_and_a_shorter_one_never() -> None:
-    eight, seven = " ".join(WORDS[:8]), " ".join(WORDS[:7])
+    eight = " ".join(WORDS[:8])
+    seven = " ".join(WORDS[:7])
     assert found([eight, seven], [f"So {eight} then", f"So {seven} then"]) == [(0, 0)]
     assert SharedPassages([eight, seven, ""]).words == [8, 7, 0]
 

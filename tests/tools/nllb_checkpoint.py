@@ -55,7 +55,8 @@ def write_checkpoint(folder: Path, steps: int = 120) -> str:
             decoder_start_token_id=tokenizer.eos_token_id,
         )
     )
-    inputs, labels = [], []
+    inputs = []
+    labels = []
     for code, foreign, english in PAIRS:
         tokenizer.src_lang = code
         inputs.append(tokenizer(foreign).input_ids)

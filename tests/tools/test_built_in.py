@@ -136,7 +136,8 @@ def test_table_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", FIGURES["example"], ids=lambda example: example["call"][:30])
 def test_the_calls_of_table_10_have_their_results(example: dict[str, str]) -> None:
     written, _, result = example["call"].partition(" -> ")
-    call, dates = parse_call(written), {"March 9": "2017-03-09", "April 19": "2013-04-19", "June 25": "2011-06-25"}
+    call = parse_call(written)
+    dates = {"March 9": "2017-03-09", "April 19": "2013-04-19", "June 25": "2011-06-25"}
     assert KEYS[call.tool] == example["tool"] and result
     context = next((iso for day, iso in dates.items() if day in result), "")
     if call.tool == "Calendar":
@@ -163,13 +164,16 @@ def document(day: date | None) -> Document:
 @given(st.dates())
 def test_every_day_is_named_as_the_standard_library_names_it(day: date) -> None:
     assert locale.getlocale(locale.LC_TIME)[0] in (None, "C", "en_US", "C.UTF-8")
-    name, month = calendar.day_name[day.weekday()], calendar.month_name[day.month]
+    name = calendar.day_name[day.weekday()]
+    month = calendar.month_name[day.month]
     expected = f"Today is {name}, {month} {day.day}, {day.year}."
     assert CALENDAR.run([ToolCall("", CALENDAR.context(document(day)))]) == [ToolResult(expected)]
 
 
 def test_without_a_context_it_is_today() -> None:
-    before, results, after = date.today(), CALENDAR.run([ToolCall("")]), date.today()
+    before = date.today()
+    results = CALENDAR.run([ToolCall("")])
+    after = date.today()
     assert results[0] in [CALENDAR.run([ToolCall("", day.isoformat())])[0] for day in (before, after)]
 
 
@@ -191,7 +195,8 @@ def test_what_has_no_result_has_a_reason_and_the_others_stay() -> None:
 
 
 def test_it_wants_the_texts_whose_url_holds_a_date() -> None:
-    dated, undated = document(date(2017, 3, 9)), document(None)
+    dated = document(date(2017, 3, 9))
+    undated = document(None)
     assert CALENDAR.wants_document(dated) == CALENDAR.wants("a segment", dated) == "date_in_url"
     assert CALENDAR.wants_document(undated) is None and CALENDAR.wants("a segment", undated) is None
     assert CALENDAR.context(dated) == "2017-03-09" and CALENDAR.context(undated) == ""

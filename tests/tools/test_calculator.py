@@ -110,7 +110,8 @@ def trees(draw: st.DrawFn, depth: int = 4) -> tuple[str, Fraction | None]:
     (left, a), (right, b) = draw(trees(depth=depth - 1)), draw(trees(depth=depth - 1))
     operator = draw(st.sampled_from("+-−–*xX×·/÷"))
     space = draw(st.sampled_from(["", " ", "  "]))
-    sign, percent = draw(st.sampled_from(["", "-", "+"])), draw(st.sampled_from(["", "%"]))
+    sign = draw(st.sampled_from(["", "-", "+"]))
+    percent = draw(st.sampled_from(["", "%"]))
     value = None if a is None or b is None else applied(operator, a, b)
     if value is not None:
         value = (-value if sign == "-" else value) / (100 if percent else 1)

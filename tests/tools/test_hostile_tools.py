@@ -158,7 +158,8 @@ def test_long_values_stand_in_the_schema_and_not_in_the_prompt(tmp_path: Path) -
 
 
 def test_names_are_shown_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    odd, gone = listed("a\x1b[31m\x07b\n  good: good()"), listed("old\x1b[2J\nx")
+    odd = listed("a\x1b[31m\x07b\n  good: good()")
+    gone = listed("old\x1b[2J\nx")
     _tell("office", [{**odd, "fault": "it is\x1b[31m\nnone"}], [gone])
     shown = capsys.readouterr().out
     assert shown.count("\n") == 3

@@ -161,7 +161,8 @@ def endpoint() -> Iterator[tuple[str, dict[str, object]]]:
 
     class Endpoint(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            state["path"], state["key"] = self.path, self.headers.get("Authorization")
+            state["path"] = self.path
+            state["key"] = self.headers.get("Authorization")
             state["asked"] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             body = state["body"]
             payload = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -288,7 +289,8 @@ def test_a_compressed_answer_is_read_up_to_a_limit_of_what_it_holds(
     endpoint: tuple[str, dict[str, object]], passages: str
 ) -> None:
     url, state = endpoint
-    tool, plain = http_tool(url, passages), json.dumps(reply("Scranton")).encode()
+    tool = http_tool(url, passages)
+    plain = json.dumps(reply("Scranton")).encode()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for encoding, body, outcome in (
         ("gzip", gzip.compress(plain), "Scranton"),

@@ -144,7 +144,8 @@ def test_a_busy_backend_is_tried_again_with_growing_pauses() -> None:
 
 
 def test_retries_are_bounded_and_a_tool_that_is_down_stops_the_run_with_its_own_words() -> None:
-    busy, down = Answering(), Answering()
+    busy = Answering()
+    down = Answering()
     run_calls(busy, calls_of("busy"), SOON)
     assert len(busy.batches) == 1 + SOON.retries
     with pytest.raises(ToolDown, match="no index at x; build it"):

@@ -194,7 +194,8 @@ def tool(folder: Path) -> Tool:
 def test_results_reasons_and_costs_are_those_without_a_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     inputs = ["add", "number", "list", "nothing", "reason", "raise", "leave", "later", "other", "print"]
-    calls, limits = [ToolCall(input) for input in inputs], ToolLimits(retries=1, backoff_s=0)
+    calls = [ToolCall(input) for input in inputs]
+    limits = ToolLimits(retries=1, backoff_s=0)
     behind, before = (run_calls(walled(tmp_path, wall), calls, limits) for wall in (SMALL, ""))
     assert [(one.result, one.reason, one.cost) for one in behind] == [
         (one.result, one.reason, one.cost) for one in before

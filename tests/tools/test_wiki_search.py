@@ -202,7 +202,8 @@ def test_a_whole_index_is_found_again_by_its_content_and_not_built_again(
 ) -> None:
     monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
     first, second = (write(tmp_path / name, made_passages(5)) for name in ("a.jsonl", "b.jsonl"))
-    inode, told = ensure_index(first).stat().st_ino, list[int]()
+    inode = ensure_index(first).stat().st_ino
+    told = list[int]()
     assert ensure_index(second, progress=told.append) == index_folder(second)
     assert index_folder(second).stat().st_ino == inode and told == []
 
@@ -224,7 +225,8 @@ def test_a_flipped_bit_in_any_file_of_an_index_is_named_and_the_index_is_built_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TOOLFORMER_CACHE", str(tmp_path / "cache"))
-    source, chance = write(tmp_path / "a.jsonl", made_passages(50)), random.Random(0)
+    source = write(tmp_path / "a.jsonl", made_passages(50))
+    chance = random.Random(0)
     folder = ensure_index(source)
     before = PassageSearch(folder).search("river castle", 10)
     kinds = {file.suffix for file in whole_files(folder)}

@@ -21,11 +21,13 @@ SPECIAL = ["<pad>", "</s>", "<unk>", "[CLS]", "[SEP]"]
 
 def make_tokenizer(texts: Iterable[str], template: str, pair: str) -> PreTrainedTokenizerFast:
     """Lower-case words and marks; whatever is not in `texts` is unknown."""
-    splitter, lower = pre_tokenizers.BertPreTokenizer(), normalizers.Lowercase()
+    splitter = pre_tokenizers.BertPreTokenizer()
+    lower = normalizers.Lowercase()
     found = [piece for text in texts for piece, _ in splitter.pre_tokenize_str(lower.normalize_str(text))]
     vocabulary = {word: n for n, word in enumerate(dict.fromkeys([*SPECIAL, *found]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = lower, splitter
+    tokenizer.normalizer = lower
+    tokenizer.pre_tokenizer = splitter
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, pair=pair, special_tokens=[(token, n) for n, token in enumerate(SPECIAL)]
     )
@@ -72,7 +74,8 @@ def write_extractive(folder: Path, examples: list[tuple[str, str, str]], steps: 
         attention_probs_dropout_prob=0.0,
     )
     model = BertForQuestionAnswering(config)
-    questions, contexts = [e[0] for e in examples], [e[1] for e in examples]
+    questions = [e[0] for e in examples]
+    contexts = [e[1] for e in examples]
     batch = tokenizer(questions, contexts, padding=True, return_tensors="pt")
     spans = [_span(batch, row, *example[1:]) for row, example in enumerate(examples)]
     starts, ends = torch.tensor(spans).T

@@ -270,7 +270,8 @@ def test_a_greeting_before_the_question_keeps_no_results_from_each_other(tmp_pat
 
 
 def test_two_files_of_one_name_and_one_named_pairs_come_out_apart(tmp_path: Path) -> None:
-    made, settings = records(16), settings_at(tmp_path)
+    made = records(16)
+    settings = settings_at(tmp_path)
     sources = []
     for name, some in (("a/traces.jsonl", made[:4]), ("b/traces.jsonl", made[4:8]), ("pairs.jsonl", made[8:])):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -301,7 +302,8 @@ def test_numbers_keep_their_digits_and_no_line_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_files_of_several_kinds_is_read(tmp_path: Path) -> None:
-    made, folder = records(8), tmp_path / "traces"
+    made = records(8)
+    folder = tmp_path / "traces"
     (folder / "inner").mkdir(parents=True)
     (folder / "a.json").write_text(json.dumps(made[:2], indent=1))
     (folder / "inner" / "b.jsonl.gz").write_bytes(

@@ -164,7 +164,8 @@ def test_a_further_result_changes_an_exchange_only_to_its_own_string(cities: lis
         pools = string_pools(("weather", json.dumps({"city": city})) for city in some)
         return exchanged_result('{"city": "Porto"}', "weather", "a call", before="", pools=pools)
 
-    before, after = exchanged(cities[:-1]), exchanged(cities)
+    before = exchanged(cities[:-1])
+    after = exchanged(cities)
     assert after in (before, json.dumps({"city": cities[-1]}))
     assert after == exchanged(cities[::-1])
 

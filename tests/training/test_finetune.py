@@ -78,13 +78,15 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    first, second = weights(one), weights(other)
+    first = weights(one)
+    second = weights(other)
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def perplexity_by_hand(folder: Path, texts: list[str]) -> float:
     """Token by token, one text at a time, with EOS at its end."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
     losses = []
     for text in texts:
         ids = [*tokenizer(text).input_ids, tokenizer.eos_token_id]
@@ -140,7 +142,8 @@ def test_accumulated_batches_train_the_same_model(base: ModelSettings, tmp_path:
     finetune(base, DATA, SETTINGS, tmp_path / "whole")
     small = TrainingSettings(**{**fields(SETTINGS), "device_batch_size": 3})  # 2 at a time: the largest that divides 8
     finetune(base, DATA, small, tmp_path / "accumulated")
-    first, second = weights(tmp_path / "whole"), weights(tmp_path / "accumulated")
+    first = weights(tmp_path / "whole")
+    second = weights(tmp_path / "accumulated")
     assert max(float((first[name] - second[name]).abs().max()) for name in first) < 2e-3
 
 
@@ -163,7 +166,8 @@ def test_a_killed_run_goes_on_and_gives_the_same_weights(base: ModelSettings, tm
 
 @pytest.mark.parametrize("what", ["weights", "optimizer"])  # safetensors and torch each have errors of their own
 def test_a_full_disk_is_named_and_the_run_goes_on_later(base: ModelSettings, tmp_path: Path, what: str) -> None:
-    limits, weights = resource.getrlimit(resource.RLIMIT_FSIZE), Path(base.name) / "model.safetensors"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    weights = Path(base.name) / "model.safetensors"
     share = 0.5 if what == "weights" else 1.5  # AdamW keeps two numbers per weight
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * weights.stat().st_size), limits[1]))
     try:

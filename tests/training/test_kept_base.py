@@ -25,7 +25,8 @@ OTHER = ["Nobody knew where the river went.", "Seven ships lay in the harbour, a
 
 
 def test_calls_and_five_tokens_behind_them_are_learned() -> None:
-    start, end = [7, 8], 9
+    start = [7, 8]
+    end = 9
     row = [1, 7, 1, 7, 8, 2, 2, 9, *[3] * (LEARNED_AFTER + 2), 7, 8, 2]
     found = in_or_after_calls(row, start, [token == end for token in row], lambda sampled: True)
     assert found == [(token in (7, 8, 2, 9) and at > 2) or 8 <= at < 8 + LEARNED_AFTER for at, token in enumerate(row)]
@@ -39,7 +40,8 @@ def test_a_named_call_is_learned_to_the_bracket_that_closes_it(kind: str) -> Non
     row = [*encoding.bos, *tokens.ids]
     may_end = encoding.may_end(np.array(row)).tolist()
     found = in_or_after_calls(row, encoding.start, may_end, encoding.has_ended)
-    first, last = found.index(True), len(found) - found[::-1].index(True)
+    first = found.index(True)
+    last = len(found) - found[::-1].index(True)
     assert all(found[first:last])
     learned = encoding.tokenizer.decode(row[first : last - LEARNED_AFTER])
     assert learned.strip() == call.strip()
@@ -82,9 +84,12 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
     rows = KeepingBase.collate([[encoding.bos + encoding.texts([text])[0].ids] for text in (TEXTS[0], HELDOUT[0])])
     objective = KeepingBase(encoding, KEPT.model_copy(update={"keep_base": 0.75}))
     objective.base = base_model.model
-    loss, items, labels = objective.loss(trained.model, rows), objective.items(rows), rows.pop("labels")
+    loss = objective.loss(trained.model, rows)
+    items = objective.items(rows)
+    labels = rows.pop("labels")
     outputs = trained.model(**rows)
-    by_hand, count = 0.0, 0
+    by_hand = 0.0
+    count = 0
     for ids, targets, ours, theirs in zip(
         rows["input_ids"].tolist(), labels.tolist(), outputs.logits, base_model.model(**rows).logits, strict=True
     ):
@@ -93,7 +98,8 @@ def test_the_loss_is_that_of_the_mixed_target_token_by_token(base: ModelSettings
         for at in range(1, len(ids)):
             if targets[at] == IGNORED:
                 continue
-            scores, base_scores = ours[at - 1].log_softmax(-1), theirs[at - 1].softmax(-1)
+            scores = ours[at - 1].log_softmax(-1)
+            base_scores = theirs[at - 1].softmax(-1)
             share = 0.0 if learned[at] else 0.75
             by_hand -= float((1 - share) * scores[targets[at]] + share * (base_scores * scores).sum())
             count += 1

@@ -47,7 +47,8 @@ def changed(**values: object) -> TrainingSettings:
 
 
 def difference(one: Path, other: Path) -> float:
-    first, second = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    first = load_file(one / "model.safetensors")
+    second = load_file(other / "model.safetensors")
     assert first.keys() <= second.keys() <= first.keys() | {"lm_head.weight"}  # a tied head may be written too
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
@@ -118,7 +119,8 @@ def test_bfloat16_learns_what_float32_learns(base: ModelSettings, tmp_path: Path
 def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: Path) -> None:
     report = finetune(base, DATA, changed(lora_rank=4), tmp_path / "out")
     assert report.best.value < 0.9 * report.heldout[0].value
-    before, after = load_file(Path(base.name) / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    before = load_file(Path(base.name) / "model.safetensors")
+    after = load_file(tmp_path / "out" / "model.safetensors")
     assert before.keys() == after.keys()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved and all(before[name].ndim == 2 for name in moved)
@@ -133,7 +135,8 @@ def test_adapters_are_merged_into_a_plain_model(base: ModelSettings, tmp_path: P
 def test_an_interrupted_run_goes_on_under_each_recipe(
     base: ModelSettings, tmp_path: Path, settings: dict[str, object]
 ) -> None:
-    recipe, seen = changed(**settings), list[int]()
+    recipe = changed(**settings)
+    seen = list[int]()
 
     def interrupt(done: int, total: int) -> None:
         if done == 6:
@@ -165,7 +168,8 @@ def test_what_processes_or_adapters_cannot_share_is_refused(
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", ["gptj", "tied llama"])
 def test_two_processes_that_hold_half_the_weights_train_what_one_does(architecture: str, tmp_path: Path) -> None:
-    model, curve = saved(architecture, tmp_path / "base"), list[tuple[int, dict[str, float]]]()
+    model = saved(architecture, tmp_path / "base")
+    curve = list[tuple[int, dict[str, float]]]()
     one = finetune(model, DATA, SETTINGS, tmp_path / "one")
     steps: list[tuple[int, int]] = []
     two = train(

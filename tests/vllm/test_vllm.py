@@ -180,7 +180,8 @@ IN_VLLM = ('model.engine="vllm"', "model.vllm.enforce_eager=true", "model.vllm.b
 def test_a_line_in_vllm_has_the_rows_of_a_line_in_transformers(line, tmp_path):
     other = World(lay_out(tmp_path / "other", line.folder / "model"))
     other.run(*IN_VLLM, training=True)
-    ours, theirs = line.tables(), other.tables()
+    ours = line.tables()
+    theirs = other.tables()
     assert ours.keys() == theirs.keys()
     for name, rows in ours.items():
         assert_frame_equal(rows, theirs[name], abs_tol=1e-4, rel_tol=1e-4)
@@ -193,7 +194,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_changes_no_row(line, t
     other = World(lay_out(tmp_path / "other", line.folder / "model"))
     plan = other.project(*IN_VLLM, "execution.chunk_texts=16").plan
     tables = {output.name: output for output in table_outputs(plan)}
-    worker, timers = Worker(plan), list[Timer]()
+    worker = Worker(plan)
+    timers = list[Timer]()
 
     def kill_soon(done: int, total: int) -> None:
         if done < total and not timers:  # the next chunk begins when this returns
