@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 from unicodedata import category
 
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
@@ -173,24 +172,28 @@ def call_grammar(
 def _text_call_rules(tools: Sequence[str], arrow_text: str, markers: CallMarkers) -> list[str]:
     """Return the grammar's rules CALL and INPUT, for tools whose input is a text: `QA(Who wrote it?) ->`.
 
-    CALL is a name in `tools`, an input in parentheses and the arrow. INPUT is any text on one line in which the call
-    can still be read: without `]`, a marker, the beginning of a call, and a string of named arguments. "f(x[1" is an
-    input; "a -> b", "[QA(" and 'city="Rome"' are none.
+    CALL is a name in `tools`, an input in parentheses and the arrow.
 
     arrow_text: the arrow, "->", or "" where it is a token.
     """
     names = "|".join(_in_pattern(tool) for tool in tools)
     arrow = rf"[^\S{LINE_ENDS}]*{_in_pattern(arrow_text)}"  # after white space on the same line
-    markers_in_input = _markers_excluded_from_input(markers)
-    excluded = "|".join(_in_pattern(marker) for marker in markers_in_input) + rf"|\[\s*{NAME}\("
+    return [rf"CALL: /({names})\(/ INPUT /\){arrow}/", _input_rule(markers)]
+
+
+def _input_rule(markers: CallMarkers) -> str:
+    """Return the grammar's rule INPUT: any text on one line in which the call can still be read.
+
+    It holds no `]`, no marker, no beginning of a call and no string of named arguments. "f(x[1" is an input; "a -> b",
+    "[QA(" and 'city="Rome"' are none.
+    """
+    excluded_markers = "|".join(_in_pattern(marker) for marker in _markers_excluded_from_input(markers))
+    call_beginning = rf"\[\s*{NAME}\("
     # In llguidance's syntax, /.../ is a pattern, & means that both match, ~ that it does not match. A single pattern
     # excludes markers and beginnings of calls, because llguidance limits how much a rule excludes.
     one_line = rf"/[^\]{LINE_ENDS}]*/"
-    holds_excluded = rf"/(?s:.*)({excluded})(?s:.*)/"
-    return [
-        rf"CALL: /({names})\(/ INPUT /\){arrow}/",
-        f"INPUT: {one_line} & ~{holds_excluded} & ~/{QUOTED}/",
-    ]
+    holds_excluded = rf"/(?s:.*)({excluded_markers}|{call_beginning})(?s:.*)/"
+    return f"INPUT: {one_line} & ~{holds_excluded} & ~/{QUOTED}/"
 
 
 def _markers_excluded_from_input(markers: CallMarkers) -> list[str]:
@@ -277,21 +280,25 @@ def splice(text: str, calls: Sequence[PlacedCall], markers: CallMarkers = PAPER_
 
     `take_out(splice(x, calls), tools) == x`, byte for byte, for every x for which `holds_call(x, tools)` is false.
 
-    Raises SpliceError for an offset outside the text, and for a call or result that holds a marker or a newline (see
-    `fault`, `clean_result`).
+    Raises SpliceError for an offset outside the text, and for a call or result that holds a marker or a newline.
     """
     pieces: list[str] = []
     position = 0
     for placed in sorted(calls, key=lambda call: call.offset):
-        if not 0 <= placed.offset <= len(text):
-            raise SpliceError(f"offset {placed.offset} is outside the text of {len(text)} characters")
-        reason = fault(placed.call, markers) or _text_fault(placed.result, markers)
-        if reason is not None:
-            raise SpliceError(f"{placed.call} at {placed.offset} cannot be spliced: {reason}; clean the result first")
+        _check_placed(placed, text, markers)
         pieces.append(text[position : placed.offset])
         pieces.append(format_call(placed.call, placed.result, markers))
         position = placed.offset
     return "".join(pieces) + text[position:]
+
+
+def _check_placed(placed: PlacedCall, text: str, markers: CallMarkers) -> None:
+    """Raise SpliceError if a call stands outside of the text, or could not be read again after it was inserted."""
+    if not 0 <= placed.offset <= len(text):
+        raise SpliceError(f"offset {placed.offset} is outside the text of {len(text)} characters")
+    reason = fault(placed.call, markers) or _text_fault(placed.result, markers)
+    if reason is not None:
+        raise SpliceError(f"{placed.call} at {placed.offset} cannot be spliced: {reason}; clean the result first")
 
 
 def take_out(text: str, tools: Collection[str], markers: CallMarkers = PAPER_MARKERS) -> str:
@@ -308,16 +315,14 @@ def written_calls(text: str, tools: Collection[str]) -> list[tuple[int, str]]:
     """Return the offset and the input of each closed call to `tools` in a text in the paper's form.
 
     [(1, "Who?"), (2, "1 + 1")] for "a [QA(Who?) -> She]b [Add(1 + 1)]". The offset is the character in
-    `take_out(text)`, here "ab", at which the call stands. A call may have a result; it is not returned.
+    `take_out(text)`, here "ab", at which the call stands.
     """
     calls = []
     characters_taken_out = 0
-    for span in _closed_calls(text, call_opening(tools), PAPER_MARKERS):
-        body = text[span.name : span.input_end].rstrip()  # `QA(Who?)`
-        _, _, after_name = body.partition("(")
-        offset = span.start - characters_taken_out
-        calls.append((offset, after_name.removesuffix(")")))
-        characters_taken_out += span.end - span.start
+    for written in _closed_calls(text, call_opening(tools), PAPER_MARKERS):
+        offset = written.start - characters_taken_out
+        calls.append((offset, written.call.input))
+        characters_taken_out += written.end - written.start
     return calls
 
 
@@ -331,16 +336,12 @@ def placed_calls(text: str, tools: Collection[str], markers: CallMarkers = PAPER
     """
     calls = []
     characters_taken_out = 0
-    for span in _closed_calls(text, call_opening(tools, markers.begin), markers):
-        if span.arrow is None:
-            raise MalformedCall("no_result", text[span.name : span.close])
-        body = text[span.name : span.arrow]  # `QA(Who?)`
-        tool, _, after_name = body.partition("(")
-        call = Call(tool, after_name.removesuffix(")"))
-        result = text[span.arrow + len(markers.arrow) : span.close]
-        offset = span.start - characters_taken_out
-        calls.append(PlacedCall(offset=offset, call=call, result=result))
-        characters_taken_out += span.end - span.start
+    for written in _closed_calls(text, call_opening(tools, markers.begin), markers):
+        if written.result is None:
+            raise MalformedCall("no_result", written.body)
+        offset = written.start - characters_taken_out
+        calls.append(PlacedCall(offset, written.call, written.result))
+        characters_taken_out += written.end - written.start
     return calls
 
 
@@ -354,16 +355,15 @@ def in_markers(text: str, markers: CallMarkers) -> str:
     """
     pieces: list[str] = []
     position = 0
-    for span in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), PAPER_MARKERS):
-        has_space = text[span.start] == " "
-        pieces.append(text[position : span.start])
+    for written in _closed_calls(text, re.compile(rf" ?\[(?={NAME}\()"), PAPER_MARKERS):
+        pieces.append(text[position : written.start])
+        has_space = text[written.start] == " "
         pieces.append(markers.begin if has_space else markers.begin.lstrip())
-        pieces.append(text[span.name : span.input_end])
-        if span.arrow is not None:
-            pieces.append(markers.arrow)
-            pieces.append(text[span.arrow + len(PAPER_MARKERS.arrow) : span.close])
+        pieces.append(written.body)
+        if written.result is not None:
+            pieces.append(markers.arrow + written.result)
         pieces.append(markers.end)
-        position = span.end
+        position = written.end
     return "".join(pieces) + text[position:]
 
 
@@ -387,32 +387,54 @@ def marker_places(text: str, markers: CallMarkers) -> Iterator[tuple[str, int]]:
 
     (" [", 1), (" -> ", 11), ("]", 18) for "a [QA(Who?) -> She] b".
     """
-    for span in _closed_calls(text, call_opening(None, markers.begin), markers):
-        yield markers.begin, span.start
-        if span.arrow is not None:
-            yield markers.arrow, span.arrow
-        yield markers.end, span.close
+    for written in _closed_calls(text, call_opening(None, markers.begin), markers):
+        yield markers.begin, written.start
+        if written.arrow is not None:
+            yield markers.arrow, written.arrow
+        yield markers.end, written.close
 
 
-class _CallSpan(NamedTuple):
-    """The characters of a text at which the parts of a closed call begin.
+@dataclass(frozen=True, slots=True)
+class _WrittenCall:
+    """A closed call in a text. Of `a [QA(Who?) -> She] b`: start 1, name 3, arrow 11, close 18, end 19.
 
-    In `a [QA(Who?) -> She] b`: start 1, name 3, arrow 11, close 18, end 19.
+    - text, markers: what the call stands in, and what it is written with
+    - start: the character at which its opening marker begins
+    - name: the same of its tool's name
+    - arrow: the same of its arrow, right after the `)` of its input; None for a call without a result
+    - close: the same of its closing marker
+    - end: the character after its closing marker
     """
 
-    start: int  # of the opening marker
-    name: int  # of the tool's name
-    arrow: int | None  # of the arrow, right after the `)` of the input; None for a call without a result
-    close: int  # of the closing marker
-    end: int  # of what stands after the call
+    text: str
+    markers: CallMarkers
+    start: int
+    name: int
+    arrow: int | None
+    close: int
+    end: int
 
     @property
-    def input_end(self) -> int:
-        """Return the character after the `)` of the input."""
-        return self.close if self.arrow is None else self.arrow
+    def body(self) -> str:
+        """The tool's name and the input in parentheses: "QA(Who?)"."""
+        body_end = self.close if self.arrow is None else self.arrow
+        return self.text[self.name : body_end]
+
+    @property
+    def call(self) -> Call:
+        """The call, without its result: Call("QA", "Who?")."""
+        tool, _, after_name = self.body.rstrip().partition("(")
+        return Call(tool, after_name.removesuffix(")"))
+
+    @property
+    def result(self) -> str | None:
+        """The text between the arrow and the closing marker; None for a call without an arrow."""
+        if self.arrow is None:
+            return None
+        return self.text[self.arrow + len(self.markers.arrow) : self.close]
 
 
-def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_CallSpan]:
+def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> Iterator[_WrittenCall]:
     """Yield the closed calls of a text, such as ` [Calculator(1 + 2) -> 3]`, in order, in linear time.
 
     Left out are calls without `markers.end` after them, and calls inside the input or result of another call.
@@ -427,15 +449,14 @@ def _closed_calls(text: str, opening: re.Pattern[str], markers: CallMarkers) -> 
         name_start = match.end()
         if name_start > last_close:  # neither this call nor a later one is closed
             return
-        if match.start() < previous_end:  # inside the previous call
-            continue
+        is_in_previous_call = match.start() < previous_end
         search_start = ends[name_start]  # the closing marker follows; None if named arguments do not end
-        if search_start is None or search_start > last_close:
+        if is_in_previous_call or search_start is None or search_start > last_close:
             continue
         close = text.find(markers.end, search_start)
         end = close + len(markers.end)
         arrow = _arrow(text, name_start, search_start, end, markers)
-        yield _CallSpan(start=match.start(), name=name_start, arrow=arrow, close=close, end=end)
+        yield _WrittenCall(text, markers, match.start(), name_start, arrow, close, end)
         previous_end = end
 
 
