@@ -97,20 +97,27 @@ def raw_batch(
         column = _first_of(columns[field], len(lines))
         texts[field], wrong_cells = _as_texts(field, column, layout)
         for cell in wrong_cells:
-            if not _is_refused(field, cell, layout):
-                ignored[cell.message] += 1
-                continue
-            line = lines[cell.row]
-            missing = _missing_fields(layout, records[cell.row]) if records else ""
-            if missing:
-                rejection = Rejection(line, "missing_field", missing)
+            if _is_refused(field, cell, layout):
+                line = lines[cell.row]
+                record = records[cell.row] if records else None
+                refused.setdefault(line, _cell_rejection(line, cell, layout, record))
             else:
-                rejection = Rejection(line, cell.reason, cell.message)
-            refused.setdefault(line, rejection)
+                ignored[cell.message] += 1
     frame = pl.DataFrame(texts, schema=RAW)
     if refused:
         frame = frame.filter(~pl.col("line").is_in(list(refused)))
     return Batch(layout, frame, (*rejections, *refused.values()), ignored)
+
+
+def _cell_rejection(line: int, cell: _WrongCell, layout: Layout, record: Mapping[str, Any] | None) -> Rejection:
+    """Return the rejection of a record for a wrong value; missing_field where the record has no such field at all.
+
+    record: None for a row of a table, where no field is missing.
+    """
+    missing = "" if record is None else _missing_fields(layout, record)
+    if missing:
+        return Rejection(line, "missing_field", missing)
+    return Rejection(line, cell.reason, cell.message)
 
 
 def records_batch(
@@ -160,38 +167,49 @@ def _as_texts(field: str, column: Column, layout: Layout) -> tuple[Column, list[
     valid_types = {str} if field in layout.required else {str, type(None)}
     if _types(column) <= valid_types:  # the usual case, which needs no loop
         return column, []
-    texts: list[str | None] = []
+    texts = [_as_text(field, value, is_strict=field in layout.strict) for value in column]
     wrong_cells: list[_WrongCell] = []
     for row, value in enumerate(column):
-        text = _as_text(field, value, is_strict=field in layout.strict)
-        texts.append(text)
         is_optional_null = value is None and field not in layout.required
-        if text is None and not is_optional_null:
-            reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
-            message = f"{layout.paths(field)}: expected text, found {_content_in_words(value)}"
-            wrong_cells.append(_WrongCell(row, reason, message))
+        if texts[row] is None and not is_optional_null:
+            wrong_cells.append(_wrong_cell(row, value, layout.paths(field)))
     return texts, wrong_cells
+
+
+def _wrong_cell(row: int, value: Any, paths: str) -> _WrongCell:
+    """Return the cell of a value that is no text. paths: where the field stands in a record, for the message."""
+    reason = "not_utf8" if isinstance(value, bytes) else "wrong_type"
+    return _WrongCell(row, reason, f"{paths}: expected text, found {_content_in_words(value)}")
 
 
 def _as_text(field: str, value: Any, *, is_strict: bool) -> str | None:
     """Return a value as text; None where it is no text.
 
     Bytes in UTF-8 are text. A whole number is text in an id, and in a field that is not strict: "5" for 5. A field is
-    strict if it must be text (`Layout.strict`).
+    strict if it must be text (`Layout.strict`). In the field `date` every value is text, see `_date_text`.
     """
-    if isinstance(value, bytes):
-        try:
-            return whole_text(value.decode("utf-8", "surrogatepass"))
-        except UnicodeDecodeError:
-            return None
     if type(value) is str:
         return value
+    if isinstance(value, bytes):
+        return _decoded(value)
     if type(value) is int and (field == "id" or not is_strict):
         return str(value)
     if field == "date" and value is not None:
-        # Any other value becomes the name of its type: `documents_of` counts it as a text that is no date.
-        return value.isoformat() if isinstance(value, date) else type(value).__name__
+        return _date_text(value)
     return None
+
+
+def _decoded(value: bytes) -> str | None:
+    """Return bytes in UTF-8 as text; None for other bytes."""
+    try:
+        return whole_text(value.decode("utf-8", "surrogatepass"))
+    except UnicodeDecodeError:
+        return None
+
+
+def _date_text(value: Any) -> str:
+    """Return a date in ISO 8601; for any other value the name of its type, which `documents_of` counts as no date."""
+    return value.isoformat() if isinstance(value, date) else type(value).__name__
 
 
 def _content_in_words(value: Any) -> str:
@@ -239,37 +257,58 @@ def documents_of(raw: Iterable[Batch]) -> Iterator[Batch]:
     """
     digests_so_far: set[str] = set()
     for batch in raw:
-        frame = batch.frame
-        has_text = frame["text"].str.contains(HOLDS_TEXT)
-        without_text = frame.select("line", "id").filter(~has_text)
-        refused = [Rejection(line, "empty_text", id or "") for line, id in without_text.rows()]
-        if refused:
-            frame = frame.filter(has_text)
-
-        frame = frame.with_columns(_digests(frame).alias("digest"))
-        is_repeated = _repeated(frame["digest"], digests_so_far)
-        if is_repeated.any():
-            repeated = frame.select("line", "digest").filter(is_repeated)
-            refused += [Rejection(line, "duplicate_digest", digest) for line, digest in repeated.rows()]
-            frame = frame.filter(~is_repeated)
-
-        ignored = dict(batch.ignored)
-        dates = url_dates(frame["url"])
-        if batch.layout.steps["date"]:
-            record_dates = _record_dates(frame["date"])
-            unread_dates = int((record_dates.is_null() & (frame["date"] != "")).sum())
-            if unread_dates:
-                expected = f"expected a date, YYYY-MM-DD until {LATEST_DATE}"
-                ignored[f"{batch.layout.paths('date')}: {expected}"] = unread_dates
-            dates = record_dates.zip_with(record_dates.is_not_null(), dates)
-
-        documents = frame.with_columns(
+        with_text, without_text = _split_by_text(batch.frame)
+        with_digest = with_text.with_columns(_digests(with_text).alias("digest"))
+        unique, repetitions = _split_by_repetition(with_digest, digests_so_far)
+        dates, ignored = _dates(unique, batch)
+        documents = unique.with_columns(
             pl.col("url", "title").fill_null(""),
             pl.coalesce("domain", pl.col("url").str.extract(HOST), pl.lit("")).alias("domain"),
             dates.alias("date"),
         )
-        rejections = sorted((*batch.rejections, *refused), key=lambda rejection: rejection.line)
+        rejections = [*batch.rejections, *without_text, *repetitions]
+        rejections.sort(key=lambda rejection: rejection.line)
         yield Batch(batch.layout, documents.select(DOCUMENTS.names()), tuple(rejections), ignored)
+
+
+def _split_by_text(records: pl.DataFrame) -> tuple[pl.DataFrame, list[Rejection]]:
+    """Return the records that hold a text, and a rejection empty_text for each of the others."""
+    has_text = records["text"].str.contains(HOLDS_TEXT)
+    if has_text.all():
+        return records, []
+    without_text = records.select("line", "id").filter(~has_text)
+    rejections = [Rejection(line, "empty_text", id or "") for line, id in without_text.rows()]
+    return records.filter(has_text), rejections
+
+
+def _split_by_repetition(records: pl.DataFrame, digests_so_far: set[str]) -> tuple[pl.DataFrame, list[Rejection]]:
+    """Return the records whose digest is new, and a rejection duplicate_digest for each of the others.
+
+    digests_so_far: the digests of the shard's earlier records; those of `records` are added.
+    """
+    is_repeated = _repeated(records["digest"], digests_so_far)
+    if not is_repeated.any():
+        return records, []
+    repeated = records.select("line", "digest").filter(is_repeated)
+    rejections = [Rejection(line, "duplicate_digest", digest) for line, digest in repeated.rows()]
+    return records.filter(~is_repeated), rejections
+
+
+def _dates(records: pl.DataFrame, batch: Batch) -> tuple[pl.Series, Mapping[str, int]]:
+    """Return the date of each record, null where it has none; and `batch.ignored` with the dates that are not read.
+
+    The record's own date comes before that in its URL.
+    """
+    dates_in_url = url_dates(records["url"])
+    if not batch.layout.steps["date"]:
+        return dates_in_url, batch.ignored
+    record_dates = _record_dates(records["date"])
+    ignored = dict(batch.ignored)
+    unread_dates = int((record_dates.is_null() & (records["date"] != "")).sum())
+    if unread_dates:
+        expected = f"expected a date, YYYY-MM-DD until {LATEST_DATE}"
+        ignored[f"{batch.layout.paths('date')}: {expected}"] = unread_dates
+    return record_dates.zip_with(record_dates.is_not_null(), dates_in_url), ignored
 
 
 def _repeated(digests: pl.Series, digests_so_far: set[str]) -> pl.Series:
@@ -307,6 +346,7 @@ def _digests(frame: pl.DataFrame) -> pl.Series:
         return ids
     texts = frame["text"].gather(rows_without_id).cast(pl.Binary)
     hashes = [content_hash(text) for text in texts.to_list()]
-    if len(hashes) == len(ids):  # no record has an id, as in many corpora
+    has_no_ids = len(hashes) == len(ids)
+    if has_no_ids:  # as in many corpora; `scatter` wants text to write into
         return pl.Series(hashes, dtype=pl.String)
     return ids.scatter(rows_without_id, hashes)

@@ -78,9 +78,8 @@ def kind_in_words(head: bytes) -> str | None:
         return f"{compression}; unpack it or compress it once, with gzip or zstd"
     if is_tar(head):
         return "an archive of tar; unpack it"
-    zero_pattern = bytes(byte != 0 for byte in head[:4])  # b"\1\0\1\0" for letters in UTF-16LE
-    if zero_pattern in UTF_BY_ZEROS:
-        encoding = UTF_BY_ZEROS[zero_pattern]
+    encoding = _wide_encoding(head)
+    if encoding is not None:
         remedy = f"write UTF-8, as `iconv -f UTF-{encoding} -t UTF-8` does"
         return f"UTF-{encoding[:2]} without a byte order mark; {remedy}"
     if head.lstrip().startswith(b"<"):
@@ -89,6 +88,12 @@ def kind_in_words(head: bytes) -> str | None:
         if head.startswith(magic):
             return description
     return None
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """Return "16LE", "16BE", "32LE" or "32BE" for Latin letters in UTF-16 or UTF-32; None for anything else."""
+    zero_pattern = bytes(byte != 0 for byte in head[:4])  # b"\1\0\1\0" for letters in UTF-16LE
+    return UTF_BY_ZEROS.get(zero_pattern)
 
 
 def text_of(file: Path) -> str:
@@ -104,8 +109,10 @@ def text_of(file: Path) -> str:
     except UnicodeDecodeError as error:
         compression = kind_of(head)
         if compression is not None:
-            raise ValueError(f"it is {compression}; unpack it") from error
-        raise ValueError(f"it is {kind_in_words(head) or f'no UTF-8: {error}'}") from error
+            description = f"{compression}; unpack it"
+        else:
+            description = kind_in_words(head) or f"no UTF-8: {error}"
+        raise ValueError(f"it is {description}") from error
     # The first bytes of other kinds prove nothing: a text may begin with a word such as ORC.
     if head.startswith(GIT_LFS) or "\0" in text[:HEAD_BYTES]:
         raise ValueError(f"it is {kind_in_words(head) or 'no text: it holds NUL characters'}")
@@ -158,28 +165,36 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decompressed_zstd(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the decompressed content of a zstd file, frame after frame, a piece per ZSTD_STEP.
+    """Yield the decompressed content of a zstd file, a piece per ZSTD_STEP.
 
-    Raises ShardFault as `blocks` does.
+    Raises ShardFault: corrupt_zstd, truncated_zstd, unsupported_compression.
     """
-    decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
-    frame = decompressor.decompressobj()
-    is_open = False  # whether the frame has begun and not ended
-    left_over = b""  # compressed bytes that were read, and belong to the next frame
     try:
-        while True:
-            compressed = left_over or stream.read(ZSTD_STEP)
-            if not compressed:  # the end of the file
-                break
-            yield frame.decompress(compressed)
-            is_open = not frame.eof
-            left_over = frame.unused_data
-            if frame.eof:
-                frame = decompressor.decompressobj()
+        yield from _zstd_frames(stream)
     except zstandard.ZstdError as error:
         if "dictionary" in str(error).lower():
             detail = "the zstd file needs the dictionary that it was made with; compress it without one"
             raise ShardFault("unsupported_compression", detail) from error
         raise _fault("corrupt", "zstd") from error
+
+
+def _zstd_frames(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the decompressed content of a zstd file, frame after frame.
+
+    Raises ZstdError for damaged content, and ShardFault truncated_zstd where the last frame has no end.
+    """
+    decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW)
+    frame = decompressor.decompressobj()
+    is_open = False  # whether the frame has begun and not ended
+    left_over = b""  # compressed bytes that were read, and belong to the next frame
+    while True:
+        compressed = left_over or stream.read(ZSTD_STEP)
+        if not compressed:  # the end of the file
+            break
+        yield frame.decompress(compressed)
+        is_open = not frame.eof
+        left_over = frame.unused_data
+        if frame.eof:
+            frame = decompressor.decompressobj()
     if is_open:
         raise _fault("truncated", "zstd")

@@ -210,14 +210,16 @@ def _layout(
     for field, path in chosen_paths.items():
         paths[field] = (path,)
     strict = frozenset({*corpus_format.required, *chosen_paths})
-    for field in FIELDS:
-        if field in strict and not any(_steps_in_any(records, path) for path in paths[field]):
-            source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
-            raise _missing_field(field, paths[field], source, records)
     steps_by_field: dict[str, tuple[Steps, ...]] = {}
     for field in FIELDS:
-        alternatives = [_steps_in_any(records, path) or _steps_as_written(path) for path in paths.get(field, ())]
-        steps_by_field[field] = tuple(alternatives)
+        field_paths = paths.get(field, ())
+        found_steps = [_steps_in_any(records, path) for path in field_paths]
+        if field in strict and not any(found_steps):
+            source = f"corpus.fields.{field}" if field in chosen_paths else f"the format {corpus_format.name}"
+            raise _missing_field(field, field_paths, source, records)
+        steps_by_field[field] = tuple(
+            steps or _steps_as_written(path) for steps, path in zip(found_steps, field_paths, strict=True)
+        )
     return Layout(format=corpus_format.name, steps=steps_by_field, required=corpus_format.required, strict=strict)
 
 
@@ -254,17 +256,22 @@ def steps_to(record: Any, path: str) -> Steps | None:
     if isinstance(record, Mapping) and path in record:
         return (path,)
     first, dot, rest = path.partition(".")
-    step: str | int
-    if isinstance(record, Mapping) and first in record:
-        step = first
-    elif isinstance(record, list) and first.isdecimal() and int(first) < len(record):
-        step = int(first)
-    else:
+    step = _step_into(record, first)
+    if step is None:
         return None
     if not dot:
         return (step,)
     steps_below = steps_to(record[step], rest)
     return (step, *steps_below) if steps_below else None
+
+
+def _step_into(container: Any, name: str) -> str | int | None:
+    """Return the key or index that `name` is in an object or a list; None where it has no such key or index."""
+    if isinstance(container, Mapping) and name in container:
+        return name
+    if isinstance(container, list) and name.isdecimal() and int(name) < len(container):
+        return int(name)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

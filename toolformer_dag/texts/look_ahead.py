@@ -6,7 +6,7 @@ compares units: a unit is a number or a word.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,27 +77,17 @@ class TextUnits:
 
     @staticmethod
     def of(text: str) -> "TextUnits":
-        """Find the numbers and words (units) of a text, where each ends for the first time, and which are names.
-
-        A word is a name if it has two characters or more, always has a capital, and is not in UNNAMED.
-        """
+        """Find the numbers and words (units) of a text, where each ends for the first time, and which are names."""
+        units = list(_units(text))
         ends: dict[str, int] = {}
         ends_of_spelled_numbers: dict[str, int] = {}
-        with_capital: set[str] = set()
-        without_capital: set[str] = set()
         previous = ""  # the word before, for "twenty four"
-        for unit in _units(text):
+        for unit in units:
             ends.setdefault(unit.key, unit.end)
-            if unit.written[0].isupper():
-                with_capital.add(unit.key)
-            else:
-                without_capital.add(unit.key)
             for number in _numbers_of_word(unit.key, previous):
                 ends_of_spelled_numbers.setdefault(number, unit.end)
             previous = unit.key
-        always_with_capital = with_capital - without_capital - UNNAMED
-        names = frozenset(key for key in always_with_capital if len(key) > 1)
-        return TextUnits(ends, ends_of_spelled_numbers, names)
+        return TextUnits(ends, ends_of_spelled_numbers, _names(units))
 
     def ahead(self, offset: int, input: str) -> list[str]:
         """Return the numbers and names of a call's input that the text has only after the call, as the input has them.
@@ -123,6 +113,19 @@ class TextUnits:
             return False
         spelled_end = self.ends_of_spelled_numbers.get(key)
         return spelled_end is None or spelled_end > offset
+
+
+def _names(units: Iterable[Unit]) -> frozenset[str]:
+    """Return the keys of the units that are names: two characters or more, always a capital, not in UNNAMED."""
+    with_capital: set[str] = set()
+    without_capital: set[str] = set()
+    for unit in units:
+        if unit.written[0].isupper():
+            with_capital.add(unit.key)
+        else:
+            without_capital.add(unit.key)
+    always_with_capital = with_capital - without_capital - UNNAMED
+    return frozenset(key for key in always_with_capital if len(key) > 1)
 
 
 def _numbers_of_word(word: str, previous: str) -> list[str]:

@@ -59,22 +59,25 @@ def resolve(hub: str, configuration: str | None, split: str, revision: str | Non
 
     shard_count = opened.stream.num_shards
     is_named = len(paths) == shard_count  # else the shards are not files, as in archives that hold several
-    files = paths
-    if not is_named:
+    if is_named:
+        files = paths
+    else:
         files = [f"{split}-{number:05}-of-{shard_count:05}" for number in range(shard_count)]
-
-    if commit is None:  # a folder's revision is a hash of its files
-        hashes = [file_hash(Path(_without_chain(url))) for url in urls]
-        commit = fingerprint(dict(zip(paths, hashes, strict=True)))
     return HubSplit(
         hub=hub,
         configuration=configuration,
         split=split,
-        revision=commit,
+        revision=_files_hash(urls, paths) if commit is None else commit,
         local=is_local,
         named=is_named,
         files=tuple(files),
     )
+
+
+def _files_hash(urls: list[str], paths: list[str]) -> str:
+    """Return a hash of the data files of a local folder. urls: their addresses; paths: their paths in the folder."""
+    hashes = [file_hash(Path(_without_chain(url))) for url in urls]
+    return fingerprint(dict(zip(paths, hashes, strict=True)))
 
 
 def resolve_splits(hub: str) -> list[HubSplit]:
