@@ -9,7 +9,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
@@ -81,6 +81,14 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
     - `bad_arguments: NAME is no integer` and the like: a value breaks a rule of the schema
     - `bad_arguments: over_budget`: the check takes more than MAX_CHECKS rules, too much time or too deep a recursion
     """
+    arguments = _named_values(text)
+    _check_names(arguments, schema)
+    _check_values(arguments, schema)
+    return arguments
+
+
+def _named_values(text: str) -> dict[str, Any]:
+    """Parse names and JSON values such as `city="Rome", days=3`. Raises BadArguments: bad_arguments, twice."""
     arguments: dict[str, Any] = {}
     position = len(text) - len(text.lstrip())
     end = len(text.rstrip())
@@ -94,8 +102,6 @@ def read_arguments(text: str, schema: Schema) -> dict[str, Any]:
         value = _read_value(text, key.end())
         arguments[name] = value.value
         position = value.end
-    _check_names(arguments, schema)
-    _check_values(arguments, schema)
     return arguments
 
 
@@ -147,30 +153,40 @@ def _check_values(arguments: Mapping[str, Any], schema: Schema) -> None:
     Of several such values, the first by its path is named. Raises BadArguments with OVER_BUDGET if the check takes more
     than MAX_CHECKS rules, too long for a pattern, or too deep a recursion.
     """
+    errors = _schema_errors(arguments, schema)
+    if errors:
+        path, error = min(errors, key=lambda path_and_error: path_and_error[0])
+        subject = ".".join(path)[:MAX_REASON] or "they"  # no path: a rule about the arguments as a whole
+        raise BadArguments(f"bad_arguments: {subject} {_broken_rule(error)}")
+
+
+def _schema_errors(arguments: Mapping[str, Any], schema: Schema) -> list[tuple[list[str], Any]]:
+    """Return jsonschema's errors, each after the path of the value that breaks a rule: ["stops", "0", "city"].
+
+    Raises BadArguments if the check takes more than is allowed, or if a reference of the schema leads nowhere.
+    """
     from referencing.exceptions import Unresolvable
 
     validator = _validator(json.dumps(schema))
     _budget.begin()  # the validator spends it, and raises BadArguments once it is spent
     try:
-        mistakes = list(validator.iter_errors(dict(arguments)))
+        errors = list(validator.iter_errors(dict(arguments)))
     except (RecursionError, TimeoutError) as error:
         raise BadArguments(OVER_BUDGET) from error
     except Unresolvable as error:  # in a keyword that `schema_fault` does not look at
         raise BadArguments("bad_arguments: a reference of the schema leads nowhere") from error
-    if mistakes:
-        first = min(mistakes, key=lambda mistake: [str(step) for step in mistake.absolute_path])
-        path = ".".join(str(step) for step in first.absolute_path)
-        subject = path[:MAX_REASON] or "they"  # no path: a rule about the arguments as a whole
-        raise BadArguments(f"bad_arguments: {subject} {_broken_rule(first)}")
+    return [([str(step) for step in error.absolute_path], error) for error in errors]
 
 
-def _broken_rule(mistake: Any) -> str:
+def _broken_rule(error: Any) -> str:
     """Return which rule a value breaks, as "is no integer", from jsonschema's error. The value is not named."""
-    rule = mistake.validator
-    limit = mistake.validator_value
+    rule = error.validator
+    limit = error.validator_value  # what the schema has for this rule: 5 for `maximum`, a type or several for `type`
     match rule:
+        case "type" if isinstance(limit, list):
+            return f"is no {' or '.join(limit)}"
         case "type":
-            return f"is no {limit if isinstance(limit, str) else ' or '.join(limit)}"
+            return f"is no {limit}"
         case "enum" | "const":
             return "is none of its values"
         case "minimum" | "exclusiveMinimum":
@@ -386,22 +402,25 @@ def argument_rules(schema: Schema, rule: str) -> list[str]:
     A rule per argument, a rule for its value, and the first rule with the arguments in order.
     """
     value_schemas = written_values(json.dumps(schema), tuple(argument_names(schema))).schemas
-    required_rules: list[str] = []
-    optional_rules: list[str] = []
-    lines: list[str] = []
-    for number, (name, value_schema) in enumerate(value_schemas.items()):
-        argument_rule = f"{rule}_{number}"
+    rule_of_argument = {name: f"{rule}_{number}" for number, name in enumerate(value_schemas)}
+    lines = [f"{rule}: {_in_order(rule_of_argument, _required(schema))}"]
+    for name, value_schema in value_schemas.items():
+        argument_rule = rule_of_argument[name]
         lines.append(f"{argument_rule}: {json.dumps(name + '=')} {argument_rule}v")
         lines.append(f"{argument_rule}v: %json {value_schema}")
-        if name in _required(schema):
-            required_rules.append(argument_rule)
-        else:
-            optional_rules.append(argument_rule)
-    if required_rules:
-        arguments = ' ", " '.join(required_rules) + _optional_after_others(optional_rules)
-    else:
-        arguments = _only_optional(optional_rules)
-    return [f"{rule}: {arguments}", *lines]
+    return lines
+
+
+def _in_order(rule_of_argument: Mapping[str, str], required: Collection[str]) -> str:
+    """Return how the arguments of a call follow each other: 'a0_0 (", " a0_1)?' for a required and an optional one.
+
+    rule_of_argument: argument -> the name of its rule. required: the arguments that every call needs.
+    """
+    required_rules = [rule for name, rule in rule_of_argument.items() if name in required]
+    optional_rules = [rule for name, rule in rule_of_argument.items() if name not in required]
+    if not required_rules:
+        return _only_optional(optional_rules)
+    return ' ", " '.join(required_rules) + _optional_after_others(optional_rules)
 
 
 def _optional_after_others(rules: list[str]) -> str:

@@ -100,18 +100,23 @@ def _values(content: Iterator[bytes]) -> Iterator[NumberedRecord | Rejection]:
         yield from _lines(chain([first_block], content))
         return
     held = _held(first_block, content)
-    if held.next_block is not None:
-        if held.beginning.lstrip().startswith(b"["):
-            raise ShardFault(
-                "document_too_large",
-                f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
-            )
+    if held.next_block is None:
+        yield from _document_records(held.beginning)
+    elif held.beginning.lstrip().startswith(b"["):
+        raise ShardFault(
+            "document_too_large",
+            f"a JSON list of more than {LARGEST_DOCUMENT:,} bytes; write a record per line, as `jq -c '.[]'` does",
+        )
+    else:
         yield from _lines(chain([held.beginning, held.next_block], content))
-        return
+
+
+def _document_records(content: bytes) -> Iterator[NumberedRecord | Rejection]:
+    """Yield the items of a JSON list, or another JSON value as the only record; read other content as JSON lines."""
     try:
-        document = exact_value(held.beginning)
+        document = exact_value(content)
     except ValueError:
-        yield from _lines([held.beginning])
+        yield from _lines([content])
         return
     records = document if isinstance(document, list) else [document]
     for number, record in enumerate(records, 1):

@@ -131,16 +131,9 @@ def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter
     Pieces of 3, 4 and 5 tokens give the groups [3, 4] and [5] with 8 as the maximum. A piece of more than `max_tokens`
     is a group alone.
 
-    Sums of tokens can be too large, because many tokenizers add a token to each text. So all pieces are also counted as
-    one text if their sum is above `max_tokens`, but at most twice that.
     """
-    tokens_of_all = sum(piece.tokens for piece in pieces)
-    if max_tokens < tokens_of_all <= 2 * max_tokens:
-        joined = text[pieces[0].start : pieces[-1].end]
-        tokens_joined = count([joined])[0]
-        if tokens_joined <= max_tokens:
-            return [pieces]
-
+    if _fit_together(text, pieces, max_tokens, count):
+        return [pieces]
     groups: list[list[Piece]] = []
     tokens_left = 0  # that the last group may still take; below 0 after a piece that is too long
     for piece in pieces:
@@ -150,6 +143,18 @@ def _groups(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter
         groups[-1].append(piece)
         tokens_left -= piece.tokens
     return groups
+
+
+def _fit_together(text: str, pieces: list[Piece], max_tokens: int, count: TokenCounter) -> bool:
+    """Return whether all pieces have at most `max_tokens` tokens as one text, although the sum of theirs is above it.
+
+    Many tokenizers add a token to each text. Sums of more than twice `max_tokens` are not looked at.
+    """
+    tokens_of_all = sum(piece.tokens for piece in pieces)
+    if not max_tokens < tokens_of_all <= 2 * max_tokens:
+        return False
+    [tokens_joined] = count([text[pieces[0].start : pieces[-1].end]])
+    return tokens_joined <= max_tokens
 
 
 def _joined(text: str, groups: Sequence[Sequence[Piece]], max_tokens: int, count: TokenCounter) -> Iterator[Piece]:

@@ -120,25 +120,32 @@ def written_values(text: str, names: tuple[str, ...]) -> WrittenValues:
     Raises ValueError for a reference that leads nowhere, a pattern that no engine reads, a multipleOf that is not
     finite, patternProperties, and a required argument for which no value is valid.
     """
-    from referencing import Registry
-    from referencing.jsonschema import DRAFT202012, specification_with
-
     schema = json.loads(text)
-    dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)
-    copier = _SchemaCopier(dialect)
-    resolver = Registry().resolver_with_root(dialect.create_resource(schema))
-    root = copier.copy(schema, resolver)
+    root, shared = _copied(schema)
     properties = root.get("properties") or {}
-
     schemas = {}
     for name in names:
         value_schema = properties.get(name, True)
         if value_schema is not False:  # JSON Schema's word for "no value is valid"
-            schemas[name] = _complete(value_schema, copier.shared)
+            schemas[name] = _complete(value_schema, shared)
     for name in schema.get("required") or ():
         if name not in schemas:
             raise ValueError(f"{name}: every call needs it, and no value fits")
-    return WrittenValues(schemas, _required_in_parts(root, copier.shared, set(names)))
+    return WrittenValues(schemas, _required_in_parts(root, shared, set(names)))
+
+
+def _copied(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return a schema without the keywords that decoding leaves out, and the schemas that it refers to, by name.
+
+    Raises ValueError as `written_values` does.
+    """
+    from referencing import Registry
+    from referencing.jsonschema import DRAFT202012, specification_with
+
+    dialect = specification_with(str(schema.get("$schema")), default=DRAFT202012)
+    copier = _SchemaCopier(dialect)
+    resolver = Registry().resolver_with_root(dialect.create_resource(schema))
+    return copier.copy(schema, resolver), copier.shared
 
 
 def _complete(value_schema: Any, shared: Mapping[str, Any]) -> str:
