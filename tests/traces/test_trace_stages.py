@@ -24,8 +24,9 @@ from toolformer_dag.computing.stage import Work
 from toolformer_dag.files import UserError
 from toolformer_dag.lake.warehouse import query
 from toolformer_dag.settings.sections import Settings
-from toolformer_dag.traces import exchanged_results, recorded_conversations
+from toolformer_dag.traces import call_losses, exchanged_results, recorded_conversations
 from toolformer_dag.traces.judgement import Judgement, judge_traces, traces_database
+from toolformer_dag.traces.windows import WINDOWS, Window
 
 CALLS = "SELECT * EXCLUDE (conversation, source) FROM trace_calls ORDER BY ALL"
 GOLDEN = Path(__file__).parent / "golden"
@@ -55,6 +56,18 @@ def test_losses_are_those_of_release_9aff99c(tmp_path: Path, count: int) -> None
     calls = asked(judged(settings_at(tmp_path), [source]), "FROM trace_calls ORDER BY ALL").select(measured.columns)
     # Another processor adds up in another order.
     assert_frame_equal(calls, measured, check_dtypes=False, abs_tol=1e-4)
+
+
+def test_other_weights_of_the_papers_window_make_its_verdicts_stale_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = (1.0, 0.5)
+    changed = Window(tokens=len(weights), weights=weights)
+    plans = {name: Plan.of(settings_at(tmp_path, window=name)) for name in WINDOWS}
+    before = {name: call_losses.settings(plan, None) for name, plan in plans.items()}
+    monkeypatch.setitem(WINDOWS, "paper", changed)
+    stale = {name for name, plan in plans.items() if call_losses.settings(plan, None) != before[name]}
+    assert stale == {"paper"}
 
 
 def test_a_file_more_is_read_and_judged_alone(tmp_path: Path) -> None:

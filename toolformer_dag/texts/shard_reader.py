@@ -12,7 +12,7 @@ from toolformer_dag.texts.columns import Batch, documents_of
 from toolformer_dag.texts.compression import HEAD_BYTES, blocks, kind_in_words, kind_of
 from toolformer_dag.texts.formats import FormatChoice
 from toolformer_dag.texts.guarded_batches import guarded
-from toolformer_dag.texts.readers import parquet_shards, web_archives
+from toolformer_dag.texts.readers import json_lines, parquet_shards, web_archives
 from toolformer_dag.texts.readers.json_lines import json_batches
 from toolformer_dag.texts.readers.parquet_shards import parquet_batches, whole_parquet
 from toolformer_dag.texts.readers.web_archives import web_archive_batches
@@ -41,7 +41,7 @@ class Container:
 
 CONTAINERS = (
     Container(web_archive_batches, magic=web_archives.MAGIC),
-    Container(json_batches, endings=(".jsonl", ".ndjson", ".json")),
+    Container(json_batches, endings=json_lines.ENDINGS),
 )
 """The first one whose magic fits reads the content. JSON lines have no magic, so they are last. Parquet is not among
 them, because it is read from the file itself and is not compressed as a whole."""

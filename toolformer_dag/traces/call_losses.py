@@ -39,6 +39,7 @@ from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, load_variant_
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
 from toolformer_dag.traces.recorded_conversations import conversations_by_number, rows_by_number
 from toolformer_dag.traces.variants import EMPTY, NONE, OWN, CallToJudge, VariantWriter
+from toolformer_dag.traces.windows import WINDOWS
 
 READING = 2
 """Raised when the same conversation would be read as other tokens, or another overlap would be counted."""
@@ -90,7 +91,9 @@ class RecordedCallChunk(NamedTuple):
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
     """Return the settings that determine the losses of a call: judge, reading version, settings of traces but swaps."""
     judge = losses_identity(plan.identity_of("judge"))
-    return {**judge, "reading": READING, **determining(plan.settings.traces, but=("swaps",))}
+    window = WINDOWS[plan.settings.traces.window]
+    weights = {"window_weights": list(window.weights)} if window.weights else {}
+    return {**judge, "reading": READING, **determining(plan.settings.traces, but=("swaps",)), **weights}
 
 
 def loss_stores(worker: Worker) -> JudgedStores:

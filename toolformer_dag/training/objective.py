@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from toolformer_dag.model.encoding import Encoding
+from toolformer_dag.model.requests import WINDOW_WEIGHTS
 from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.sequences import IGNORED, Examples, examples
 
@@ -169,7 +170,7 @@ def row_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([summed, predicted], -1)
 
 
-LEARNED_AFTER = 5
+LEARNED_AFTER = len(WINDOW_WEIGHTS)
 """How many tokens after a call are learned like the call: as many as the filter weighs (paper, section 4.1)."""
 
 

@@ -12,6 +12,8 @@ from toolformer_dag.texts.compression import is_tar, kind_in_words
 from toolformer_dag.texts.formats import MISSING, FormatChoice, Layout, layout_of, read_json
 from toolformer_dag.texts.shard_faults import ShardFault
 
+ENDINGS = (".jsonl", ".ndjson", ".json")
+"""The endings of names of files with JSON, before that of a compression."""
 MAX_LINE_BYTES = 8 << 20
 """The longest accepted line. Common Crawl cuts pages at 1 MB, so records of web pages are far shorter."""
 FIRST_RECORDS = 100
