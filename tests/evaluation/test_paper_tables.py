@@ -330,6 +330,36 @@ def test_questions_won_and_lost_are_those_that_tools_change(database: Path) -> N
     assert {tuple(row.values()) for row in told} == expected and len(told) == len(expected)
 
 
+def test_two_conditions_are_compared_question_by_question(database: Path) -> None:
+    told = {row["benchmark"]: row for row in rows(database, "from paired('Toolformer', 'base + C')")}
+    assert set(told) == {*BENCHMARKS, "All"}
+    right = {(one.benchmark, one.question, one.condition): one.correct for one in outcomes()}
+    for benchmark, row in told.items():
+        both = [
+            (correct, right[name, question, "base + C"])
+            for (name, question, condition), correct in right.items()
+            if condition == "Toolformer" and benchmark in (name, "All")
+        ]
+        only_toolformer = both.count((True, False))
+        only_base = both.count((False, True))
+        assert (row["n"], row["only_a"], row["only_b"]) == (len(both), only_toolformer, only_base)
+        assert row["difference"] == pytest.approx(100 * (only_toolformer - only_base) / len(both))
+        # Half a question more in each of the four counts: a mean and a variance of the differences 1, -1 and 0.
+        weights = {1: only_toolformer + 0.5, -1: only_base + 0.5, 0: len(both) - only_toolformer - only_base + 1}
+        n = sum(weights.values())
+        mean = sum(weight * difference for difference, weight in weights.items()) / n
+        variance = sum(weight * (difference - mean) ** 2 for difference, weight in weights.items()) / n
+        half_width = 1.959963984540054 * sqrt(variance / n)
+        assert (row["low"], row["high"]) == pytest.approx((100 * (mean - half_width), 100 * (mean + half_width)))
+
+
+def test_a_condition_beside_itself_or_an_unknown_one_differs_in_nothing(database: Path) -> None:
+    told = rows(database, "from paired('Toolformer', 'Toolformer')")
+    assert {(row["only_a"], row["only_b"], row["difference"]) for row in told} == {(0, 0, 0.0)}
+    assert all(row["low"] < 0 < row["high"] for row in told)
+    assert rows(database, "from paired('Toolformer', 'nobody')") == []
+
+
 def with_tools(benchmark: str | None = None) -> list[tuple[QuestionOutcome, QuestionOutcome]]:
     """Return the answers of Toolformer with tools, each with that of the same question without."""
     found = [one for one in outcomes() if one.benchmark == benchmark or benchmark is None]

@@ -294,6 +294,25 @@ COMMENT ON COLUMN with_and_without.written_without IS 'what was written without 
 COMMENT ON COLUMN with_and_without.p_start_without IS 'p_start of the answer without tools';
 COMMENT ON COLUMN with_and_without.calls IS 'all calls of the text with tools in order: tool, input, result, and why there is none';
 
+-- The interval is that of Agresti and Min (2005) for paired shares: Wald's, with half a question added to each of the four counts.
+CREATE MACRO paired(condition_a, condition_b) AS TABLE
+WITH pairs AS (
+    SELECT benchmark, a.correct AS correct_a, b.correct AS correct_b
+    FROM outcomes AS a JOIN outcomes AS b USING (benchmark, question)
+    WHERE a.condition = condition_a AND b.condition = condition_b
+), counted AS (
+    SELECT coalesce(benchmark, 'All') AS benchmark, count(*) AS n, count(*) FILTER (correct_a AND NOT correct_b) AS only_a,
+           count(*) FILTER (correct_b AND NOT correct_a) AS only_b
+    FROM pairs GROUP BY GROUPING SETS ((benchmark), ()) HAVING count(*) > 0
+), adjusted AS (
+    SELECT *, (only_a - only_b) / (n + 2) AS middle, only_a + only_b + 1 AS discordant FROM counted
+)
+SELECT benchmark, n, only_a, only_b, 100 * (only_a - only_b) / n AS difference,
+       100 * (middle - 1.959963984540054 * sqrt(discordant / (n + 2) - middle ** 2) / sqrt(n + 2)) AS low,
+       100 * (middle + 1.959963984540054 * sqrt(discordant / (n + 2) - middle ** 2) / sqrt(n + 2)) AS high
+FROM adjusted ORDER BY benchmark = 'All', benchmark;
+COMMENT ON MACRO TABLE paired IS 'Two conditions, question by question: FROM paired(''Toolformer'', ''base + C''). Questions that only the one or only the other answers right, the difference of their shares in per cent, and its 95 % interval for paired shares. All: every question that both were asked.';
+
 CREATE VIEW won_and_lost AS
 SELECT benchmark, question, model, k, CASE WHEN correct THEN 'won' ELSE 'lost' END AS outcome,
        prompt, gold, written_without, written AS written_with, called, call_input, call_result, calls
