@@ -105,9 +105,9 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
-        """Take the tokens of an expression: numbers, signs of operations and parentheses (KNOWN).
+        """Check the tokens of an expression: numbers, signs of operations and parentheses (KNOWN).
 
-        Raises NoResult for any other token.
+        Raises NoResult: "empty" where there are no tokens, "unknown_symbol" for any other token.
         """
         if not tokens:
             raise NoResult("empty")
