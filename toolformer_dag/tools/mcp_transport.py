@@ -54,15 +54,20 @@ def _command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioS
     """
     from mcp import StdioServerParameters
 
-    program, *arguments = command
+    environment = {name: _variable(key, name) for name in options.env}
+    program = _existing_program(key, options, command[0])
+    bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *command[1:]]
+    return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
+
+
+def _existing_program(key: str, options: McpOptions, program: str) -> str:
+    """Return a program with a leading `~` expanded. Raises ToolDown unless it is on PATH or a file below `cwd`."""
     if program.startswith("~"):
         program = str(expanded(Path(program)))
-    environment = {name: _variable(key, name) for name in options.env}
     is_there = shutil.which(program) or (options.cwd / program).is_file()
     if not is_there:
         raise no_session(key, options, FileNotFoundError(f"there is no program {program!r}"))
-    bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *arguments]
-    return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
+    return program
 
 
 def _variable(key: str, name: str) -> str:
@@ -93,11 +98,10 @@ def _http_transport(url: str, token: str | None) -> "Transport":
 
 
 async def _limit_length(response: Any) -> None:
-    """Replace the body of an HTTP response, in place, by one that raises an error beyond MAX_ANSWER_BYTES.
+    """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES.
 
-    The HTTP client calls this once it has read the headers. The request asked for no compression. Where the server
-    compresses all the same, the client must not decompress: a small body could become larger than the limit. It then
-    fails to parse, as any malformed answer.
+    The HTTP client calls this once it has read the headers. A body that is compressed although the request refused it
+    is not decompressed, because it could become larger than the limit; it then fails to parse.
     """
     response.headers.pop("content-encoding", None)  # without it the client does not decompress
     content_type = response.headers.get("content-type", "")
@@ -170,11 +174,10 @@ async def mended_streams(
 class MendedMessages:
     """The stream of a server's messages, in which lists of tools are mended before the SDK reads them.
 
-    The SDK refuses a whole list for one tool that breaks the protocol. Here that tool is left out, with a warning.
-
-    The schemas of tools are taken out of the lists and put into `schemas`, by the tool's name: the SDK refuses a list
-    with a schema that is none, and refuses answers in text alone to a tool with an output schema, which many servers
-    give. `schemas` has a tool as soon as the list with the tool was read.
+    - A tool that breaks the protocol is left out, with a warning; the SDK would refuse the whole list.
+    - The tools' schemas are moved from the list to `schemas`, by the tool's name. The SDK refuses a list with an
+      invalid schema. It also refuses an answer in text alone from a tool with an output schema, as many servers give
+      it.
     """
 
     def __init__(self, stream: Any, schemas: dict[str, ToolSchemas]) -> None:
@@ -211,12 +214,16 @@ class MendedMessages:
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
         self._schemas[name] = ToolSchemas(_mended_schema(input_schema), fields.get("outputSchema"))
-        description = fields.get("description")
-        return {
-            "name": name,
-            "description": description if isinstance(description, str) else "",
-            "inputSchema": {"type": "object"},
-        }
+        return _without_schemas(name, fields.get("description"))
+
+
+def _without_schemas(name: str, description: object) -> dict[str, Any]:
+    """Return a tool of a server's list with a schema that the SDK accepts, and "" for a description that is no text."""
+    return {
+        "name": name,
+        "description": description if isinstance(description, str) else "",
+        "inputSchema": {"type": "object"},
+    }
 
 
 def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -236,18 +243,35 @@ def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     """Return the error for a server that cannot be connected to, with the reason and a remedy, without secrets.
 
-    key: of the tool's section. error: what the connection raised; the first cause in it counts.
+    key: of the tool's section. error: what the connection raised.
     """
-    while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
-        error = error.exceptions[0]
-    if isinstance(error, ValidationError):
-        problem = f"a description from the MCP server {options.shown} breaks the protocol"
-        remedy = "fix the server, use another version of it"
-    elif options.command is not None:
-        problem = f"the MCP server {options.shown} does not start in {options.cwd}"
-        remedy = "run the command by hand to see its output"
-    else:
-        problem = f"no MCP server answers at {options.shown}"
-        remedy = "start it, correct the url"
+    cause = _first_cause(error)
+    failure = _failure(options, cause)
     patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
-    return ToolDown(f"[tools.{key}]: {problem} ({options.public(error)}); {remedy}, {patience}")
+    return ToolDown(f"[tools.{key}]: {failure.problem} ({options.public(cause)}); {failure.remedy}, {patience}")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the actual error in the groups that task groups wrap around it: the first where there are several."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _Failure(NamedTuple):
+    """What is wrong with a connection, and what the user can do."""
+
+    problem: str
+    remedy: str
+
+
+def _failure(options: McpOptions, cause: BaseException) -> _Failure:
+    """Return what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
+    if isinstance(cause, ValidationError):
+        problem = f"a description from the MCP server {options.shown} breaks the protocol"
+        return _Failure(problem, remedy="fix the server, use another version of it")
+    if options.command is not None:
+        problem = f"the MCP server {options.shown} does not start in {options.cwd}"
+        return _Failure(problem, remedy="run the command by hand to see its output")
+    problem = f"no MCP server answers at {options.shown}"
+    return _Failure(problem, remedy="start it, correct the url")
