@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
     from mcp import Client, MCPError, StdioServerParameters
     from mcp.client import Transport
-    from mcp.client import Transport
     from mcp.types import CallToolResult, Tool
 
 _log = logging.getLogger(__name__)
