@@ -51,9 +51,7 @@ class TrainingData:
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
     """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
-    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. `calls_end` stands there
-    only where the rule that ends a call in training has changed since earlier releases and the texts hold such calls:
-    other checkpoints stay up to date. Raises ModelError.
+    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. Raises ModelError.
     """
     identity: dict[str, object] = {
         **determining(base, "markers", "bos"),
@@ -62,10 +60,16 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
-    texts = [row for row in data.train if isinstance(row, str)]
-    if settings.keep_base and any(NAMED_IN_TEXT.search(text) for text in texts):
-        identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
+    if settings.keep_base and _hold_brackets_in_quotes(data.train):
+        # In earlier releases, such calls ended at the first bracket. Other checkpoints stay up to date.
+        identity["calls_end"] = "by quotes"
     return identity
+
+
+def _hold_brackets_in_quotes(rows: Sequence[Any]) -> bool:
+    """Return whether some training texts hold calls with named arguments, whose end quotation marks decide."""
+    texts = [row for row in rows if isinstance(row, str)]
+    return any(NAMED_IN_TEXT.search(text) for text in texts)
 
 
 SHARES = "shares"
@@ -85,18 +89,13 @@ NOT_WEIGHTS = (
 def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
     """Return the newest checkpoint in `folder` from which a run can resume; None without any.
 
-    sharded: whether the run divides its weights among processes. A checkpoint with the other kind of optimizer state is
-        skipped with a warning.
+    Incomplete checkpoints, of a run that was killed while saving, are skipped. A checkpoint with the other kind of
+    optimizer state is skipped with a warning.
 
-    A run that was killed while saving leaves an incomplete checkpoint, which is skipped.
+    sharded: whether the run divides its weights among processes.
     """
-    step_of: dict[Path, int] = {}
-    for path in folder.glob("checkpoint-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdecimal():
-            step_of[path] = int(step)
     optimizer_state = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
-    for checkpoint in sorted(step_of, key=step_of.__getitem__, reverse=True):
+    for checkpoint in _newest_first(folder):
         if not _is_complete(checkpoint):
             continue
         if (checkpoint / optimizer_state).is_file():
@@ -105,6 +104,16 @@ def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None
             "%s was written by one process or by several, the other way round: not gone on from", checkpoint
         )
     return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, such as `checkpoint-200`, by descending step."""
+    step_of: dict[Path, int] = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.rpartition("-")[2]
+        if step.isdecimal():
+            step_of[path] = int(step)
+    return sorted(step_of, key=step_of.__getitem__, reverse=True)
 
 
 def _is_complete(checkpoint: Path) -> bool:
