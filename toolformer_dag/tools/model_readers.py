@@ -105,6 +105,13 @@ class QuestionPassage(NamedTuple):
     text: str
 
 
+class SpanLogits(NamedTuple):
+    """The logits that the answer begins, and ends, at each token, [pairs, tokens]."""
+
+    starts: NDArray[np.float32]
+    ends: NDArray[np.float32]
+
+
 class ExtractiveReader:
     """A model that marks the answer in a passage, run on all pairs of question and passage in one batch.
 
@@ -136,23 +143,28 @@ class ExtractiveReader:
 
         None where the model scores no part above no answer.
         """
-        import torch
-
         if not pairs:
             return []
         batch = self._encode(pairs)
         offsets = batch.pop("offset_mapping").tolist()  # for each pair, the first and last character of each token
-        with torch.inference_mode():
-            logits = self._model(**batch.to(self._model.device))
-        starts = logits.start_logits.float().cpu().numpy()
-        ends = logits.end_logits.float().cpu().numpy()
-
+        logits = self._logits(batch)
         spans: list[AnswerSpan | None] = []
         for row, pair in enumerate(pairs):
             is_of_text = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
-            tokens = best_span(starts[row], ends[row], is_of_text, self._options.max_answer_tokens)
+            tokens = best_span(logits.starts[row], logits.ends[row], is_of_text, self._options.max_answer_tokens)
             spans.append(None if tokens is None else _answer_span(tokens, offsets[row], pair.text))
         return spans
+
+    def _logits(self, batch: Any) -> SpanLogits:
+        """Run the model on a batch of encoded pairs."""
+        import torch
+
+        with torch.inference_mode():
+            logits = self._model(**batch.to(self._model.device))
+        return SpanLogits(
+            starts=logits.start_logits.float().cpu().numpy(),
+            ends=logits.end_logits.float().cpu().numpy(),
+        )
 
     def _encode(self, pairs: Sequence[QuestionPassage]) -> Any:
         """Tokenize each question with its passage to padded ids with character offsets; long passages are truncated."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -170,12 +170,17 @@ def check_prompt(
         _check_calls(example.output, name, f"{source}: example {number}", schema)
         examples.append(example)
     if is_users:
-        for number, example in enumerate(examples, 1):
-            output_text = _without_calls(example.output, name)
-            _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
+        _warn_of_changed_texts(examples, name, source)
     if not any(_CALL_START.search(example.output) for example in examples):
         raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
     return examples
+
+
+def _warn_of_changed_texts(examples: Sequence[PromptExample], name: str, source: object) -> None:
+    """Log a warning for each example whose Output, without its calls to the tool `name`, is not its Input."""
+    for number, example in enumerate(examples, 1):
+        output_text = _without_calls(example.output, name)
+        _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
 
 
 def _example_blocks(text: str, source: object) -> list[str]:

@@ -58,9 +58,7 @@ def plain_result(key: str, value: object, max_characters: int, seconds: float) -
     """Return a result whose fields have their declared types, whatever a tool returned for a call.
 
     - A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
-    - result: a number becomes text, and text is cleaned and cut to `max_characters`. It is replaced by the reason
-      `empty_result` where nothing is left, by `not_a_text` where it is neither text nor a number.
-    - reason: a line of at most REASON_CHARACTERS; `no_reason` where nothing is left.
+    - result, reason: cleaned and cut (`_cleaned`).
     - seconds: of the result, else the argument.
     - cost: left out where it is no amount of money, with a warning per tool and type.
 
@@ -71,20 +69,23 @@ def plain_result(key: str, value: object, max_characters: int, seconds: float) -
         return ToolResult(None, f"{LOST}not_a_result", seconds)
     cost = _checked_cost(key, value.cost)
     seconds = amount(value.seconds) or seconds
+    return replace(_cleaned(value, max_characters), seconds=seconds, cost=cost)
+
+
+def _cleaned(value: ToolResult, max_characters: int) -> ToolResult:
+    """Return the text of a result, cleaned and cut to `max_characters`, or the reason why there is none.
+
+    A number becomes text. Other values have the reason `not_a_text`, and a text of which nothing is left
+    `empty_result`. A tool's own reason becomes a line of at most REASON_CHARACTERS; an empty one `no_reason`.
+    """
     if value.result is None:
-        return ToolResult(None, _plain_reason(value.reason), seconds, cost)
+        reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
+        return ToolResult(None, reason or "no_reason")
     text = _text(value.result)
     if text is None:
-        return ToolResult(None, "not_a_text", seconds, cost)
+        return ToolResult(None, "not_a_text")
     cleaned_text = clean_result(text, max_characters)
-    if not cleaned_text:
-        return ToolResult(None, "empty_result", seconds, cost)
-    return ToolResult(cleaned_text, None, seconds, cost)
-
-
-def _plain_reason(reason: object) -> str:
-    """Return a reason as a line of at most REASON_CHARACTERS; `no_reason` where nothing is left."""
-    return clean_result(_text(reason) or "", REASON_CHARACTERS) or "no_reason"
+    return ToolResult(cleaned_text) if cleaned_text else ToolResult(None, "empty_result")
 
 
 def _checked_cost(key: str, cost: object) -> float | None:

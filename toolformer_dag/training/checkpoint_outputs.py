@@ -232,7 +232,12 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
-    run_now = json.loads(json.dumps(run_identity(plan.settings.model, data, recipe)))  # as it is read from a file
+    return _changes_since(folder, run_identity(plan.settings.model, data, recipe))
+
+
+def _changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:
+    """Return what is different in the identity of a run now from the run of the checkpoint in `folder`."""
+    run_now = json.loads(json.dumps(identity))  # as it is read from a file
     stored_run = unsealed((folder / RECORD).read_bytes())
     return [str(change) for change in changes(_record(stored_run), _record(run_now))]
 

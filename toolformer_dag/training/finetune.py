@@ -2,6 +2,8 @@
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -64,7 +66,7 @@ def finetune(
     folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
     began = time.monotonic()
     run = prepare(base, data, settings, folder, progress, measured)
-    try:
+    with _disk_errors_explained(folder, run.checkpoint):
         run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         report = _report(run, name, seconds=time.monotonic() - began)
         run.trainer.accelerator.wait_for_everyone()
@@ -73,11 +75,6 @@ def finetune(
             write_record(final, report, {"fingerprint": name, **identity, "versions": _versions()})
             publish(final, out)
         run.trainer.accelerator.wait_for_everyone()
-    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        disk_error = _disk_error(folder, run.checkpoint, error)
-        if disk_error is None:
-            raise
-        raise disk_error from error
     return report
 
 
@@ -94,11 +91,23 @@ def finished_run(name: str, out: Path) -> TrainingReport | None:
     return replace(finished, reused=True)
 
 
-def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
-    """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause.
+@contextmanager
+def _disk_errors_explained(folder: Path, checkpoint: Path | None) -> Iterator[None]:
+    """Turn an error of the `with` block that a full disk or a damaged checkpoint caused into a TrainingError.
 
     folder: where checkpoints are written. checkpoint: the one from which the run resumed, if any.
     """
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        disk_error = _disk_error(folder, checkpoint, error)
+        if disk_error is None:
+            raise
+        raise disk_error from error
+
+
+def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
+    """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause."""
     message = " ".join(str(error).split())[:200]
     checkpoint_is_damaged = isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
     if checkpoint_is_damaged:

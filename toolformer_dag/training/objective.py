@@ -238,10 +238,9 @@ class KeepingBase(LanguageModeling):
         """
         inputs = without_labels(batch)
         targets = batch["labels"][:, 1:]
-        # The logits at a token predict the next one; both arrays are [rows, tokens - 1, vocabulary].
-        log_p = model(**inputs).logits[:, :-1].float().log_softmax(-1)
+        log_p = _next_logits(model, inputs).log_softmax(-1)
         with torch.no_grad():
-            base_p = self.base(**inputs).logits[:, :-1].float().softmax(-1)
+            base_p = _next_logits(self.base, inputs).softmax(-1)
 
         base_share = self._base_share(inputs["input_ids"])[:, 1:]
         losses = (1 - base_share) * _token_losses(log_p, targets) - base_share * (base_p * log_p).sum(-1)
@@ -259,6 +258,12 @@ class KeepingBase(LanguageModeling):
         for row, may_end in zip(rows.tolist(), self.encoding.may_end(rows).tolist(), strict=True):
             learned.append(in_or_after_calls(row, self.encoding.start, may_end, self.encoding.has_ended))
         return torch.tensor(learned, device=ids.device)
+
+
+def _next_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Run a model and return the logits for all tokens but the first, [rows, tokens - 1, vocabulary], in float32."""
+    logits: Tensor = model(**inputs).logits[:, :-1].float()  # the logits at a token predict the next one
+    return logits
 
 
 def _token_losses(log_p: Tensor, targets: Tensor) -> Tensor:

@@ -60,14 +60,14 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
-    if settings.keep_base and _hold_brackets_in_quotes(data.train):
+    if settings.keep_base and _hold_named_arguments(data.train):
         # In earlier releases, such calls ended at the first bracket. Other checkpoints stay up to date.
         identity["calls_end"] = "by quotes"
     return identity
 
 
-def _hold_brackets_in_quotes(rows: Sequence[Any]) -> bool:
-    """Return whether some training texts hold calls with named arguments, whose end quotation marks decide."""
+def _hold_named_arguments(rows: Sequence[Any]) -> bool:
+    """Return whether some training texts hold calls with named arguments, in which a bracket in quotes ends no call."""
     texts = [row for row in rows if isinstance(row, str)]
     return any(NAMED_IN_TEXT.search(text) for text in texts)
 
