@@ -112,7 +112,7 @@ class HttpReader:
     """An OpenAI-compatible endpoint, with a request per question; the runner handles retries and limits."""
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
-        """Prepare requests. Raises ToolDown where the environment variable with the key has none."""
+        """Prepare requests. Raises ToolDown where the environment variable with the key is empty or malformed."""
         self._options = options
         parts = urlsplit(str(options.url))
         url = parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions").geturl()

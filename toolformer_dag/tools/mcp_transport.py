@@ -203,7 +203,7 @@ class MendedMessages:
             yield item
 
     def _mended_tool(self, tool: Any) -> dict[str, Any] | None:
-        """Return a tool of a server's list in a form that the SDK accepts; None, with a warning, where it has none.
+        """Return a listed tool in a form that the SDK accepts; None, with a warning, if it breaks the protocol.
 
         The tool's own schemas, which the SDK might refuse, are kept in `self._schemas` by its name.
         """
@@ -218,7 +218,7 @@ class MendedMessages:
 
 
 def _without_schemas(name: str, description: object) -> dict[str, Any]:
-    """Return a tool of a server's list with a schema that the SDK accepts, and "" for a description that is no text."""
+    """Return a listed tool with a schema that the SDK accepts; a description that is not a text becomes ""."""
     return {
         "name": name,
         "description": description if isinstance(description, str) else "",
@@ -227,10 +227,9 @@ def _without_schemas(name: str, description: object) -> dict[str, Any]:
 
 
 def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments without what servers write by mistake.
+    """Return the JSON schema of a tool's arguments with common mistakes of servers corrected.
 
-    Removed are fields that are null, and `"properties": []`, as PHP writes an empty object. A missing type becomes
-    "object".
+    Null fields and `"properties": []`, PHP's empty object, are removed. A missing type becomes "object".
     """
     mended_fields: dict[str, Any] = {"type": "object"}
     for field, value in schema.items():

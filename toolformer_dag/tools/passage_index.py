@@ -62,7 +62,7 @@ def _embedded_digest() -> str:
 
 
 def index_version(source: str) -> int:
-    """Return the version of how passages are indexed. The embedded ones are ASCII, of which version 1 made the same."""
+    """Return the version of how the passages of `source` are indexed; `embedded`, in ASCII, is as in version 1."""
     return 1 if source == EMBEDDED else INDEX_VERSION
 
 

@@ -7,7 +7,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import regex
@@ -77,6 +77,14 @@ BULLET = re.compile(r"^BULLET::::(- )?")
 """What begins an item of a list in a KILT page."""
 
 
+class KiltPage(NamedTuple):
+    """A Wikipedia page of KILT's knowledge source; `paragraphs` holds paragraphs and headings."""
+
+    id: str
+    title: str
+    paragraphs: list[Any]
+
+
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     """Yield a passage per paragraph of a Wikipedia page in the format of KILT's knowledge source.
 
@@ -85,21 +93,27 @@ def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     - The first entry of `text` is skipped where it repeats the title.
     - The id of a passage is `ID:NUMBER`: the id of the page, and the index in `text`.
 
-    Raises KeyError or TypeError for a page of another shape.
+    Raises KeyError, TypeError or AttributeError for a page of another shape.
     """
+    article = _kilt_page(page)
+    section = ""
+    for number, paragraph in enumerate(article.paragraphs):
+        line = paragraph.strip()
+        repeats_title = number == 0 and line == article.title.strip()
+        if line.startswith(SECTION_MARK):
+            section = _section(line)
+        elif line and not repeats_title:
+            yield Passage(f"{article.id}:{number}", article.title, section, BULLET.sub("", line))
+
+
+def _kilt_page(page: Mapping[str, object]) -> KiltPage:
+    """Read the fields of a page. Raises KeyError where one is missing, TypeError where one has another type."""
     page_id = str(page["wikipedia_id"])
     title = page["wikipedia_title"]
     paragraphs = page["text"]
     if not isinstance(title, str) or not isinstance(paragraphs, list):
         raise TypeError("wikipedia_title must be a string and text a list")
-    section = ""
-    for number, paragraph in enumerate(paragraphs):
-        line = paragraph.strip()
-        repeats_title = number == 0 and line == title.strip()
-        if line.startswith(SECTION_MARK):
-            section = _section(line)
-        elif line and not repeats_title:
-            yield Passage(f"{page_id}:{number}", title, section, BULLET.sub("", line))
+    return KiltPage(page_id, title, paragraphs)
 
 
 def _section(heading: str) -> str:

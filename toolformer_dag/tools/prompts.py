@@ -132,8 +132,7 @@ def _meaning(declaration: Mapping[str, Any]) -> str:
     With the values of an enum, as in `the unit: "C" or "F"`, or else with the default, as in `days from today (1 if
     left out)`. Long values are left out.
     """
-    description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
-    description = description.rstrip(". ")[:LONGEST_MEANING]
+    description = _argument_description(declaration)
     values = _enum_values(declaration)
     if values is not None:
         return f"{description}: {values}" if description else values
@@ -141,6 +140,12 @@ def _meaning(declaration: Mapping[str, Any]) -> str:
     if "default" in declaration and len(default) <= LONGEST_MEANING:
         return f"{description} ({default} if left out)".strip()
     return description
+
+
+def _argument_description(declaration: Mapping[str, Any]) -> str:
+    """Return the description or title of an argument on one line of at most LONGEST_MEANING, without a full stop."""
+    description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
+    return description.rstrip(". ")[:LONGEST_MEANING]
 
 
 def _enum_values(declaration: Mapping[str, Any]) -> str | None:

@@ -274,7 +274,7 @@ def _is_tool(value: object) -> TypeGuard[type[Tool]]:
 def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
     """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises.
 
-    `key` and `use` are those of the section, for the message.
+    key, use: of the tool's section, for the message.
     """
     folder = str(root.absolute())
     if folder not in sys.path:  # a module beside toolformer.toml needs no installation

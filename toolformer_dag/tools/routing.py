@@ -42,7 +42,7 @@ def ranking_identity(tools: Sequence[Tool]) -> str:
 
 
 def _terms(text: str) -> list[str]:
-    """Return the distinct words of a text and pairs of neighbours, such as `new_york`; all numbers are alike."""
+    """Return the distinct words of a text and pairs of neighbours, such as `new_york`; every number becomes 0."""
     words = analyzer().analyze(spaced(_NUMBER.sub("0", text)))
     pairs = [f"{first}_{second}" for first, second in pairwise(words)]
     return list(dict.fromkeys([*words, *pairs]))
@@ -56,14 +56,12 @@ class Router:
         self._schema = _schema()
         self._index = tantivy.Index(self._schema)
         self._keys: list[str] = []  # the key of the tool that each document of the index describes, by its number
-        writer = self._index.writer(HEAP_BYTES, 1)
+        texts: list[str] = []
         for tool in tools:
             for text in described_by(tool):
-                writer.add_document(_document(text, number=len(self._keys)))
                 self._keys.append(tool.key)
-        writer.commit()
-        writer.wait_merging_threads()
-        self._index.reload()
+                texts.append(text)
+        _write(self._index, texts)
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
@@ -105,6 +103,16 @@ def _schema() -> tantivy.Schema:
     builder.add_text_field("terms", tokenizer_name="whitespace")
     builder.add_unsigned_field("number", stored=True)
     return builder.build()
+
+
+def _write(index: tantivy.Index, texts: Sequence[str]) -> None:
+    """Write texts into an empty index, numbered from 0."""
+    writer = index.writer(HEAP_BYTES, 1)
+    for number, text in enumerate(texts):
+        writer.add_document(_document(text, number))
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
 
 
 def _document(text: str, number: int) -> tantivy.Document:

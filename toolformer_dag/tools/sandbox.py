@@ -28,6 +28,7 @@ from uuid import uuid4
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.settings.tool_settings import ToolSettings
+from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.system_calls import refusing_filter
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
@@ -245,14 +246,8 @@ class WalledProcess:
         command, *options = bubblewrap
         executable = shutil.which(command) or command
         with _filter_option(call_filter) as (option, descriptors):
-            self._process = subprocess.Popen(
-                [executable, *option, *options, *program],
-                env={**BASIC_VARIABLES, **variables},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=descriptors,
-            )
+            words = [executable, *option, *options, *program]
+            self._process = _started(words, {**BASIC_VARIABLES, **variables}, descriptors)
         error_output = self._process.stderr
         assert error_output is not None
         self._process.stderr = None  # the thread below reads and closes it, and `communicate` must not
@@ -307,6 +302,18 @@ class WalledProcess:
                 self._process.communicate(timeout=GRACE)
             except (OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.kill()
+
+
+def _started(words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a command with these environment variables, open descriptors, and a pipe for each standard stream."""
+    return subprocess.Popen(
+        words,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=descriptors,
+    )
 
 
 def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
@@ -428,7 +435,7 @@ def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
         paths += [Path(path) for path in NETWORK]
     paths += _python_folders()
     paths += _code_of(tool)
-    paths += [value.absolute() for value in dict(tool.options).values() if isinstance(value, Path)]
+    paths += _paths_among(tool.options)
     paths += [under(root, path).absolute() for path in section.sandbox.reads]
     return _outermost(paths)
 
@@ -464,13 +471,18 @@ def _python_folders() -> list[Path]:
 
 
 def _code_of(tool: Tool) -> list[Path]:
-    """Return the folder of a tool's package; where its module is in none, the module and the modules beside it."""
+    """Return the folder of a tool's package; for a module without a package, all modules in its folder."""
     module_file = Path(inspect.getfile(type(tool))).absolute()
     package_name = type(tool).__module__.partition(".")[0]
     for folder in module_file.parents:
         if folder.name == package_name:
             return [folder]
     return sorted(module_file.parent.glob("*.py"))
+
+
+def _paths_among(options: ToolOptions) -> list[Path]:
+    """Return the absolute paths among the values of a tool's options."""
+    return [value.absolute() for value in dict(options).values() if isinstance(value, Path)]
 
 
 @cache

@@ -46,8 +46,12 @@ def main() -> None:
         answers.send(setup["number"], _raised(error))
         return
     answers.send(setup["number"], {"results": []})
-
     limits = ToolLimits.model_validate(setup["limits"])
+    _answer_all(requests, answers, tool, limits)
+
+
+def _answer_all(requests: IO[str], answers: "_Answers", tool: Tool, limits: ToolLimits) -> None:
+    """Answer the requests, each a line of JSON with a number and calls, until none is left."""
     for line in requests:
         request = json.loads(line)
         answers.send(request["number"], _answer(tool, request["calls"], limits))

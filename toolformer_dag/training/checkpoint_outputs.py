@@ -180,7 +180,7 @@ def checkpoint_of(name: str) -> NamedModel:
 
 
 def disabled(model: str) -> str:
-    """Return the name of the condition in which a model that calls tools calls none."""
+    """Return the name of a model for benchmarks in which it may not call its tools: `Toolformer (disabled)`."""
     return f"{model} (disabled)"
 
 

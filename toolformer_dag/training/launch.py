@@ -68,6 +68,11 @@ class MemoryNeed(NamedTuple):
         """The bytes of both."""
         return self.states + self.activations
 
+    @property
+    def in_parts(self) -> str:
+        """Both in GB, in words."""
+        return f"weights, gradients and moments {self.states / GB:.0f}, activations {self.activations / GB:.0f}"
+
 
 def memory_need(
     config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool, trust_remote_code: bool
@@ -172,14 +177,13 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     on_gpu = model.device != "cpu" and torch.cuda.is_available()
     need = _need_of_model(model, settings, processes, on_gpu=on_gpu)
     available = _available_bytes(processes, on_gpu=on_gpu)
-    if need.total <= available:
-        return
-    remedies = _memory_remedies(settings, need, on_gpu=on_gpu)
-    raise TrainingError(
-        f"finetuning {model.name} needs {need.total / GB:.0f} GB on each of {processes} devices (weights, "
-        f"gradients and moments {need.states / GB:.0f}, activations {need.activations / GB:.0f}), and there are "
-        f"{available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller model"
-    )
+    if need.total > available:
+        remedies = _memory_remedies(settings, need, on_gpu=on_gpu)
+        raise TrainingError(
+            f"finetuning {model.name} needs {need.total / GB:.0f} GB on each of {processes} devices "
+            f"({need.in_parts}), and there are {available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller "
+            "model"
+        )
 
 
 def _need_of_model(model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> MemoryNeed:

@@ -41,7 +41,7 @@ class TrainingError(UserError):
 class TrainingData:
     """The rows that a run trains on, and those held out, on which its best checkpoint is chosen.
 
-    A row is plain JSON data, of which the objective alone knows the shape: for language modelling it is a text.
+    A row is plain JSON data, in a form that the objective reads: for language modelling it is a text.
     """
 
     train: Sequence[Any]
@@ -138,7 +138,7 @@ CARD_SEAL = re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
 class Point:
     """The value of `measure` after `step` optimizer steps; step 0 is the base model.
 
-    `measure` is `loss`, the mean over the training steps since the point before, or the objective's metric, that of the
+    `measure` is `loss`, the mean over the training steps since the point before, or the objective's metric on the
     held-out rows.
     """
 
@@ -151,10 +151,10 @@ class Point:
 class TrainingReport:
     """The result of a finetuning run.
 
-    - `fingerprint`: that of the run's identity.
+    - `fingerprint`: the hash of the run's identity.
     - `steps`: optimizer steps. `best_step`: the step of the published checkpoint.
-    - `texts`: all training texts, or other rows. `split_texts`: those longer than a sequence. `empty_texts`: those
-      left out.
+    - `texts`: all training texts, or other rows. `split_texts`: texts longer than a sequence. `empty_texts`: texts
+      with at most one token, which are left out.
     - `examples`: the number of sequences. `tokens`: their total tokens.
     - `seconds`: the duration since the last start. `device`: such as `cpu` or `cuda:0`.
     - `processes`: how many trained together. `divided`: whether each held only a share of the weights.
@@ -203,9 +203,9 @@ CURVES = ("losses", "heldout")
 
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    """Write training.json: the report, the identity of the run (settings, base, texts, versions), and hashes.
+    """Write training.json: the report, the run's identity (settings, base, texts, versions), and hashes of files.
 
-    The hashes are those of the other files of `folder`, which have to be there already.
+    The files of `folder` that are hashed have to be there already.
     """
     written_report = asdict(report)
     for name in CURVES:
