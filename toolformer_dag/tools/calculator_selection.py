@@ -63,9 +63,9 @@ def _is_picked(whole: str) -> bool:
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
     """Return whether, of three numbers close together, one is the sum, difference, product or quotient of the others.
 
-    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. The three numbers have to stand within WINDOW tokens (a
-    word, a number and a punctuation mark are a token each). The result may be rounded to two decimals, as the
-    calculator rounds. A whole number is only an exact result, because 2001 / 1999 is 1.00 for any two years.
+    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. Close together means within WINDOW tokens: words, numbers
+    and punctuation marks. A result with decimals may be rounded to two of them. A whole number has to be exact, because
+    2001 / 1999 is 1.00 for any two years.
 
     all_numbers: the numbers of the text, in order. Raises OverBudget for more than MAX_PAIRS pairs of operands.
     """
@@ -150,8 +150,8 @@ def _positions_by_value(values: Sequence[int], positions: Sequence[int]) -> Mapp
 def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
     """Return whether the result of an operation stands near its operands, as a third number of the text.
 
-    True for the operands 2 and 3 of "2 and 3 is 5". The result may stand before, between or after the operands, but all
-    three have to lie within WINDOW tokens. An operand itself is no result: 4 and 2 have none in "4 - 2".
+    True for 2 and 3 in "2 and 3 is 5". All three have to lie within WINDOW tokens, in any order. An operand itself is
+    no result: 4 and 2 have none in "4 - 2".
 
     second: the index of the later operand; `operation.first` is the index of the earlier one.
     """

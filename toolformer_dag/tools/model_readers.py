@@ -72,14 +72,13 @@ class AnswerSpan(NamedTuple):
 def best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
-    """Return the span of tokens that most likely is the answer, as extractive question answering models mark it.
+    """Return the span of tokens that most likely is the answer; None where no span scores above no answer.
 
     - starts, ends [n]: for each token of the input, the logits that the answer begins and ends there.
-    - allowed [n]: whether the answer may begin and end at the token: whether it belongs to the passage.
+    - allowed [n]: whether the token belongs to the passage.
     - max_tokens: the most tokens of a span.
 
-    The score of a span is starts[first] + ends[last], minus the same sum for token 0, which stands for no answer. None
-    where no span scores above that.
+    The score is starts[first] + ends[last], minus the same sum for token 0, which stands for no answer.
     """
     sums = starts[:, None] + ends[None, :]  # [n, n]: a row per first token, a column per last token
     scores = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
@@ -148,11 +147,11 @@ class ExtractiveReader:
         batch = self._encode(pairs)
         offsets = batch.pop("offset_mapping").tolist()  # for each pair, the first and last character of each token
         logits = self._logits(batch)
-        spans: list[AnswerSpan | None] = []
+        spans = []
         for row, pair in enumerate(pairs):
             is_of_text = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
             tokens = best_span(logits.starts[row], logits.ends[row], is_of_text, self._options.max_answer_tokens)
-            spans.append(None if tokens is None else _answer_span(tokens, offsets[row], pair.text))
+            spans.append(_answer_span(tokens, offsets[row], pair.text))
         return spans
 
     def _logits(self, batch: Any) -> SpanLogits:
@@ -188,8 +187,13 @@ def _pairs(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> l
     return pairs
 
 
-def _answer_span(tokens: TokenSpan, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan:
-    """Return the characters of a span of tokens. offsets: the first and last character of each token in `text`."""
+def _answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan | None:
+    """Return the characters of a span of tokens; None for None.
+
+    offsets: the first and last character in `text` of each token.
+    """
+    if tokens is None:
+        return None
     start, _ = offsets[tokens.first]
     _, end = offsets[tokens.last]
     return AnswerSpan(tokens.score, text[start:end])

@@ -101,7 +101,9 @@ def amount(value: Any) -> float | None:
     if value is None or isinstance(value, bool):
         return None
     try:
-        number = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
+        if isinstance(value, str):
+            value = value.strip().removeprefix("$")
+        number = float(value)
     except Exception:  # noqa: BLE001 - objects of a user's backend may raise anything
         return None
     return number if 0 <= number < math.inf else None

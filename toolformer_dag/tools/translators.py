@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -180,6 +180,13 @@ class Int8:
         return texts
 
 
+class EncodedText(NamedTuple):
+    """The token ids of a text to translate, or None and the reason why it is not translated."""
+
+    ids: list[int] | None
+    reason: str = ""
+
+
 class NeuralTranslator:
     """NLLB, in transformers or CTranslate2, with fastText's language identification; both are loaded at first use."""
 
@@ -198,25 +205,33 @@ class NeuralTranslator:
 
     def _translate(self, texts: Sequence[str]) -> list[ToolResult]:
         """Translate texts in one batch; the caller holds the lock. Texts that are not translated get a reason."""
-        encoded = self._encoded_texts(texts)
-        id_lists = [ids for ids in encoded if not isinstance(ids, ToolResult)]
-        translations = iter(self._checkpoint.translate(id_lists) if id_lists else [])
+        encoded_texts = self._encoded_texts(texts)
+        id_lists = [encoded.ids for encoded in encoded_texts if encoded.ids is not None]
+        translations = iter(self._translations(id_lists))
         results = []
-        for ids in encoded:
-            results.append(ids if isinstance(ids, ToolResult) else ToolResult(next(translations)))
+        for encoded in encoded_texts:
+            if encoded.ids is None:
+                results.append(ToolResult(None, encoded.reason))
+            else:
+                results.append(ToolResult(next(translations)))
         return results
 
-    def _encoded_texts(self, texts: Sequence[str]) -> list[list[int] | ToolResult]:
-        """Return the token ids of each text, or a result with the reason why it is not translated."""
+    def _translations(self, id_lists: Sequence[list[int]]) -> list[str]:
+        """Return the translation of each text, by its token ids; without texts the model is not run."""
+        return self._checkpoint.translate(id_lists) if id_lists else []
+
+    def _encoded_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Return the token ids of each text, or the reason why it is not translated."""
         tokenizer = self._checkpoint.tokenizer
         languages = self._identifier.identify(texts)
-        encoded: list[list[int] | ToolResult] = []
+        encoded_texts = []
         for text, language in zip(texts, languages, strict=True):
             try:
-                encoded.append(self._encoded(text, language.label, tokenizer))
+                ids = self._encoded(text, language.label, tokenizer)
+                encoded_texts.append(EncodedText(ids))
             except NoResult as error:
-                encoded.append(ToolResult(None, error.reason))
-        return encoded
+                encoded_texts.append(EncodedText(None, error.reason))
+        return encoded_texts
 
     def _encoded(self, text: str, label: str, tokenizer: Any) -> list[int]:
         """Return the token ids of a text in a language, by fastText's label such as "de".

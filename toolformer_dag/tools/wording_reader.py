@@ -162,5 +162,6 @@ def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passag
     results = []
     for question, question_passages in zip(questions, passages, strict=True):
         text = answer(question, question_passages)
-        results.append(ToolResult(text) if text else NO_ANSWER)
+        result = ToolResult(text) if text else NO_ANSWER
+        results.append(result)
     return results

@@ -185,8 +185,7 @@ def in_or_after_calls(
 ) -> list[bool]:
     """Return for each token of `row` whether it is in a call or among the LEARNED_AFTER tokens after one.
 
-    A call is what stands between ` [` and the `]` that closes it; any text in brackets counts. As an example, of the
-    tokens `It is` ` [` `Add(1, 2)` `-> 3` `]` ` 3` ` .` those from ` [` to `]` are in a call, and LEARNED_AFTER more.
+    A call goes from ` [` to the `]` that closes it, as in `It is [Add(1, 2) -> 3] 3.`; any text in brackets counts.
 
     row: token ids of a sequence.
     start: the tokens of ` [`.

@@ -106,14 +106,14 @@ def _require(library: str, *, extra: str, without: str) -> None:
 
 
 def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
-    """Load the base model in the form in which it is trained.
+    """Load the base model in the form in which it is trained; with `lora_rank`, frozen weights with adapters.
 
     world: the number of processes that divide the weights. Above 1, each process loads its share of every weight (FSDP2
         of torch, by transformers).
     checkpoint: where a run with divided weights resumes, the folder from which they are read; None reads the base.
 
-    With `lora_rank`, the weights are frozen and carry adapters. Sets the number of torch threads of the process. Raises
-    ModelError, and TrainingError for packing with a model that does not keep packed texts apart.
+    Sets the number of torch threads of the process. Raises ModelError, and TrainingError for packing with a model that
+    does not keep packed texts apart.
     """
     model = _loaded(base, settings, world, checkpoint)
     _make_trainable(model)

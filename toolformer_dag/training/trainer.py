@@ -242,7 +242,8 @@ def prepare(
     arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     _ = arguments.device  # reading it joins the processes, which has to happen before weights are divided among them
 
-    model = trained_model(base, settings, world_size() if divided else 1, checkpoint)
+    processes = world_size() if divided else 1
+    model = trained_model(base, settings, processes, checkpoint)
     _drop_unknown_padding(encoding.tokenizer, model)
     callbacks: list[TrainerCallback] = [ProgressCallback(objective.metric, progress, measured)]
     if divided:

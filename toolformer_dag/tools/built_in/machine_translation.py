@@ -37,11 +37,14 @@ class EmbeddedTranslator:
         return Identifier(self._chosen)
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        """Translate each text word by word, as far as the lexicon has its words."""
+        """Translate each text word by word; a text without a word of the lexicon has the reason `unknown_phrase`."""
         results = []
         for text in texts:
             translation = translate(text)
-            results.append(ToolResult(translation) if translation else ToolResult(None, "unknown_phrase"))
+            if translation:
+                results.append(ToolResult(translation))
+            else:
+                results.append(ToolResult(None, "unknown_phrase"))
         return results
 
     def wants(self, text: str) -> str | None:

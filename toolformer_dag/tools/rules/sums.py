@@ -196,9 +196,8 @@ def _divides_to(result: int, *, dividend: int, divisor: int) -> bool:
 def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
     """Return whether the calculator prints the value numerator / denominator as this result.
 
-    The calculator rounds half up to two decimals: it prints 2.35 for each value with 2.345 <= value < 2.355, that is
-    for result - 0.005 <= value < result + 0.005. A whole result has to be exact, because 2001 / 1999 is 1.00 for any
-    two years. Result and value are in units of 1 / UNIT; the denominator is positive.
+    It rounds half up to two decimals: result - 0.005 <= value < result + 0.005. A whole result has to be exact, because
+    2001 / 1999 is 1.00 for any two years. Result and value are in units of 1 / UNIT; the denominator is positive.
     """
     # Both sides are multiplied by the denominator, so that integers are compared and nothing is rounded.
     difference = numerator - result * denominator  # value - result
