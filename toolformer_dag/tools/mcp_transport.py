@@ -35,10 +35,10 @@ READ_SECONDS = 300.0
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
     """Return how to reach an MCP server, for `mcp.Client`: a command with its environment, or a URL with its headers.
 
-    A command gets the environment variables that the SDK passes on (PATH, HOME, ...) and those that the options name; a
-    URL gets a bearer token, if the options name a variable that holds one. key: of the tool's section, for messages.
+    A command gets the environment variables of the SDK (PATH, HOME, ...) and those that the options name; a URL gets
+    the bearer token. Raises ToolDown for a program that does not exist, and for a variable that is not set.
 
-    Raises ToolDown for a program that does not exist, and for a variable that is not set.
+    key: of the tool's section, for messages.
     """
     if options.command is not None:
         return _command(key, options, options.command)

@@ -130,13 +130,13 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return a function that chooses the few tools that may be called after a text; None where no choice is needed.
-
-    - tools: all tools, by their names in texts.
-    - most: how many tools are chosen; 0 for no limit.
+    """Return a function that chooses the tools that may be called after a text; None where all may.
 
     The function gets a text and the names of the tools that are allowed after it, and returns at most `most` of them:
     those whose descriptions fit the last NEAR words best. Calls in the text are not read.
+
+    - tools: all tools, by their names in texts.
+    - most: how many tools are chosen; 0 for no limit.
     """
     if not _chooses(tool_count=len(tools), most=most):
         return None

@@ -165,9 +165,10 @@ class NamedModel(NamedTuple):
 def checkpoint_of(name: str) -> NamedModel:
     """Return the model that a name in the settings of evaluation stands for, and whether it calls tools.
 
-    - the name of a checkpoint, such as "finetuned_checkpoint": that one; it calls tools, whichever it is
-    - its condition, a row of the paper's tables such as "Toolformer": that one; it calls tools if the paper's does
-    - the same disabled, "Toolformer (disabled)": that one, without tools
+    - a checkpoint, such as "finetuned_checkpoint": it calls tools, whichever it is
+    - a condition, a row of the paper's tables such as "Toolformer": its checkpoint, which calls tools if the paper's
+      does
+    - "Toolformer (disabled)": the same checkpoint without tools
     - "base": the model of the settings, without tools
     - anything else: another model, which calls tools
     """

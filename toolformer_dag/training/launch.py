@@ -338,11 +338,7 @@ class _Watch:
         self.error: str | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Handle an event of a training process: an error, a step, or a measured value.
-
-        The first error is kept in `error`; {"step": 3, "of": 20} is reported as progress; measured values are handed to
-        the caller's function, where there is one.
-        """
+        """Handle an event of a training process: keep its error, report its step, or pass on its measured values."""
         if "error" in event:
             if self.error is None:
                 self.error = event["error"]

@@ -165,15 +165,16 @@ def _share_options(name: str, source: dict[str, Any], world: int) -> dict[str, A
 def layers(config: Any, source: dict[str, Any]) -> str:
     """Return the name of the list of layers within the base model: `h` of GPT-J, `layers` of Llama.
 
-    It is the module list with the most parameters. source: `trust_remote_code` is read.
+    It is the module list with the most parameters. source: says in `trust_remote_code` whether the model's own code may
+    run.
     """
     with torch.device("meta"):  # allocates no weights
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=source["trust_remote_code"])
-    parameters_of: dict[str, int] = {}
+    parameter_counts: dict[str, int] = {}
     for name, module in skeleton.base_model.named_modules():
         if isinstance(module, nn.ModuleList):
-            parameters_of[name] = sum(weight.numel() for weight in module.parameters())
-    return max(parameters_of, key=parameters_of.__getitem__)
+            parameter_counts[name] = sum(weight.numel() for weight in module.parameters())
+    return max(parameter_counts, key=parameter_counts.__getitem__)
 
 
 def with_adapters(model: Any, rank: int) -> Any:

@@ -207,12 +207,17 @@ def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, ob
 
     The files of `folder` that are hashed have to be there already.
     """
-    written_report = asdict(report)
+    record = {"report": _written_report(report), **identity, FILES: hashes_beside(folder / RECORD)}
+    (folder / RECORD).write_bytes(sealed(str(folder), record))
+
+
+def _written_report(report: TrainingReport) -> dict[str, Any]:
+    """Return a report as the record holds it, with points such as {"step": 4, "perplexity": 2.5}."""
+    written = asdict(report)
     for name in CURVES:
         points: tuple[Point, ...] = getattr(report, name)
-        written_report[name] = [{"step": point.step, point.measure: point.value} for point in points]
-    record = {"report": written_report, **identity, FILES: hashes_beside(folder / RECORD)}
-    (folder / RECORD).write_bytes(sealed(str(folder), record))
+        written[name] = [{"step": point.step, point.measure: point.value} for point in points]
+    return written
 
 
 def read_report(folder: Path) -> TrainingReport | None:
@@ -315,10 +320,15 @@ def finetuned_or_base(settings: Settings) -> str:
     checkpoint_files(settings).receive()
     base = model_name(settings.model)
     finetuned = checkpoint_folder(settings)
-    if finetuned.is_dir():
-        damaged = damaged_beside(finetuned / RECORD)
-        if damaged:
-            raise DamagedCheckpoint(damaged[0])
+    _check_whole(finetuned)
     record = _whole_record(finetuned) or {}
     is_of_this_base = record.get("base") == model_identity(base, settings.model.revision)
     return str(finetuned) if is_of_this_base else base
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise DamagedCheckpoint where a file of a checkpoint is damaged; a missing folder is accepted."""
+    if folder.is_dir():
+        damaged = damaged_beside(folder / RECORD)
+        if damaged:
+            raise DamagedCheckpoint(damaged[0])

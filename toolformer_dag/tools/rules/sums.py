@@ -34,9 +34,9 @@ NO_OPERANDS = UNITS_OF_TIME | {"zero", "one", "hundred", "thousand", "million", 
 """Words that SPELLED has as numbers, and that are rarely quantities by themselves."""
 
 
-def _whole_number(spelled: Iterable[str]) -> str:
-    """Return the one of several ways to write a number in digits that has no point: `12` of `12` and `12.0`."""
-    return next(number for number in spelled if "." not in number)
+def _whole_number(spellings: Iterable[str]) -> str:
+    """Return the spelling in digits without a point: `12` of `12` and `12.0`."""
+    return next(number for number in spellings if "." not in number)
 
 
 WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
@@ -58,10 +58,10 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
 
     For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. The two numbers stand
     within WINDOW tokens before it; the nearest pairs come first, at most MOST_CALLS of them. A number with decimals may
-    be a result that the calculator rounds, a whole number is only an exact one.
+    be a rounded result, a whole number is only an exact one.
 
-    strict: for web pages, where many numbers are no results. The result is at least 20 or has decimals, no operand is
-    0, 1 or 2, and the result is no year and no part of a date, time or version.
+    strict: for web pages. Results are at least 20 or have decimals, and are no year and no part of a date, time or
+    version; operands are not 0, 1 or 2.
     """
     text_numbers = sorted([*_in_digits(text), *_in_words(text)])
     positions = _token_positions(text, text_numbers)
@@ -168,11 +168,10 @@ def _pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand,
 def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
     """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
 
-    For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero are left out, and so are operations that
-    leave a number as it is: `a * 1`, `a / 1`.
+    For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero, `a * 1` and `a / 1` are left out.
 
-    Values are integers in units of 1 / UNIT: 2.5 is 2.5 * UNIT. A product of two values is in units of 1 / UNIT², so
-    it is divided by UNIT; a quotient of two values has lost the unit, so it is multiplied by UNIT.
+    Values are integers in units of 1 / UNIT: 2.5 is 2.5 * UNIT. So a product has to be divided by UNIT, and a quotient
+    to be multiplied by it.
     """
     large, small = (a, b) if a.value > b.value else (b, a)
     if _rounds_to(result, numerator=a.value + b.value, denominator=1):
