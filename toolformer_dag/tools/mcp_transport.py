@@ -257,20 +257,20 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-class _Failure(NamedTuple):
+class _ConnectionFailure(NamedTuple):
     """What is wrong with a connection, and what the user can do."""
 
     problem: str
     remedy: str
 
 
-def _failure(options: McpOptions, cause: BaseException) -> _Failure:
+def _failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
     """Return what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
     if isinstance(cause, ValidationError):
         problem = f"a description from the MCP server {options.shown} breaks the protocol"
-        return _Failure(problem, remedy="fix the server, use another version of it")
+        return _ConnectionFailure(problem, remedy="fix the server, use another version of it")
     if options.command is not None:
         problem = f"the MCP server {options.shown} does not start in {options.cwd}"
-        return _Failure(problem, remedy="run the command by hand to see its output")
+        return _ConnectionFailure(problem, remedy="run the command by hand to see its output")
     problem = f"no MCP server answers at {options.shown}"
-    return _Failure(problem, remedy="start it, correct the url")
+    return _ConnectionFailure(problem, remedy="start it, correct the url")
