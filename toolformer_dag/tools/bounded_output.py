@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import IO
 
 IDENTIFIER = rb'"id"\s*:\s*([0-9]+)'
@@ -43,29 +45,41 @@ def _mended_escape(match: re.Match[bytes]) -> bytes:
 
 
 def pass_on(limit: int, message: str, command: list[str]) -> int:
-    """Run a program to its end, and copy the lines that it prints to the standard output; return its exit code.
+    """Run a program to its end, copy the lines that it prints to the standard output, and return its exit code.
 
-    A line longer than `limit` bytes, which would fill the memory of whoever reads it, is replaced by an error in the
-    form of JSON-RPC that says `message`. Half surrogate pairs are replaced (`mended`).
+    A line longer than `limit` bytes is replaced by an error that says `message`, and half surrogate pairs are replaced.
     """
     threading.Thread(target=end_after_parent, args=(os.getppid(),), daemon=True).start()
-    output = sys.stdout.buffer
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
-        while line := program.stdout.readline(limit):
-            is_cut = len(line) >= limit and not line.endswith(b"\n")
-            if is_cut:
-                end = skip_line(program.stdout, line, limit)  # the last bytes of the long line
-                line = error_answer(line, end, message)
-            output.write(mended(line))
-            output.flush()
+        for line in bounded_lines(program.stdout, limit, message):
+            sys.stdout.buffer.write(mended(line))
+            sys.stdout.buffer.flush()
     return program.returncode
 
 
+def bounded_lines(stream: IO[bytes], limit: int, message: str) -> Iterator[bytes]:
+    """Yield the lines of a stream; in place of a line longer than `limit` bytes, an error that says `message`."""
+    for line in iter(partial(stream.readline, limit), b""):
+        if is_unfinished(line, limit):
+            end = skip_line(stream, line, limit)
+            yield error_answer(line, end, message)
+        else:
+            yield line
+
+
+def is_unfinished(line: bytes, limit: int) -> bool:
+    """Return whether `readline(limit)` stopped at its limit, before the end of the line."""
+    return len(line) >= limit and not line.endswith(b"\n")
+
+
 def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
-    """Read the rest of a line that `beginning` begins, `limit` bytes at a time; return at least its last END_BYTES."""
+    """Read the rest of a line, `limit` bytes at a time, and return at least its last END_BYTES.
+
+    beginning: what was read of the line already.
+    """
     end = beginning
-    while len(end) >= limit and not end.endswith(b"\n"):
+    while is_unfinished(end, limit):
         end = end[-END_BYTES:] + stream.readline(limit)
     return end
 
@@ -73,8 +87,8 @@ def skip_line(stream: IO[bytes], beginning: bytes, limit: int) -> bytes:
 def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
     """Return a line of JSON-RPC to send in place of an answer that is too long: an error that says `message`.
 
-    beginning, end: of the long answer. The number of the request that it answers stands in one of them, and is
-    repeated. Where it stands in neither, the line is a message that clients ignore.
+    beginning, end: parts of the long answer. The number of its request is looked for in both; an error without a number
+    is ignored by clients.
     """
     answer: dict[str, object] = {"jsonrpc": "2.0"}
     number = ID_AT_THE_END.search(end) or ID_AT_THE_BEGINNING.match(beginning)
@@ -85,11 +99,8 @@ def error_answer(beginning: bytes, end: bytes, message: str) -> bytes:
 
 
 def end_after_parent(parent: int) -> None:
-    """Kill this process group, and the program with it, once the process `parent` has ended.
-
-    The system then gives this process another parent.
-    """
-    while os.getppid() == parent:
+    """Wait until the process `parent` has ended, then kill this process group and the program with it."""
+    while os.getppid() == parent:  # an orphan gets another parent
         time.sleep(1.0)
     os.killpg(0, signal.SIGKILL)
 

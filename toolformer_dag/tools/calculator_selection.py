@@ -27,15 +27,14 @@ ONE_OF = 100
 
 
 def selection_rule(text: str, whole: str) -> str | None:
-    """Return why calculator calls are worth trying in a text: the first rule that it meets (appendix A), or None.
+    """Return the first rule of appendix A by which calculator calls are worth trying in a text, or None.
 
     - "operation" (i): of three numbers close together, one is the result of an operation on the others.
-    - "phrase" (ii): `=`, `equals`, `equal to`, `total of` or `average of` before a number. White space, a currency or
-      another sign may stand between them.
-    - "three_numbers" (iii): three numbers, for 1 % of the documents. A hash of `whole`, the text of the document, picks
-      them, so a document and its segments are selected together.
+    - "phrase" (ii): one of PHRASES, such as `equals`, before a number; white space or a sign may stand between them.
+    - "three_numbers" (iii): three numbers, in 1 % of the documents. A hash of `whole`, the document's text, picks them,
+      so that a document and its segments are selected together.
 
-    Raises OverBudget for a text with too many pairs of numbers to try (`holds_operation`).
+    Raises OverBudget for a text with too many pairs of numbers to try.
     """
     all_numbers = numbers(text)
     has_three = len(all_numbers) >= 3
@@ -64,24 +63,29 @@ def _is_picked(whole: str) -> bool:
 def holds_operation(text: str, all_numbers: Sequence[Number]) -> bool:
     """Return whether, of three numbers close together, one is the sum, difference, product or quotient of the others.
 
-    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. The three numbers have to stand within WINDOW tokens (a
-    word, a number and a punctuation mark are a token each). The result may be rounded to two decimals, as the
-    calculator rounds. A whole number is only an exact result, because 2001 / 1999 is 1.00 for any two years.
+    True for "3 men and 4 women, 7 people", because 3 + 4 = 7. Close together means within WINDOW tokens: words, numbers
+    and punctuation marks. A result with decimals may be rounded to two of them. A whole number has to be exact, because
+    2001 / 1999 is 1.00 for any two years.
 
-    all_numbers: the numbers of the text, in order. Each number is paired with the numbers before it, and the text is
-    searched for the result of each pair. Raises OverBudget after MAX_PAIRS pairs.
+    all_numbers: the numbers of the text, in order. Raises OverBudget for more than MAX_PAIRS pairs of operands.
     """
     placed = _placed_numbers(text, all_numbers)
     budget = WorkBudget(MAX_PAIRS)
-    first_near = 0  # index of the first number within WINDOW tokens before number `second`
     for second, position in enumerate(placed.positions):
-        while position - placed.positions[first_near] >= WINDOW:
-            first_near += 1
+        first_near = bisect_right(placed.positions, position - WINDOW)  # the first number within the window before
         budget.spend(second - first_near)
-        operations = chain(_sums(placed, first_near, second), _products(placed, first_near, second))
-        if any(_has_third(placed, operation, second) for operation in operations):
+        if _is_last_operand(placed, first_near, second):
             return True
     return False
+
+
+def _is_last_operand(placed: "_PlacedNumbers", first_near: int, second: int) -> bool:
+    """Return whether an operation on number `second` and a number before it has a result that stands near them.
+
+    first_near, second: indexes of numbers; the other operand is one of the numbers from `first_near` on.
+    """
+    operations = chain(_sums(placed, first_near, second), _products(placed, first_near, second))
+    return any(_has_third(placed, operation, second) for operation in operations)
 
 
 class _Operation(NamedTuple):
@@ -125,24 +129,29 @@ def _placed_numbers(text: str, all_numbers: Sequence[Number]) -> _PlacedNumbers:
     step = gcd(UNIT // 100, *(number.value for number in all_numbers))
     values = [number.value // step for number in all_numbers]
     positions = _token_positions(text, all_numbers)
-    positions_of: dict[int, list[int]] = defaultdict(list)
-    for value, position in zip(values, positions, strict=True):
-        positions_of[value].append(position)
     return _PlacedNumbers(
         values=values,
         unit=UNIT // step,
         positions=positions,
-        positions_of=dict(positions_of),
+        positions_of=_positions_by_value(values, positions),
         smallest=min(values, default=0),
         largest=max(values, default=0),
     )
 
 
+def _positions_by_value(values: Sequence[int], positions: Sequence[int]) -> Mapping[int, Sequence[int]]:
+    """Return for each value the positions of the numbers with this value, in order."""
+    positions_of: dict[int, list[int]] = defaultdict(list)
+    for value, position in zip(values, positions, strict=True):
+        positions_of[value].append(position)
+    return dict(positions_of)
+
+
 def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bool:
     """Return whether the result of an operation stands near its operands, as a third number of the text.
 
-    True for the operands 2 and 3 of "2 and 3 is 5". The result may stand before, between or after the operands, but all
-    three have to lie within WINDOW tokens. An operand itself is no result: 4 and 2 have none in "4 - 2".
+    True for 2 and 3 in "2 and 3 is 5". All three have to lie within WINDOW tokens, in any order. An operand itself is
+    no result: 4 and 2 have none in "4 - 2".
 
     second: the index of the later operand; `operation.first` is the index of the earlier one.
     """
@@ -162,25 +171,20 @@ def _has_third(placed: _PlacedNumbers, operation: _Operation, second: int) -> bo
 def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the sums and differences of number `second` and each number from `first_near` up to it.
 
-    Results that the text does not have as a number are left out. The text may have the exact value, or the value
-    rounded half up to hundredths; a rounded value that is whole does not count.
-
-    first_near, second: indexes of numbers. Values are integers in units of 1 / `placed.unit`.
+    Only results that the text has as a number are yielded, exact or rounded. first_near, second: indexes of numbers.
     """
-    unit = placed.unit
-    hundredth = unit // 100
-    has_finer_values = hundredth > 1  # else every sum is exact in hundredths
     values = placed.values
     in_text = placed.positions_of
-    b = values[second]
+    unit = placed.unit
+    has_finer_values = unit > 100  # else every sum is exact in hundredths
     for first in range(first_near, second):
-        a = values[first]
-        difference = a - b if a > b else b - a
-        for exact in (a + b, difference):
+        total = values[first] + values[second]
+        difference = abs(values[first] - values[second])
+        for exact in (total, difference):
             if exact in in_text:
                 yield _Operation(first, exact)
             if has_finer_values:
-                rounded = _rounded_half_up(exact, 1, hundredth)
+                rounded = _rounded_half_up(exact, 1, unit // 100)
                 is_whole = rounded % unit == 0
                 if not is_whole and rounded in in_text:
                     yield _Operation(first, rounded)
@@ -189,36 +193,32 @@ def _sums(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Ope
 def _products(placed: _PlacedNumbers, first_near: int, second: int) -> Iterator[_Operation]:
     """Yield the products and quotients of number `second` and each number from `first_near` up to it.
 
-    Results that the text does not have as a number are left out, exact or rounded, as in `_sums`. Each result is a
-    fraction numerator / denominator in units of 1 / `placed.unit`. Most results lie far outside the numbers of the
-    text, and are skipped before the division, which costs the most.
-
-    first_near, second: indexes of numbers.
+    Only results that the text has as a number are yielded, exact or rounded. Most results lie far outside the numbers
+    of the text, and are skipped before the division, which costs the most. first_near, second: indexes of numbers.
     """
     unit = placed.unit
-    hundredth = unit // 100
-    values = placed.values
-    in_text = placed.positions_of
     # A result outside these bounds rounds to no number of the text.
-    least = placed.smallest - hundredth
-    most = placed.largest + hundredth
-    b = values[second]
+    least = placed.smallest - unit // 100
+    most = placed.largest + unit // 100
+    b = placed.values[second]
     for first in range(first_near, second):
-        a = values[first]
-        product = (a * b, unit)
-        first_by_second = (a * unit, b)
-        second_by_first = (b * unit, a)
-        for numerator, denominator in (product, first_by_second, second_by_first):
-            divides_by_zero = denominator == 0
-            if divides_by_zero or not least * denominator <= numerator <= most * denominator:
-                continue
-            exact, remainder = divmod(numerator, denominator)
-            if remainder == 0 and exact in in_text:
-                yield _Operation(first, exact)
-            rounded = _rounded_half_up(numerator, denominator, hundredth)
-            is_whole = rounded % unit == 0
-            if not is_whole and rounded in in_text:
-                yield _Operation(first, rounded)
+        a = placed.values[first]
+        fractions = ((a * b, unit), (a * unit, b), (b * unit, a))  # a * b, a / b and b / a
+        for numerator, denominator in fractions:
+            if denominator and least * denominator <= numerator <= most * denominator:
+                for result in _results_in_text(placed, numerator, denominator):
+                    yield _Operation(first, result)
+
+
+def _results_in_text(placed: _PlacedNumbers, numerator: int, denominator: int) -> Iterator[int]:
+    """Yield the exact and the rounded value of numerator / denominator, each where the text has it as a number."""
+    exact, remainder = divmod(numerator, denominator)
+    if remainder == 0 and exact in placed.positions_of:
+        yield exact
+    rounded = _rounded_half_up(numerator, denominator, placed.unit // 100)
+    is_whole = rounded % placed.unit == 0
+    if not is_whole and rounded in placed.positions_of:
+        yield rounded
 
 
 def _rounded_half_up(numerator: int, denominator: int, hundredth: int) -> int:

@@ -44,8 +44,8 @@ _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
     """Yield the foreign chunks of a text that have English chunks before and after them, in order (appendix A).
 
-    A chunk is ten tokens of a paragraph; the next one begins five tokens later. Raises OverBudget where fastText, which
-    identifies the language of chunks, would get more than MAX_CHARACTERS, and what `Identifier.identify` raises.
+    A chunk is ten tokens of a paragraph; the next one begins five tokens later. Raises what `Identifier.identify`
+    raises, and OverBudget where fastText would get more than MAX_CHARACTERS.
     """
     budget = WorkBudget(MAX_CHARACTERS)
     chunks: list[list[str]] = []
@@ -56,26 +56,20 @@ def foreign_chunks(text: str, identifier: Identifier) -> Iterator[str]:
         return
     borders = english_borders(chunks, identifier, budget)
     for chunk in foreign:
-        if borders.first < chunk.place < borders.last:
+        if borders.first < chunk.number < borders.last:
             yield chunk.text
 
 
-class PlacedChunk(NamedTuple):
-    """A chunk of a text: its number among all chunks, and its text."""
+class NumberedChunk(NamedTuple):
+    """A chunk of a text: its number among all chunks, from 0, and its text."""
 
-    place: int
+    number: int
     text: str
 
 
-def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> list[PlacedChunk]:
-    """Return the chunks in another language than English, each with its number among all chunks.
-
-    Chunks that plainly are English are not identified (`may_be_foreign`). Raises OverBudget.
-    """
-    candidates = []
-    for place, chunk in enumerate(chunks):
-        if may_be_foreign(chunk):
-            candidates.append(PlacedChunk(place, chunk_text(chunk)))
+def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBudget) -> list[NumberedChunk]:
+    """Return the chunks in another language than English, as fastText identifies it. Raises OverBudget."""
+    candidates = _unclear_chunks(chunks)
     texts = [candidate.text for candidate in candidates]
     budget.spend(sum(map(len, texts)))
     foreign = []
@@ -83,6 +77,15 @@ def _foreign(chunks: Sequence[list[str]], identifier: Identifier, budget: WorkBu
         if language.label != ENGLISH_LABEL and language.confidence > CONFIDENCE:
             foreign.append(candidate)
     return foreign
+
+
+def _unclear_chunks(chunks: Sequence[list[str]]) -> list[NumberedChunk]:
+    """Return the chunks that are not plainly English, so that fastText has to identify their language."""
+    unclear = []
+    for number, chunk in enumerate(chunks):
+        if may_be_foreign(chunk):
+            unclear.append(NumberedChunk(number, chunk_text(chunk)))
+    return unclear
 
 
 def paragraph_chunks(paragraph: str) -> list[list[str]]:
@@ -132,12 +135,11 @@ def english_borders(chunks: Sequence[list[str]], identifier: Identifier, budget:
     Chunks are identified from both ends inwards, as few as needed. Without an English chunk the first number is above
     the last, so that no chunk lies between them. Raises OverBudget.
     """
-    for place, chunk in enumerate(chunks):
-        if _is_english(chunk, identifier, budget):
-            first = place
-            break
-    else:
-        return EnglishBorders(first=len(chunks), last=-1)
+    first = 0
+    while first < len(chunks) and not _is_english(chunks[first], identifier, budget):
+        first += 1
+    if first == len(chunks):
+        return EnglishBorders(first, last=-1)
     last = len(chunks) - 1
     while not _is_english(chunks[last], identifier, budget):  # ends at `first` at the latest
         last -= 1

@@ -56,8 +56,7 @@ class Endpoint:
         self.shown = shown_url(url)
         self._url = url
         self._seconds = seconds
-        header_secrets = [value.split()[-1] for value in headers.values()]  # the key of `Bearer KEY`
-        self._secrets = [*url_secrets(url), *header_secrets]
+        self._secrets = [*url_secrets(url), *_header_secrets(headers)]
         self._client = httpx.AsyncClient(timeout=seconds, headers={"Accept-Encoding": "gzip, deflate", **headers})
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -86,6 +85,11 @@ class Endpoint:
             return HttpAnswer(response.status_code, await _read_body(response))
 
 
+def _header_secrets(headers: Mapping[str, str]) -> list[str]:
+    """Return the last word of each header's value, such as the key in `Bearer KEY`."""
+    return [value.split()[-1] for value in headers.values()]
+
+
 async def _read_body(response: "httpx.Response") -> bytes:
     """Read the body of a response block by block, so that no more than MAX_ANSWER_BYTES are ever decompressed.
 
@@ -108,7 +112,7 @@ class HttpReader:
     """An OpenAI-compatible endpoint, with a request per question; the runner handles retries and limits."""
 
     def __init__(self, options: QuestionAnsweringOptions) -> None:
-        """Prepare requests. Raises ToolDown where the environment variable with the key has none."""
+        """Prepare requests. Raises ToolDown where the environment variable with the key is empty or malformed."""
         self._options = options
         parts = urlsplit(str(options.url))
         url = parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions").geturl()
@@ -122,34 +126,33 @@ class HttpReader:
         """
         results = []
         for question, question_passages in zip(questions, passages, strict=True):
-            results.append(self._ask(reader_input(question, question_passages)))
+            results.append(self._answer(reader_input(question, question_passages)))
         return results
 
-    def _ask(self, text: str) -> ToolResult:
-        """Send a question with its passages to the endpoint, and return its answer, or the reason why it has none.
+    def _answer(self, text: str) -> ToolResult:
+        """Send a question with its passages to the endpoint, and return its answer or the reason why there is none.
 
-        text: question and passages as one input. Raises RetryableError where the endpoint is busy or reports an error,
-        ToolDown for a status that every request would get.
+        Raises RetryableError where the endpoint is busy or reports an error, ToolDown for the statuses of REFUSED.
         """
-        request = {
-            "model": self._options.model,
-            "messages": [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}],
-            "temperature": 0,
-            "max_tokens": self._options.max_answer_tokens,
-        }
         try:
-            answer = self._endpoint.post(request)
+            answer = self._endpoint.post(self._request(text))
         except NoResult as error:
             return ToolResult(None, error.reason)
         self._check_status(answer)
         if answer.status != 200:
             return ToolResult(None, f"status_{answer.status}")
         completion = _json_object(answer.body)
-        reported_error = completion.get("error")  # some gateways send errors with status 200
-        if reported_error:
-            excerpt = self._endpoint.public(str(reported_error)[:EXCERPT_CHARACTERS])
-            raise RetryableError(f"{self._endpoint.shown}: {excerpt}")
+        self._check_completion(completion)
         return _result(completion)
+
+    def _request(self, text: str) -> Mapping[str, object]:
+        """Return the body of a request for a chat completion that answers `text`, greedily."""
+        return {
+            "model": self._options.model,
+            "messages": [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}],
+            "temperature": 0,
+            "max_tokens": self._options.max_answer_tokens,
+        }
 
     def _check_status(self, answer: HttpAnswer) -> None:
         """Raise an error for an HTTP status after which there is no answer.
@@ -167,9 +170,16 @@ class HttpReader:
                 "model or api_key_variable of [tools.question_answering], or check the account"
             )
 
+    def _check_completion(self, completion: Mapping[str, Any]) -> None:
+        """Raise RetryableError where an answer with status 200 reports an error, as some gateways send it."""
+        error = completion.get("error")
+        if error:
+            excerpt = self._endpoint.public(str(error)[:EXCERPT_CHARACTERS])
+            raise RetryableError(f"{self._endpoint.shown}: {excerpt}")
+
 
 def _headers(key_variable: str | None) -> Mapping[str, str]:
-    """Return the header with the key in an environment variable; none without a variable.
+    """Return the header with the key that an environment variable holds; no header without a variable.
 
     Raises ToolDown where the variable is empty or cannot stand in a header.
     """
@@ -194,12 +204,11 @@ def _json_object(body: bytes) -> Mapping[str, Any]:
 
 
 def _result(completion: Mapping[str, Any]) -> ToolResult:
-    """Return the answer in a chat completion, with the cost where the endpoint reports it (`usage.cost`).
+    """Return the answer in a chat completion, with its cost where the endpoint reports one (`usage.cost`).
 
     Reasons: `no_answer` where the answer is empty or UNKNOWN, and `malformed_response` for another form of completion.
     """
-    usage = completion.get("usage")
-    cost = usage.get("cost") if isinstance(usage, dict) else None
+    cost = _cost(completion)
     try:
         answer = completion["choices"][0]["message"]["content"].strip()
     except (LookupError, TypeError, AttributeError):
@@ -208,3 +217,9 @@ def _result(completion: Mapping[str, Any]) -> ToolResult:
     if not answer or is_unknown:
         return ToolResult(None, NO_ANSWER.reason, cost=cost)
     return ToolResult(answer, cost=cost)
+
+
+def _cost(completion: Mapping[str, Any]) -> Any:
+    """Return the cost that a chat completion reports in `usage.cost`; None where it reports none."""
+    usage = completion.get("usage")
+    return usage.get("cost") if isinstance(usage, dict) else None

@@ -14,7 +14,8 @@ from toolformer_dag.tools.tool import NoResult, RetryableError, ToolDown
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
-    from mcp import Client, MCPError
+    from mcp import Client, MCPError, StdioServerParameters
+    from mcp.client import Transport
     from mcp.types import CallToolResult, Tool
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ left open."""
 
 
 class SessionLost(RetryableError):
-    """The server ended or knows the session no more: it has to be opened anew."""
+    """The server has ended, or does not know the session any more: it has to be opened anew."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,8 @@ class McpSession:
 
     - stack: closes the client, then the event loop.
     - portal: runs coroutines in the event loop.
-    - schemas: those of the server's tools, by name.
+    - schemas: of the server's tools, by name, as the server declares them.
+    - tools: the server's tools by name, with the input schema from `schemas`.
     """
 
     options: McpOptions
@@ -41,6 +43,7 @@ class McpSession:
     portal: "BlockingPortal"
     client: "Client"
     schemas: dict[str, ToolSchemas]
+    tools: "dict[str, Tool]"
 
     def call(self, arguments: dict[str, Any]) -> "CallToolResult":
         """Call the tool `options.tool` and return its answer, which may report an error of the tool.
@@ -89,7 +92,7 @@ class McpSession:
         return NoResult("refused")
 
     def _fits_schema(self, answer: "CallToolResult") -> bool:
-        """Return whether the object in an answer is as the tool's output schema says, where there are both."""
+        """Return whether the object in an answer fits the tool's output schema; True where either is missing."""
         content = answer.structured_content
         schemas = self.schemas.get(self.options.tool)
         if answer.is_error or content is None or schemas is None or schemas.output is None:
@@ -118,11 +121,11 @@ def _is_valid(content: Any, schema: Any) -> bool:
 def open_session(key: str, options: McpOptions) -> McpSession:
     """Connect to the MCP server of a tool, starting its command, and return the session.
 
-    key: that of the tool's section, for messages. Raises ToolDown where there is no connection, and where the server
-    does not have the tool any more, or with other arguments than the settings list.
+    Raises ToolDown where there is no connection, and where the server does not have the tool any more, or with other
+    arguments than the settings list. key: of the tool's section, for messages.
     """
-    session, tools = _connected(key, options)
-    tool = tools.get(options.tool)
+    session = _connected(key, options)
+    tool = session.tools.get(options.tool)
     if tool is not None and tool.input_schema == options.input_schema:
         return session
     session.close()
@@ -135,42 +138,50 @@ def open_session(key: str, options: McpOptions) -> McpSession:
 
 def list_tools(options: McpOptions) -> "list[Tool]":
     """Connect to a server and return its tools. Raises ToolDown."""
-    session, tools = _connected(options.server, options)
+    session = _connected(options.server, options)
     session.close()
-    return list(tools.values())
+    return list(session.tools.values())
 
 
-def _connected(key: str, options: McpOptions) -> "tuple[McpSession, dict[str, Tool]]":
-    """Connect to an MCP server and list its tools; return the session, which the caller closes, and the tools by name.
+def _connected(key: str, options: McpOptions) -> McpSession:
+    """Connect to an MCP server, list its tools, and return the session, which the caller closes.
 
-    The connection lives in an event loop in a thread of its own. Raises ToolDown, and then leaves no command running.
-
-    key: the key of the tool's section in the settings, for messages.
+    Raises ToolDown, and then leaves no command running. key: of the tool's section, for messages.
     """
-    from anyio.from_thread import start_blocking_portal
-    from mcp import Client
-
     logging.getLogger("mcp.client.stdio").addFilter(_shorten_traceback)
     target = transport(key, options)
-    schemas: dict[str, ToolSchemas] = {}  # by tool; `mended_streams` fills it while `_all_pages` reads the list
-    stack = ExitStack()  # closes the client, then its event loop
+    stack = ExitStack()
     try:
-        portal = stack.enter_context(start_blocking_portal())  # runs coroutines in the thread of the event loop
-        unopened_client = Client(mended_streams(target, schemas), read_timeout_seconds=options.start_timeout_s)
-        client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
-        listed_tools = portal.call(_all_pages, client, options)
+        return _session_on(stack, target, options)
     except Exception as error:  # the SDK raises many kinds; none may leave a server running
         with suppress(ExceptionGroup, OSError):
             stack.close()
         raise no_session(key, options, error) from error
+
+
+def _session_on(stack: ExitStack, target: "Transport | StdioServerParameters", options: McpOptions) -> McpSession:
+    """Start an event loop in a thread, connect a client in it, and return the session with the server's tools.
+
+    stack: gets the event loop and the client, and closes them in reverse order. Raises what the SDK raises.
+    """
+    from anyio.from_thread import start_blocking_portal
+    from mcp import Client
+
+    schemas: dict[str, ToolSchemas] = {}  # by tool; `mended_streams` fills it while the list of tools is read
+    portal = stack.enter_context(start_blocking_portal())
+    unopened_client = Client(mended_streams(target, schemas), read_timeout_seconds=options.start_timeout_s)
+    client = stack.enter_context(portal.wrap_async_context_manager(unopened_client))
     tools = {}
-    for tool in listed_tools:
+    for tool in portal.call(_listed_tools, client, options):
         tools[tool.name] = tool.model_copy(update={"input_schema": schemas[tool.name].input})
-    return McpSession(options, stack, portal, client, schemas), tools
+    return McpSession(options, stack, portal, client, schemas, tools)
 
 
 def _shorten_traceback(record: logging.LogRecord) -> bool:
-    """Put the SDK's traceback of a line that is no message into the log record's line; a filter that drops nothing."""
+    """Replace the traceback of a log record by its reason on the record's line; as a filter, let every record pass.
+
+    The SDK logs a traceback for each line of a server that is no message.
+    """
     if record.exc_info:
         reason = " ".join(str(record.exc_info[1]).split())
         record.msg = f"{record.msg} ({reason:.200})"
@@ -196,28 +207,33 @@ async def _answer(client: "Client", name: str, arguments: dict[str, Any]) -> "Ca
         raise NoResult("malformed_response") from error
 
 
-async def _all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
-    """Return the tools of a server, from all pages of its list; a tool that is on two pages is there twice.
-
-    Each page names the next one by a cursor. Where a cursor comes for the second time the list would go on for ever: it
-    ends there, with a warning. Raises TimeoutError where all pages take longer than `options.start_timeout_s`.
-    """
+async def _listed_tools(client: "Client", options: McpOptions) -> "list[Tool]":
+    """Return the tools of a server; TimeoutError where its list takes longer than `options.start_timeout_s`."""
     from anyio import move_on_after
 
     seconds = options.start_timeout_s
-    cursors: set[str] = set()
     with move_on_after(seconds):
-        page = await client.list_tools()
-        tools = list(page.tools)
-        while page.next_cursor:
-            if page.next_cursor in cursors:
-                _warn_of_repeated_cursor(options, page.next_cursor, tools)
-                break
-            cursors.add(page.next_cursor)
-            page = await client.list_tools(cursor=page.next_cursor)
-            tools.extend(page.tools)
-        return tools
+        return await _all_pages(client, options)
     raise TimeoutError(f"its list of tools did not end within {seconds:g} s")
+
+
+async def _all_pages(client: "Client", options: McpOptions) -> "list[Tool]":
+    """Return the tools on all pages of a server's list; a tool that is on two pages is there twice.
+
+    Each page names the next one by a cursor. A cursor that comes for the second time ends the list, with a warning: it
+    would go on for ever.
+    """
+    page = await client.list_tools()
+    tools = list(page.tools)
+    cursors: set[str] = set()
+    while page.next_cursor:
+        if page.next_cursor in cursors:
+            _warn_of_repeated_cursor(options, page.next_cursor, tools)
+            break
+        cursors.add(page.next_cursor)
+        page = await client.list_tools(cursor=page.next_cursor)
+        tools.extend(page.tools)
+    return tools
 
 
 def _warn_of_repeated_cursor(options: McpOptions, cursor: str, tools: "list[Tool]") -> None:

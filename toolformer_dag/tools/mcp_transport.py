@@ -35,10 +35,10 @@ READ_SECONDS = 300.0
 def transport(key: str, options: McpOptions) -> "Transport | StdioServerParameters":
     """Return how to reach an MCP server, for `mcp.Client`: a command with its environment, or a URL with its headers.
 
-    A command gets the environment variables that the SDK passes on (PATH, HOME, ...) and those that the options name; a
-    URL gets a bearer token, if the options name a variable that holds one. key: of the tool's section, for messages.
+    A command gets the environment variables of the SDK (PATH, HOME, ...) and those that the options name; a URL gets
+    the bearer token. Raises ToolDown for a program that does not exist, and for a variable that is not set.
 
-    Raises ToolDown for a program that does not exist, and for a variable that is not set.
+    key: of the tool's section, for messages.
     """
     if options.command is not None:
         return _command(key, options, options.command)
@@ -54,15 +54,20 @@ def _command(key: str, options: McpOptions, command: tuple[str, ...]) -> "StdioS
     """
     from mcp import StdioServerParameters
 
-    program, *arguments = command
+    environment = {name: _variable(key, name) for name in options.env}
+    program = _existing_program(key, options, command[0])
+    bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *command[1:]]
+    return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
+
+
+def _existing_program(key: str, options: McpOptions, program: str) -> str:
+    """Return a program with a leading `~` expanded. Raises ToolDown unless it is on PATH or a file below `cwd`."""
     if program.startswith("~"):
         program = str(expanded(Path(program)))
-    environment = {name: _variable(key, name) for name in options.env}
     is_there = shutil.which(program) or (options.cwd / program).is_file()
     if not is_there:
         raise no_session(key, options, FileNotFoundError(f"there is no program {program!r}"))
-    bounded = ["-I", BOUNDED_OUTPUT, str(MAX_ANSWER_BYTES), TOO_LONG, program, *arguments]
-    return StdioServerParameters(command=sys.executable, args=bounded, env=environment, cwd=options.cwd)
+    return program
 
 
 def _variable(key: str, name: str) -> str:
@@ -93,11 +98,10 @@ def _http_transport(url: str, token: str | None) -> "Transport":
 
 
 async def _limit_length(response: Any) -> None:
-    """Replace the body of an HTTP response, in place, by one that raises an error beyond MAX_ANSWER_BYTES.
+    """Replace the body of an HTTP response by one that raises an error beyond MAX_ANSWER_BYTES.
 
-    The HTTP client calls this once it has read the headers. The request asked for no compression. Where the server
-    compresses all the same, the client must not decompress: a small body could become larger than the limit. It then
-    fails to parse, as any malformed answer.
+    The HTTP client calls this once it has read the headers. A body that is compressed although the request refused it
+    is not decompressed, because it could become larger than the limit; it then fails to parse.
     """
     response.headers.pop("content-encoding", None)  # without it the client does not decompress
     content_type = response.headers.get("content-type", "")
@@ -170,11 +174,10 @@ async def mended_streams(
 class MendedMessages:
     """The stream of a server's messages, in which lists of tools are mended before the SDK reads them.
 
-    The SDK refuses a whole list for one tool that breaks the protocol. Here that tool is left out, with a warning.
-
-    The schemas of tools are taken out of the lists and put into `schemas`, by the tool's name: the SDK refuses a list
-    with a schema that is none, and refuses answers in text alone to a tool with an output schema, which many servers
-    give. `schemas` has a tool as soon as the list with the tool was read.
+    - A tool that breaks the protocol is left out, with a warning; the SDK would refuse the whole list.
+    - The tools' schemas are moved from the list to `schemas`, by the tool's name. The SDK refuses a list with an
+      invalid schema. It also refuses an answer in text alone from a tool with an output schema, as many servers give
+      it.
     """
 
     def __init__(self, stream: Any, schemas: dict[str, ToolSchemas]) -> None:
@@ -200,7 +203,7 @@ class MendedMessages:
             yield item
 
     def _mended_tool(self, tool: Any) -> dict[str, Any] | None:
-        """Return a tool of a server's list in a form that the SDK accepts; None, with a warning, where it has none.
+        """Return a listed tool in a form that the SDK accepts; None, with a warning, if it breaks the protocol.
 
         The tool's own schemas, which the SDK might refuse, are kept in `self._schemas` by its name.
         """
@@ -211,19 +214,22 @@ class MendedMessages:
             _log.warning("the tool %.100r breaks the protocol (name, inputSchema) and is left out", name)
             return None
         self._schemas[name] = ToolSchemas(_mended_schema(input_schema), fields.get("outputSchema"))
-        description = fields.get("description")
-        return {
-            "name": name,
-            "description": description if isinstance(description, str) else "",
-            "inputSchema": {"type": "object"},
-        }
+        return _without_schemas(name, fields.get("description"))
+
+
+def _without_schemas(name: str, description: object) -> dict[str, Any]:
+    """Return a listed tool with a schema that the SDK accepts; a description that is not a text becomes ""."""
+    return {
+        "name": name,
+        "description": description if isinstance(description, str) else "",
+        "inputSchema": {"type": "object"},
+    }
 
 
 def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema of a tool's arguments without what servers write by mistake.
+    """Return the JSON schema of a tool's arguments with common mistakes of servers corrected.
 
-    Removed are fields that are null, and `"properties": []`, as PHP writes an empty object. A missing type becomes
-    "object".
+    Null fields and `"properties": []`, PHP's empty object, are removed. A missing type becomes "object".
     """
     mended_fields: dict[str, Any] = {"type": "object"}
     for field, value in schema.items():
@@ -236,18 +242,35 @@ def _mended_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def no_session(key: str, options: McpOptions, error: BaseException) -> ToolDown:
     """Return the error for a server that cannot be connected to, with the reason and a remedy, without secrets.
 
-    key: of the tool's section. error: what the connection raised; the first cause in it counts.
+    key: of the tool's section. error: what the connection raised.
     """
-    while isinstance(error, BaseExceptionGroup):  # task groups wrap the actual error
-        error = error.exceptions[0]
-    if isinstance(error, ValidationError):
-        problem = f"a description from the MCP server {options.shown} breaks the protocol"
-        remedy = "fix the server, use another version of it"
-    elif options.command is not None:
-        problem = f"the MCP server {options.shown} does not start in {options.cwd}"
-        remedy = "run the command by hand to see its output"
-    else:
-        problem = f"no MCP server answers at {options.shown}"
-        remedy = "start it, correct the url"
+    cause = _first_cause(error)
+    failure = _failure(options, cause)
     patience = f"or raise start_timeout_s above {options.start_timeout_s:g}"
-    return ToolDown(f"[tools.{key}]: {problem} ({options.public(error)}); {remedy}, {patience}")
+    return ToolDown(f"[tools.{key}]: {failure.problem} ({options.public(cause)}); {failure.remedy}, {patience}")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the actual error in the groups that task groups wrap around it: the first where there are several."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _ConnectionFailure(NamedTuple):
+    """What is wrong with a connection, and what the user can do."""
+
+    problem: str
+    remedy: str
+
+
+def _failure(options: McpOptions, cause: BaseException) -> _ConnectionFailure:
+    """Return what an error of a connection means: a breach of the protocol, a failed command, or a silent URL."""
+    if isinstance(cause, ValidationError):
+        problem = f"a description from the MCP server {options.shown} breaks the protocol"
+        return _ConnectionFailure(problem, remedy="fix the server, use another version of it")
+    if options.command is not None:
+        problem = f"the MCP server {options.shown} does not start in {options.cwd}"
+        return _ConnectionFailure(problem, remedy="run the command by hand to see its output")
+    problem = f"no MCP server answers at {options.shown}"
+    return _ConnectionFailure(problem, remedy="start it, correct the url")

@@ -23,12 +23,17 @@ class Seq2SeqReader:
         self.model = load_model("AutoModelForSeq2SeqLM", options)
 
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
-        """Let the model write an answer to each question after its passages, greedily, all in one batch."""
-        import torch
-
+        """Let the model write an answer to each question after its passages, all in one batch."""
         inputs = []
         for question, question_passages in zip(questions, passages, strict=True):
             inputs.append(reader_input(question, question_passages))
+        answers = [output.strip() for output in self._outputs(inputs)]
+        return [ToolResult(answer) if answer else NO_ANSWER for answer in answers]
+
+    def _outputs(self, inputs: Sequence[str]) -> list[str]:
+        """Return the text that the model writes greedily for each input, all in one batch."""
+        import torch
+
         batch = self.encode(inputs)
         with torch.inference_mode():
             tokens = self.model.generate(
@@ -38,8 +43,8 @@ class Seq2SeqReader:
                 do_sample=False,
                 num_beams=1,
             )
-        answers = [answer.strip() for answer in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
-        return [ToolResult(answer) if answer else NO_ANSWER for answer in answers]
+        outputs: list[str] = self.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return outputs
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Tokenize texts to padded ids and mask on the model's device, truncated to `max_input_tokens`."""
@@ -67,26 +72,43 @@ class AnswerSpan(NamedTuple):
 def best_span(
     starts: NDArray[np.float32], ends: NDArray[np.float32], allowed: NDArray[np.bool_], max_tokens: int
 ) -> TokenSpan | None:
-    """Return the span of tokens that most likely is the answer, as extractive question answering models mark it.
+    """Return the span of tokens that most likely is the answer; None where no span scores above no answer.
 
     - starts, ends [n]: for each token of the input, the logits that the answer begins and ends there.
-    - allowed [n]: whether the answer may begin and end at the token: whether it belongs to the passage.
+    - allowed [n]: whether the token belongs to the passage.
     - max_tokens: the most tokens of a span.
 
-    The score of a span is starts[first] + ends[last], minus the same sum for token 0, which stands for no answer. None
-    where no span scores above that.
+    The score is starts[first] + ends[last], minus the same sum for token 0, which stands for no answer.
     """
-    # Tables [n, n] with a row per first token and a column per last token.
-    sums = starts[:, None] + ends[None, :]
-    indices = np.arange(len(starts))
-    tokens_after_first = indices[None, :] - indices[:, None]
-    fits_length = (tokens_after_first >= 0) & (tokens_after_first < max_tokens)
-    is_span = allowed[:, None] & allowed[None, :] & fits_length
-    scores = np.where(is_span, sums, -np.inf)
-
+    sums = starts[:, None] + ends[None, :]  # [n, n]: a row per first token, a column per last token
+    scores = np.where(_is_span(allowed, max_tokens), sums, -np.inf)
     first, last = np.unravel_index(int(scores.argmax()), scores.shape)
     score = float(scores[first, last] - sums[0, 0])
     return TokenSpan(score, int(first), int(last)) if score > 0 else None
+
+
+def _is_span(allowed: NDArray[np.bool_], max_tokens: int) -> NDArray[np.bool_]:
+    """Return a table [n, n]: whether an answer may go from the token of the row to the token of the column."""
+    indices = np.arange(len(allowed))
+    tokens_after_first = indices[None, :] - indices[:, None]
+    fits_length = (tokens_after_first >= 0) & (tokens_after_first < max_tokens)
+    is_span: NDArray[np.bool_] = allowed[:, None] & allowed[None, :] & fits_length
+    return is_span
+
+
+class QuestionPassage(NamedTuple):
+    """A question and one of its passages; `question_index` counts the questions of its batch."""
+
+    question_index: int
+    question: str
+    text: str
+
+
+class SpanLogits(NamedTuple):
+    """The logits that the answer begins, and ends, at each token, [pairs, tokens]."""
+
+    starts: NDArray[np.float32]
+    ends: NDArray[np.float32]
 
 
 class ExtractiveReader:
@@ -103,60 +125,78 @@ class ExtractiveReader:
     def read(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
         """Answer each question with the words of one of its passages that the model scores highest.
 
-        Every pair of a question and a passage is scored. Of equal scores the first passage's counts; where no score is
-        above that of no answer, the result has the reason `no_answer`.
+        Of equal scores the first passage's counts. Where no answer scores higher than every passage, the result has the
+        reason `no_answer`.
         """
-        question_of_pair = []  # the index of each pair's question
-        text_of_pair = []
-        for index, question_passages in enumerate(passages):
-            for passage in question_passages:
-                question_of_pair.append(index)
-                text_of_pair.append(passage.text)
-        spans = self._spans([questions[index] for index in question_of_pair], text_of_pair)
-
+        pairs = _pairs(questions, passages)
         results = [NO_ANSWER] * len(questions)
         best_scores = [0.0] * len(questions)
-        for index, span in zip(question_of_pair, spans, strict=True):
-            if span is not None and span.score > best_scores[index]:
-                best_scores[index] = span.score
-                results[index] = ToolResult(span.text)
+        for pair, span in zip(pairs, self._spans(pairs), strict=True):
+            if span is not None and span.score > best_scores[pair.question_index]:
+                best_scores[pair.question_index] = span.score
+                results[pair.question_index] = ToolResult(span.text)
         return results
 
-    def _spans(self, questions: Sequence[str], texts: Sequence[str]) -> list[AnswerSpan | None]:
-        """Return for each pair of a question and a text the part of the text that best answers it.
+    def _spans(self, pairs: Sequence[QuestionPassage]) -> list[AnswerSpan | None]:
+        """Return for each pair the part of the passage that best answers the question, all in one batch.
 
-        None where the model scores no part above no answer. All pairs run in one batch; long texts are truncated.
+        None where the model scores no part above no answer.
         """
+        if not pairs:
+            return []
+        batch = self._encode(pairs)
+        offsets = batch.pop("offset_mapping").tolist()  # for each pair, the first and last character of each token
+        logits = self._logits(batch)
+        spans = []
+        for row, pair in enumerate(pairs):
+            is_of_text = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
+            tokens = best_span(logits.starts[row], logits.ends[row], is_of_text, self._options.max_answer_tokens)
+            spans.append(_answer_span(tokens, offsets[row], pair.text))
+        return spans
+
+    def _logits(self, batch: Any) -> SpanLogits:
+        """Run the model on a batch of encoded pairs."""
         import torch
 
-        if not texts:
-            return []
-        batch = self._tokenizer(
-            list(questions),
-            list(texts),
+        with torch.inference_mode():
+            logits = self._model(**batch.to(self._model.device))
+        return SpanLogits(
+            starts=logits.start_logits.float().cpu().numpy(),
+            ends=logits.end_logits.float().cpu().numpy(),
+        )
+
+    def _encode(self, pairs: Sequence[QuestionPassage]) -> Any:
+        """Tokenize each question with its passage to padded ids with character offsets; long passages are truncated."""
+        return self._tokenizer(
+            [pair.question for pair in pairs],
+            [pair.text for pair in pairs],
             truncation="only_second",
             max_length=self._options.max_input_tokens,
             padding=True,
             return_offsets_mapping=True,
             return_tensors="pt",
         )
-        offsets = batch.pop("offset_mapping").tolist()  # for each pair, the first and last character of each token
-        with torch.inference_mode():
-            logits = self._model(**batch.to(self._model.device))
-        starts = logits.start_logits.float().cpu().numpy()
-        ends = logits.end_logits.float().cpu().numpy()
 
-        spans: list[AnswerSpan | None] = []
-        for row, text in enumerate(texts):
-            is_of_text = np.array([sequence == 1 for sequence in batch.sequence_ids(row)])  # 0 is the question
-            tokens = best_span(starts[row], ends[row], is_of_text, self._options.max_answer_tokens)
-            if tokens is None:
-                spans.append(None)
-                continue
-            start, _ = offsets[row][tokens.first]
-            _, end = offsets[row][tokens.last]
-            spans.append(AnswerSpan(tokens.score, text[start:end]))
-        return spans
+
+def _pairs(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[QuestionPassage]:
+    """Return each question with each of its passages."""
+    pairs = []
+    for index, question in enumerate(questions):
+        for passage in passages[index]:
+            pairs.append(QuestionPassage(index, question, passage.text))
+    return pairs
+
+
+def _answer_span(tokens: TokenSpan | None, offsets: Sequence[tuple[int, int]], text: str) -> AnswerSpan | None:
+    """Return the characters of a span of tokens; None for None.
+
+    offsets: the first and last character in `text` of each token.
+    """
+    if tokens is None:
+        return None
+    start, _ = offsets[tokens.first]
+    _, end = offsets[tokens.last]
+    return AnswerSpan(tokens.score, text[start:end])
 
 
 def load_reader(options: QuestionAnsweringOptions) -> Reader:

@@ -15,10 +15,7 @@ from toolformer_dag.settings.tool_settings import ToolSettings
 
 
 def root_of(info: ValidationInfo) -> Path:
-    """Return the folder of toolformer.toml, which whoever validates options gives as pydantic's `context`.
-
-    Without one it is the working directory.
-    """
+    """Return the folder of toolformer.toml, from pydantic's validation context; without one the working directory."""
     context = info.context or {}
     root: Path = context.get("root", Path())
     return root
@@ -57,22 +54,22 @@ class ToolOptions(BaseModel):
 
 
 def explain_options(key: str, error: ValidationError, options: type[ToolOptions]) -> str:
-    """Turn pydantic's error about the section `[tools.KEY]` into a message: a line per mistake, with a remedy.
+    """Return a message for pydantic's error about the section `[tools.KEY]`: a line per mistake, with a remedy.
 
-    Such as `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`.
+    Example: `[tools.calculator] stict_rule: unknown key; did you mean 'strict_rule'?`.
     """
-    known_names = {"use", *options.model_fields, *ToolSettings.model_fields}
+    option_names = {"use", *options.model_fields, *ToolSettings.model_fields}
     lines = []
     for item in error.errors():
         option = ".".join(map(str, item["loc"]))
-        lines.append(f"[tools.{key}] {option}: {mistake(item, known_names)}")
+        lines.append(f"[tools.{key}] {option}: {mistake(item, option_names)}")
     return "\n".join(lines)
 
 
 def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """Return the pattern unchanged where Rust's regular expressions, as polars has them, accept it.
+    """Return the pattern unchanged. Raises ValueError where polars' regular expressions (Rust) do not accept it.
 
-    Raises ValueError for any other. Rust matches in linear time, where Python may take for ever.
+    Rust matches in linear time, where Python may take for ever.
     """
     import polars as pl
 
@@ -107,7 +104,7 @@ SECRET_NAME = re.compile(r"(?i)(?:^|[-_.])(?:key|token|secret|password|passwd|pw
 
 
 def _address(url: str) -> str:
-    """Return a URL unchanged where it is http or https, with a host and no impossible port; else raise ValueError."""
+    """Return a URL unchanged. Raises ValueError unless it is http or https, with a host and a possible port."""
     parts = urlsplit(url)  # raises ValueError for a malformed host
     is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
     has_only_visible_characters = url.isprintable() and " " not in url
@@ -123,10 +120,10 @@ WebAddress = Annotated[str, AfterValidator(_address)]
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as records and messages show it, without what may be secret.
+    """Return a URL without parts that may be secret, for records and messages.
 
-    Left out are user, password, query and fragment, and the whole path where a segment may be a key. A hash of the URL
-    stands for what is left out, so that two URLs differ in records: `https://host (the rest is 5f3a...)`.
+    User, password, query and fragment are left out, and the whole path where a segment may be a key. A hash of the URL
+    replaces them, so that two URLs differ in records: `https://host (the rest is 5f3a...)`.
     """
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -144,9 +141,9 @@ def _secret_segments(path: str) -> list[str]:
 
 
 def shown_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as records show them: a hash stands for each value whose name says that it is a secret.
+    """Return settings for records, with a hash in place of each value whose name matches SECRET_NAME.
 
-    `api_key`, `X-Auth-Token` and the like are such names (SECRET_NAME), in tables within the table too.
+    `api_key` and `X-Auth-Token` match. Tables within the table are treated alike.
     """
     shown: dict[str, Any] = {}
     for name, value in values.items():
@@ -207,7 +204,7 @@ class PretrainedOptions(ToolOptions):
 
 
 def load_tokenizer(class_name: str, options: PretrainedOptions) -> Any:
-    """Load the tokenizer of `options.model` with the class of transformers that is named. Raises ModelError."""
+    """Load the options' tokenizer with a class of transformers, such as "AutoTokenizer". Raises ModelError."""
     from toolformer_dag.model.sentencepieces import check_sentencepiece
 
     tokenizer = _load(class_name, options, {})
@@ -233,7 +230,7 @@ def load_model(class_name: str, options: PretrainedOptions) -> Any:
 
 
 def _load(class_name: str, options: PretrainedOptions, keywords: Mapping[str, object]) -> Any:
-    """Call `from_pretrained` of a class of transformers for the model and revision of the options, with `keywords`."""
+    """Load the model or tokenizer of the options with `from_pretrained` of a class of transformers, and `keywords`."""
     import transformers
 
     from toolformer_dag.model.loading import from_hub

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -62,7 +62,7 @@ def _embedded_digest() -> str:
 
 
 def index_version(source: str) -> int:
-    """Return the version of how passages are indexed. The embedded ones are ASCII, of which version 1 made the same."""
+    """Return the version of how the passages of `source` are indexed; `embedded`, in ASCII, is as in version 1."""
     return 1 if source == EMBEDDED else INDEX_VERSION
 
 
@@ -85,9 +85,8 @@ def ensure_index(
 
     - The folder appears only when complete. A single process builds it, others wait.
     - A build that was killed goes on after the last `commit_every` passages that were committed.
-    - Memory is bounded by the writer's 200 MB.
-    - The files of an index are read and compared with their hashes whenever this is called. A damaged index is renamed
-      to `.damaged`, in the place of an older one, and built again.
+    - Every call compares all files of the index with their hashes. A damaged index is renamed to `.damaged`, replacing
+      an older one, and built again.
 
     Raises PassageError.
     """
@@ -102,28 +101,32 @@ def ensure_index(
 
 
 def _build_index(source: str, folder: Path, progress: IndexingProgress, commit_every: int) -> None:
-    """Build the index of a passages file, and put it into `folder` once it is complete.
+    """Build the index of a passages file in a temporary folder, and rename it to `folder` once it is complete.
 
-    It is built in a folder beside, which gets a manifest with the hashes of its files and is then renamed; a build that
-    was killed is continued there. The caller holds the lock. Raises PassageError.
+    A build that was killed is continued. The caller holds the lock. Raises PassageError.
     """
     if source != EMBEDDED and changed_unseen([Path(source)]):
         raise PassageError(f"{source} is damaged: it is not what it was when it was hashed; copy it again.")
     unfinished = folder.with_suffix(".building")
     write_index(read_passages(source), unfinished, progress, commit_every)
-    for lock in unfinished.glob(".tantivy-*.lock"):
-        lock.unlink()
-    manifest = unfinished / MANIFEST
-    write_whole(manifest, sealed(str(folder), {FILES: hashes_beside(manifest)}))
+    _write_manifest(unfinished, str(folder))
     unfinished.replace(folder)
     sync(folder.parent)
 
 
-def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
-    """Rename the folder of an index to `.damaged` where files in it are not as they were written; return these files.
+def _write_manifest(folder: Path, name: str) -> None:
+    """Remove the writer's locks from the folder of an index, and write the hashes of its files; `name` seals them."""
+    for lock in folder.glob(".tantivy-*.lock"):
+        lock.unlink()
+    manifest = folder / MANIFEST
+    write_whole(manifest, sealed(name, {FILES: hashes_beside(manifest)}))
 
-    An index that is not built is left alone. again: read every file and compare it with its hash; otherwise files whose
-    size and times did not change are trusted.
+
+def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
+    """Rename the folder of an index to `.damaged` where files in it have changed since they were written.
+
+    The damaged files are returned; an index that is not built is left alone. again: read every file and compare it with
+    its hash; otherwise files whose size and times did not change are trusted.
     """
     if not folder.is_dir() or not damaged_beside(folder / MANIFEST, again):
         return []
@@ -131,12 +134,17 @@ def set_aside_damaged_index(folder: Path, again: bool = False) -> list[Path]:
         # Another process may have renamed it, and built it again, before this one got the lock.
         damaged_files = damaged_beside(folder / MANIFEST, again) if folder.is_dir() else []
         if damaged_files:
-            names = ", ".join(map(str, damaged_files))
-            _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
-            damaged_folder = folder.with_suffix(".damaged")
-            shutil.rmtree(damaged_folder, ignore_errors=True)
-            folder.replace(damaged_folder)
+            _set_aside(folder, damaged_files)
     return damaged_files
+
+
+def _set_aside(folder: Path, damaged_files: Sequence[Path]) -> None:
+    """Rename the folder of an index to `.damaged`, replacing an older one, and log which files are damaged."""
+    names = ", ".join(map(str, damaged_files))
+    _log.warning("%s: not what was written; %s is set aside, the passages are indexed again", names, folder)
+    damaged_folder = folder.with_suffix(".damaged")
+    shutil.rmtree(damaged_folder, ignore_errors=True)
+    folder.replace(damaged_folder)
 
 
 @contextmanager
@@ -162,20 +170,14 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     """Write passages into the index in `folder`, and commit after every `commit_every` of them.
 
     An index that has n passages already, from a run that was killed, is continued after the first n: the passages must
-    come in the same order every time. progress: is called with the number of passages so far.
+    come in the same order every time.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    index = tantivy.Index(schema(), path=str(folder))
-    index.register_tokenizer("words", analyzer())
+    index = _open_index(folder)
     indexed_before = index.searcher().num_docs
     progress(indexed_before)
     writer = index.writer(heap_size=HEAP_BYTES, num_threads=WRITER_THREADS)
     for number, passage in enumerate(islice(passages, indexed_before, None), indexed_before):
-        document = tantivy.Document()
-        document.add_text("words", spaced(passage.searched()))
-        document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
-        document.add_bytes("passage", passage.packed())
-        writer.add_document(document)
+        writer.add_document(_document(passage, number))
         indexed = number + 1
         if indexed % commit_every == 0:
             writer.commit()
@@ -184,3 +186,20 @@ def write_index(passages: Iterable[Passage], folder: Path, progress: IndexingPro
     writer.wait_merging_threads()
     index.reload()
     progress(index.searcher().num_docs)
+
+
+def _open_index(folder: Path) -> tantivy.Index:
+    """Open the index in a folder, or create it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    index = tantivy.Index(schema(), path=str(folder))
+    index.register_tokenizer("words", analyzer())
+    return index
+
+
+def _document(passage: Passage, number: int) -> tantivy.Document:
+    """Return the entry of a passage in an index; `number` is its position in the source, from 0."""
+    document = tantivy.Document()
+    document.add_text("words", spaced(passage.searched()))
+    document.add_unsigned("number", number)  # Document(number=0) would make it signed, which kills the writer
+    document.add_bytes("passage", passage.packed())
+    return document

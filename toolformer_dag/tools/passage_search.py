@@ -1,6 +1,6 @@
 """Search passages by BM25, and the options of tools that do so."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -54,25 +54,24 @@ class PassageSearch:
         The query is read as a set of words; operators of query languages have no meaning. Passages with equal scores
         are in the order of their file, so that results do not depend on how the index was built.
         """
+        any_term = self._any_term(query_terms(query))
+        if any_term is None:
+            return []
+        hits = self._best_with_ties(any_term, limit)
+        return [self._passage(hit) for hit in self._ranked(hits)[:limit]]
+
+    def _any_term(self, terms: Iterable[str]) -> tantivy.Query | None:
+        """Return the query for passages with at least one of the terms; None without terms."""
         term_queries = []
-        for term in query_terms(query):
+        for term in terms:
             term_query = tantivy.Query.term_query(self._schema, "words", term, "freq")
             term_queries.append((tantivy.Occur.Should, term_query))
-        if not term_queries:
-            return []
-        hits = self._best_with_ties(tantivy.Query.boolean_query(term_queries), limit)
-        source_numbers = self._searcher.fast_field_values("number", [hit.address for hit in hits])
-        ranked = sorted(zip(hits, source_numbers, strict=True), key=_rank)
-        results = []
-        for hit, _ in ranked[:limit]:
-            packed = bytes(self._searcher.doc(hit.address)["passage"][0])
-            results.append(ScoredPassage(hit.score, Passage.unpacked(packed)))
-        return results
+        return tantivy.Query.boolean_query(term_queries) if term_queries else None
 
     def _best_with_ties(self, query: tantivy.Query, limit: int) -> list[Hit]:
         """Return the best `limit` hits and all others with the same score as the last of them, the best first.
 
-        More hits are asked for until one has a lower score, or there are no more. Some of these may be returned too.
+        Some hits with lower scores may follow.
         """
         requested = limit + TIE_MARGIN
         while True:
@@ -81,6 +80,17 @@ class PassageSearch:
             if has_all or _rounded(hits[-1]) < _rounded(hits[limit - 1]):
                 return hits
             requested *= 4
+
+    def _ranked(self, hits: Sequence[Hit]) -> list[Hit]:
+        """Return hits by their score, the best first, and those with equal scores in the order of their file."""
+        source_numbers = self._searcher.fast_field_values("number", [hit.address for hit in hits])
+        ranked = sorted(zip(hits, source_numbers, strict=True), key=_rank)
+        return [hit for hit, _ in ranked]
+
+    def _passage(self, hit: Hit) -> ScoredPassage:
+        """Read the passage of a hit from the index."""
+        packed = bytes(self._searcher.doc(hit.address)["passage"][0])
+        return ScoredPassage(hit.score, Passage.unpacked(packed))
 
 
 def _rounded(hit: Hit) -> float:

@@ -31,8 +31,7 @@ _RUN_WITHOUT_SPACES = regex.compile(f"{WITHOUT_SPACES}+")
 def analyzer() -> tantivy.TextAnalyzer:
     """Return tantivy's analyzer that cuts texts into words for an index: `Čapek's` becomes `capek` and `s`.
 
-    Words are runs of letters and digits, in lower case and without accents. Longer ones than MAX_TERM_BYTES are left
-    out.
+    Words are runs of letters and digits, in lower case and without accents, of at most MAX_TERM_BYTES.
     """
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
     builder = builder.filter(tantivy.Filter.remove_long(MAX_TERM_BYTES))
@@ -42,10 +41,10 @@ def analyzer() -> tantivy.TextAnalyzer:
 
 
 def spaced(text: str) -> str:
-    """Return a text with spaces between its words also in scripts that write none, such as Chinese and Thai.
+    """Return a text with spaces also in scripts that write none between words, such as Chinese and Thai.
 
     There a run of letters becomes its pairs of neighbours and its single letters, so that words within it can be found:
-    `東京都` becomes ` 東京 京都 東 京 都 `. Other scripts stay as they are, but for accents, which are composed (NFC).
+    `東京都` becomes ` 東京 京都 東 京 都 `. In other scripts only accents change: they are composed (NFC).
     """
     if text.isascii():
         return text

@@ -7,6 +7,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import orjson
 import regex
@@ -76,6 +77,14 @@ BULLET = re.compile(r"^BULLET::::(- )?")
 """What begins an item of a list in a KILT page."""
 
 
+class KiltPage(NamedTuple):
+    """A Wikipedia page of KILT's knowledge source; `paragraphs` holds paragraphs and headings."""
+
+    id: str
+    title: str
+    paragraphs: list[Any]
+
+
 def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     """Yield a passage per paragraph of a Wikipedia page in the format of KILT's knowledge source.
 
@@ -84,22 +93,33 @@ def kilt_passages(page: Mapping[str, object]) -> Iterator[Passage]:
     - The first entry of `text` is skipped where it repeats the title.
     - The id of a passage is `ID:NUMBER`: the id of the page, and the index in `text`.
 
-    Raises KeyError or TypeError for a page of another shape.
+    Raises KeyError, TypeError or AttributeError for a page of another shape.
     """
+    article = _kilt_page(page)
+    section = ""
+    for number, paragraph in enumerate(article.paragraphs):
+        line = paragraph.strip()
+        repeats_title = number == 0 and line == article.title.strip()
+        if line.startswith(SECTION_MARK):
+            section = _section(line)
+        elif line and not repeats_title:
+            yield Passage(f"{article.id}:{number}", article.title, section, BULLET.sub("", line))
+
+
+def _kilt_page(page: Mapping[str, object]) -> KiltPage:
+    """Read the fields of a page. Raises KeyError where one is missing, TypeError where one has another type."""
     page_id = str(page["wikipedia_id"])
     title = page["wikipedia_title"]
     paragraphs = page["text"]
     if not isinstance(title, str) or not isinstance(paragraphs, list):
         raise TypeError("wikipedia_title must be a string and text a list")
-    section = ""
-    for number, paragraph in enumerate(paragraphs):
-        line = paragraph.strip()
-        repeats_title = number == 0 and line == title.strip()
-        if line.startswith(SECTION_MARK):
-            headings = line.removeprefix(SECTION_MARK).removesuffix(".").split(".:")
-            section = " > ".join(headings)
-        elif line and not repeats_title:
-            yield Passage(f"{page_id}:{number}", title, section, BULLET.sub("", line))
+    return KiltPage(page_id, title, paragraphs)
+
+
+def _section(heading: str) -> str:
+    """Return the section that a heading of a KILT page starts: `A > B` for `Section::::A.:B.`."""
+    headings = heading.removeprefix(SECTION_MARK).removesuffix(".").split(".:")
+    return " > ".join(headings)
 
 
 EMBEDDED = "embedded"
@@ -134,44 +154,60 @@ def _file_passages(file: Path) -> Iterator[Passage]:
 
     Raises PassageError, which names the line, for a file that cannot be read, a bad line, or a file without passages.
     """
-    number = 0  # of the line that is being read, from 1; the messages below name it
-    line = b""
     is_empty = True
+    for number, line in _numbered_lines(file):
+        for passage in _checked_passages(file, number, line):
+            yield passage
+            is_empty = False
+    if is_empty:
+        raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
+
+
+def _numbered_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers from 1, unzipped where it ends in .gz. Raises PassageError."""
+    number = 0
     try:
         require_regular(file)
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                record = line.removeprefix(BOM_UTF8) if number == 1 else line
-                for passage in _line_passages(record, number):
-                    yield passage
-                    is_empty = False
+                yield number, line
     except (OSError, EOFError, zlib.error) as error:
         raise PassageError(
             f"{file}: cannot be read after line {number}: {error}. Set `passages` to a file or `{EMBEDDED}`."
         ) from error
+
+
+def _checked_passages(file: Path, number: int, line: bytes) -> list[Passage]:
+    """Return the passages of line `number` of a file. Raises PassageError, which names the line, for a bad one."""
+    try:
+        return list(_line_passages(line, number))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         reason = other_shape(line) or f"{type(error).__name__}: {error}"
         raise PassageError(
             f"{file}, line {number}: {reason}. A line holds `title` and `text` "
             "(and `id`, `section`), or a page of KILT's knowledge source."
         ) from error
-    if is_empty:
-        raise PassageError(f"{file}: holds no passage. A line holds `title` and `text`, or a page of KILT's source.")
 
 
 def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
-    """Return the passages of a line of JSON: those of a page of KILT, a single one, or none for a blank line.
+    """Return the passages of line `number` of a file: a KILT page's, a single one, or none for a blank line.
 
-    number: of the line, which is the id of a passage that has none. Raises an error of orjson, KeyError, TypeError or
-    AttributeError for a line of another form.
+    Raises an error of orjson, KeyError, TypeError or AttributeError for a line of another form.
     """
+    if number == 1:
+        line = line.removeprefix(BOM_UTF8)
     if not line.strip():
         return ()
     record = orjson.loads(line)
     if "wikipedia_title" in record:
         return kilt_passages(record)
+    return (_single_passage(record, default_id=str(number)),)
+
+
+def _single_passage(record: Mapping[str, Any], default_id: str) -> Passage:
+    """Return the passage that a line of JSON holds. Raises KeyError or TypeError for a record of another form."""
     passage = Passage(
-        id=str(record.get("id", number)),
+        id=str(record.get("id", default_id)),
         title=record["title"],
         section=record.get("section") or "",
         text=record["text"],
@@ -179,4 +215,4 @@ def _line_passages(line: bytes, number: int) -> Iterable[Passage]:
     fields = (passage.title, passage.section, passage.text)
     if not all(isinstance(field, str) for field in fields):
         raise TypeError("title, section and text must be strings")
-    return (passage,)
+    return passage

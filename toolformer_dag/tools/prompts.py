@@ -3,14 +3,13 @@
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from toolformer_dag.files import UserError
 from toolformer_dag.texts.arguments import BadArguments, Schema, argument_names, read_arguments
-from toolformer_dag.texts.calls import MalformedCall, one_line, parse_call, take_out
+from toolformer_dag.texts.calls import Call, MalformedCall, one_line, parse_call, take_out
 from toolformer_dag.texts.input_ends import find_behind_input
 from toolformer_dag.tools.tool import Tool
 
@@ -45,23 +44,31 @@ def written_prompt(tool: Tool, examples: tuple[str, ...]) -> str:
     such as `It is [Weather(city="Rome")] sunny.`, becomes two lines: `Input: It is sunny.` and `Output: It is
     [Weather(city="Rome")] sunny.`
     """
-    about = tool.about.rstrip()
-    if about and about[-1] not in ".!?":
-        about += "."
-    description = f" {about}" if about else ""
-    arguments = "input" if tool.schema is None else ", ".join(argument_names(tool.schema))
-    call_form = f"[{tool.name}({arguments})]"
-    instruction = (
-        f"Your task is to add calls to a {tool.name} API to a piece of text.{description} The calls should help you "
-        f'get information required to complete the text. You can call the API by writing "{call_form}"'
-        f"{_meanings(tool.schema or {})}. Here are some examples of API calls:"
-    )
-    lines = [instruction]
+    lines = [_instruction(tool)]
     for example in examples:
         output = " ".join(example.split())
         lines.append(f"Input: {_without_calls(output, tool.name)}")
         lines.append(f"Output: {output}")
     return "\n".join(lines) + "\n"
+
+
+def _instruction(tool: Tool) -> str:
+    """Return the first line of a written prompt: what the tool does, the form of its calls, and its arguments."""
+    arguments = "input" if tool.schema is None else ", ".join(argument_names(tool.schema))
+    call_form = f"[{tool.name}({arguments})]"
+    return (
+        f"Your task is to add calls to a {tool.name} API to a piece of text.{_description(tool)} The calls should help "
+        f'you get information required to complete the text. You can call the API by writing "{call_form}"'
+        f"{_meanings(tool.schema or {})}. Here are some examples of API calls:"
+    )
+
+
+def _description(tool: Tool) -> str:
+    """Return a space and what the tool does, as a sentence with its full stop; empty without a description."""
+    about = tool.about.rstrip()
+    if not about:
+        return ""
+    return f" {about}" if about[-1] in ".!?" else f" {about}."
 
 
 def _without_calls(output: str, tool_name: str) -> str:
@@ -120,23 +127,33 @@ def _meanings(schema: Schema) -> str:
 
 
 def _meaning(declaration: Mapping[str, Any]) -> str:
-    """Describe an argument of a tool in a few words, from its JSON schema (`declaration`).
+    """Describe an argument of a tool in a few words, from its JSON schema.
 
-    That is its description with the values of an enum, as in `the unit: "C" or "F"`, or else with the default, as in
-    `days from today (1 if left out)`. Long values are left out.
+    With the values of an enum, as in `the unit: "C" or "F"`, or else with the default, as in `days from today (1 if
+    left out)`. Long values are left out.
     """
-    description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
-    description = description.rstrip(". ")[:LONGEST_MEANING]
-
-    values = [json.dumps(value, ensure_ascii=False) for value in declaration.get("enum", ())[:MOST_VALUES]]
-    if values:
-        listed = " or ".join(value for value in values if len(value) <= LONGEST_MEANING)
-        return f"{description}: {listed}" if description else listed
-
+    description = _argument_description(declaration)
+    values = _enum_values(declaration)
+    if values is not None:
+        return f"{description}: {values}" if description else values
     default = json.dumps(declaration.get("default"), ensure_ascii=False)
     if "default" in declaration and len(default) <= LONGEST_MEANING:
         return f"{description} ({default} if left out)".strip()
     return description
+
+
+def _argument_description(declaration: Mapping[str, Any]) -> str:
+    """Return the description or title of an argument on one line of at most LONGEST_MEANING, without a full stop."""
+    description = one_line(str(declaration.get("description") or declaration.get("title") or ""))
+    return description.rstrip(". ")[:LONGEST_MEANING]
+
+
+def _enum_values(declaration: Mapping[str, Any]) -> str | None:
+    """Return the first values of an argument's enum, such as `"C" or "F"`, without long ones; None without an enum."""
+    values = [json.dumps(value, ensure_ascii=False) for value in declaration.get("enum", ())[:MOST_VALUES]]
+    if not values:
+        return None
+    return " or ".join(value for value in values if len(value) <= LONGEST_MEANING)
 
 
 def check_prompt(
@@ -152,23 +169,36 @@ def check_prompt(
     Raises ToolError where the instruction or every example is missing, an Input has no Output, no example has a call,
     or a call does not parse or calls another tool. Whether the tool accepts the inputs of the calls is not checked.
     """
+    examples = []
+    for number, block in enumerate(_example_blocks(text, source), 1):
+        example = _read_example(block, f"{source}: example {number}")
+        _check_calls(example.output, name, f"{source}: example {number}", schema)
+        examples.append(example)
+    if is_users:
+        _warn_of_changed_texts(examples, name, source)
+    if not any(_CALL_START.search(example.output) for example in examples):
+        raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
+    return examples
+
+
+def _warn_of_changed_texts(examples: Sequence[PromptExample], name: str, source: object) -> None:
+    """Log a warning for each example whose Output, without its calls to the tool `name`, is not its Input."""
+    for number, example in enumerate(examples, 1):
+        output_text = _without_calls(example.output, name)
+        _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
+
+
+def _example_blocks(text: str, source: object) -> list[str]:
+    """Return what follows each `Input:` of a prompt. Raises ToolError without an instruction or an example.
+
+    source: where the prompt is from, for messages.
+    """
     instruction, *blocks = re.split(r"^Input:", text, flags=re.MULTILINE)
     if not instruction.strip():
         raise ToolError(f"{source}: no instruction before the first 'Input:' line; explain what the calls are for")
     if not blocks:
         raise ToolError(f"{source}: no example; add a few pairs of lines 'Input: ...' and 'Output: ...'")
-    examples = []
-    for number, block in enumerate(blocks, 1):
-        example = _read_example(block, f"{source}: example {number}")
-        _check_calls(example.output, name, f"{source}: example {number}", schema)
-        examples.append(example)
-    if is_users:
-        for number, example in enumerate(examples, 1):
-            output_text = _without_calls(example.output, name)
-            _warn_of_changed_text(example.input, output_text, f"{source}: example {number}")
-    if not any(_CALL_START.search(example.output) for example in examples):
-        raise ToolError(f"{source}: no example holds a call; add calls as [{name}(input)]")
-    return examples
+    return blocks
 
 
 def _read_example(block: str, where: str) -> PromptExample:
@@ -185,17 +215,28 @@ def _check_calls(output: str, name: str, where: str, schema: Schema | None) -> N
     output: the example's text with calls, such as `It is [Weather(city="Rome")] sunny.` where: names the example in
     messages.
     """
-    for start in _CALL_START.finditer(output):
-        end = find_behind_input("]", output, start.end())
-        body = output[start.end() : end if end >= 0 else None]
-        try:
-            call = parse_call(body)
-        except MalformedCall as error:
-            raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
-        if call.tool != name:
-            raise ToolError(f"{where}: [{body}] calls {call.tool!r}, but this tool's name is {name!r}; rename the call")
+    for body in _call_bodies(output):
+        call = _read_call(body, name, where)
         if schema is not None:
             _check_arguments(call.input, schema, f"{where}: [{body}]")
+
+
+def _call_bodies(output: str) -> Iterator[str]:
+    """Yield what the calls of a text have between their brackets: `Weather(city="Rome")`."""
+    for start in _CALL_START.finditer(output):
+        end = find_behind_input("]", output, start.end())
+        yield output[start.end() : end if end >= 0 else None]
+
+
+def _read_call(body: str, name: str, where: str) -> Call:
+    """Read a call from the text between its brackets. Raises ToolError unless it parses and is to the tool `name`."""
+    try:
+        call = parse_call(body)
+    except MalformedCall as error:
+        raise ToolError(f"{where}: [{body}] is not a call ({error}); write it as [{name}(input)]") from error
+    if call.tool != name:
+        raise ToolError(f"{where}: [{body}] calls {call.tool!r}, but this tool's name is {name!r}; rename the call")
+    return call
 
 
 def _check_arguments(input: str, schema: Schema, where: str) -> None:
@@ -211,16 +252,12 @@ def _check_arguments(input: str, schema: Schema, where: str) -> None:
 def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
     """Log a warning where an example's Output, without its calls, is another text than its Input.
 
-    output_text: the Output without calls. where: names the example. The function is cached, so that an example is
-    warned of once per process, however often its tool is loaded.
+    output_text: the Output without calls. where: names the example. The function is cached, so that each example is
+    warned of once per process.
     """
     if output_text == input:
         return
-    first_difference = 0
-    for output_character, input_character in zip_longest(output_text, input):
-        if output_character != input_character:
-            break
-        first_difference += 1
+    first_difference = _first_difference(output_text, input)
     _log.warning(
         "%s: without its calls the Output reads %r where the Input reads %r, which teaches the model to change "
         "texts; make both equal, with a single space before each call",
@@ -228,3 +265,12 @@ def _warn_of_changed_text(input: str, output_text: str, where: str) -> None:
         output_text[first_difference : first_difference + SHOWN],
         input[first_difference : first_difference + SHOWN],
     )
+
+
+def _first_difference(first: str, second: str) -> int:
+    """Return the first character in which two texts differ; the shorter length where one begins with the other."""
+    shorter_length = min(len(first), len(second))
+    for position in range(shorter_length):
+        if first[position] != second[position]:
+            return position
+    return shorter_length

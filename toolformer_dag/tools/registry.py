@@ -38,21 +38,11 @@ class PromptFile(NamedTuple):
 
 
 def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Path) -> PromptFile:
-    """Read the prompt of a tool, the text after which a model writes calls to it. Raises ToolError.
+    """Read the prompt of a tool, the text after which a model writes calls to it, from the file of `_prompt_path`.
 
-    - option: the setting `prompt` of the tool's section: a path relative to `root`, or `embedded` for the file NAME.txt
-      of the package's synthetic world. With None the tool's own prompt is read: calculator.txt beside the built-in
-      calculator.py, prompt.txt beside the module of a user's class.
-    - name: NAME of that file; for all but chained calls, the key of the section.
+    name: the key of the tool's section, with `_chain` for the embedded prompt of chained calls. Raises ToolError.
     """
-    if option == EMBEDDED:
-        path = PROMPTS / f"{name}.txt"
-    elif option is not None:
-        path = under(root, option)
-    else:
-        module_file = Path(inspect.getfile(tool_class))
-        is_built_in = module_file.parent == BUILT_IN_FOLDER
-        path = module_file.with_suffix(".txt") if is_built_in else module_file.with_name("prompt.txt")
+    path = _prompt_path(name, tool_class, option, root)
     try:
         return PromptFile(path, text_of(path).strip() + "\n")
     except (OSError, ValueError) as error:
@@ -62,11 +52,26 @@ def _read_prompt(name: str, tool_class: type[Tool], option: str | None, root: Pa
         ) from error
 
 
+def _prompt_path(name: str, tool_class: type[Tool], option: str | None, root: Path) -> Path:
+    """Return the file of a tool's prompt, as the setting `prompt` (`option`) chooses it.
+
+    - A path is relative to `root`; `embedded` is the file NAME.txt of the package's synthetic world.
+    - None: calculator.txt beside the built-in calculator.py, prompt.txt beside the module of a user's class.
+    """
+    if option == EMBEDDED:
+        return PROMPTS / f"{name}.txt"
+    if option is not None:
+        return under(root, option)
+    module_file = Path(inspect.getfile(tool_class))
+    is_built_in = module_file.parent == BUILT_IN_FOLDER
+    return module_file.with_suffix(".txt") if is_built_in else module_file.with_name("prompt.txt")
+
+
 def read_chain_prompt(tool: Tool, option: str | None, root: Path) -> str:
     """Read the prompt for chained calls of a tool, whose inputs need the results of earlier calls in the text.
 
-    option: the setting `chain_prompt` of the tool's section: a path relative to `root`, or `embedded` for that of the
-    synthetic world. With None it is the tool's usual prompt. Raises ToolError for a file that cannot be read, or has no
+    option: the setting `chain_prompt` of the tool's section: a path relative to `root`, `embedded` for the file of the
+    synthetic world, or None for the tool's usual prompt. Raises ToolError for a file that cannot be read, or has no
     example.
     """
     if option is None:
@@ -95,7 +100,7 @@ def enabled_tools(settings: Settings) -> dict[str, Tool]:
 
 
 def load_tools(sections: Mapping[str, Mapping[str, object]], *, root: Path = Path()) -> dict[str, Tool]:
-    """Load the tool of each section, by the section's key, as `load_tool` does.
+    """Load the tool of each section, by the section's key.
 
     sections: the options of each. root: the folder to which paths are relative. Raises ToolError, also where two tools
     have the same name in texts.
@@ -151,7 +156,7 @@ def _has_written_prompt(options: ToolOptions) -> bool:
 
 
 def _with_written_prompt(tool_class: type[Tool], key: str, options: ToolOptions) -> Tool:
-    """Return a tool whose prompt is written from its examples. Raises ToolError, also where it has none."""
+    """Return a tool whose prompt is written from its examples. Raises ToolError, also where there are none."""
     tool = tool_class(key, options, "")
     _check_complete(tool)
     if options.examples is None:
@@ -162,7 +167,7 @@ def _with_written_prompt(tool_class: type[Tool], key: str, options: ToolOptions)
 
 
 def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, root: Path) -> Tool:
-    """Return a tool whose prompt is read from a file, as `_read_prompt` chooses it. Raises ToolError."""
+    """Return a tool whose prompt is read from a file. Raises ToolError."""
     prompt = _read_prompt(key, tool_class, options.prompt, root)
     tool = tool_class(key, options, prompt.text)
     _check_complete(tool)
@@ -172,21 +177,8 @@ def _with_prompt_file(tool_class: type[Tool], key: str, options: ToolOptions, ro
 
 
 def _check_complete(tool: Tool) -> None:
-    """Raise ToolError where a tool's class lacks an attribute that it must set, or calls to it cannot be written.
-
-    A call cannot be written to a name such as "my tool", or with arguments whose schema no call can express.
-    """
-    missing = []
-    for name, kind in REQUIRED_ATTRIBUTES.items():
-        if not isinstance(getattr(tool, name, None), kind):
-            missing.append(name)
-    if not isinstance(tool.batch_size, int) or tool.batch_size < 1:
-        missing.append("a batch_size of at least 1")
-    problem = None
-    if missing:
-        problem = f"does not set {', '.join(missing)}"
-    elif fault(Call(tool.name, "")):
-        problem = f"has the name {tool.name!r}, which cannot stand in a call"
+    """Raise ToolError where a tool's class lacks an attribute that it must set, or calls to it cannot be written."""
+    problem = _class_fault(tool)
     if problem:
         raise ToolError(
             f'[tools.{tool.key}]: {type(tool).__name__} {problem}; a tool has name = one word, version = "1" and '
@@ -195,6 +187,27 @@ def _check_complete(tool: Tool) -> None:
     unwritable = None if tool.schema is None else schema_fault(tool.schema)
     if unwritable:
         raise ToolError(f"[tools.{tool.key}]: calls of {tool.name} cannot be written: {unwritable}; leave the tool out")
+
+
+def _class_fault(tool: Tool) -> str | None:
+    """Return what is wrong with the attributes of a tool's class, such as a name of two words; None if nothing is."""
+    missing = _missing_attributes(tool)
+    if missing:
+        return f"does not set {', '.join(missing)}"
+    if fault(Call(tool.name, "")):
+        return f"has the name {tool.name!r}, which cannot stand in a call"
+    return None
+
+
+def _missing_attributes(tool: Tool) -> list[str]:
+    """Return the required attributes that a tool does not have, or has with another type."""
+    missing = []
+    for name, kind in REQUIRED_ATTRIBUTES.items():
+        if not isinstance(getattr(tool, name, None), kind):
+            missing.append(name)
+    if not isinstance(tool.batch_size, int) or tool.batch_size < 1:
+        missing.append("a batch_size of at least 1")
+    return missing
 
 
 def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[Tool]:
@@ -207,6 +220,26 @@ def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[T
     use = str(options.get("use", key))
     if use in built_in_tools():
         return _built_in_class(use)
+    path = _class_path(key, use)
+    module = _import(key, use, path.module, root)
+    tool_class = getattr(module, path.name, None)
+    if not _is_tool(tool_class):
+        raise ToolError(
+            f"[tools.{key}]: use = {use!r} is not a tool; {path.name!r} must be a class of {path.module} that derives "
+            "from toolformer_dag.tools.tool.Tool and defines run"
+        )
+    return tool_class
+
+
+class _ClassPath(NamedTuple):
+    """The module and the name of a class, as `my_package.tools` and `MyTool`."""
+
+    module: str
+    name: str
+
+
+def _class_path(key: str, use: str) -> _ClassPath:
+    """Split `my_package.tools:MyTool` into module and class. Raises ToolError for another form."""
     if ":" not in use:
         with_colon = ":".join(use.rsplit(".", 1)) if "." in use else "my_package.tools:MyTool"
         raise ToolError(
@@ -216,14 +249,7 @@ def tool_class_of(key: str, options: Mapping[str, object], root: Path) -> type[T
     module_name, _, class_name = use.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ToolError(f'[tools.{key}]: use = {use!r} is not a module and a class; write "my_package.tools:MyTool"')
-    module = _import(key, use, module_name, root)
-    tool_class = getattr(module, class_name, None)
-    if not _is_tool(tool_class):
-        raise ToolError(
-            f"[tools.{key}]: use = {use!r} is not a tool; {class_name!r} must be a class of {module_name} that derives "
-            "from toolformer_dag.tools.tool.Tool and defines run"
-        )
-    return tool_class
+    return _ClassPath(module_name, class_name)
 
 
 def built_in_tools() -> list[str]:
@@ -248,7 +274,7 @@ def _is_tool(value: object) -> TypeGuard[type[Tool]]:
 def _import(key: str, use: str, module_name: str, root: Path) -> ModuleType:
     """Import a user's module, which may lie in `root`. Raises ToolError, whatever the module raises.
 
-    `key` and `use` are those of the section, for the message.
+    key, use: of the tool's section, for the message.
     """
     folder = str(root.absolute())
     if folder not in sys.path:  # a module beside toolformer.toml needs no installation

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,15 +19,15 @@ _EXAMPLE = re.compile(r"^Input: (.*)$", re.MULTILINE)
 HEAP_BYTES = 15_000_000
 """The memory of the index writer: the least that tantivy takes."""
 NEAR = 64
-"""The words before a place that decide which tools are offered there."""
+"""The last words of a text, which decide the tools that are offered after it."""
 Offer = Callable[[str, frozenset[str]], frozenset[str]]
-"""(text so far, names of tools that may be called) -> those of them that are offered after the text."""
+"""(text so far, names of tools that may be called) -> the names that are offered after the text."""
 
 
 def described_by(tool: Tool) -> list[str]:
     """Return the texts that tell what a tool is for: its name with its description, and each Input of its prompt.
 
-    The schema of its arguments is not among them: a change there would route the texts of all lanes anew.
+    The schema of its arguments is left out: a change there would route the texts of all lanes (tools) anew.
     """
     name = tool.key.replace("_", " ")
     return [f"{name} {tool.about}", *_EXAMPLE.findall(tool.prompt)]
@@ -41,34 +42,26 @@ def ranking_identity(tools: Sequence[Tool]) -> str:
 
 
 def _terms(text: str) -> list[str]:
-    """Return the distinct words of a text and pairs of neighbours, such as `new_york`; all numbers are alike."""
+    """Return the distinct words of a text and pairs of neighbours, such as `new_york`; every number becomes 0."""
     words = analyzer().analyze(spaced(_NUMBER.sub("0", text)))
     pairs = [f"{first}_{second}" for first, second in pairwise(words)]
     return list(dict.fromkeys([*words, *pairs]))
 
 
 class Router:
-    """Ranks tools by how well a text fits them, with an index in memory of the texts that they are `described_by`."""
+    """Ranks tools by how well a text fits them, with an index in memory of the texts that describe each tool."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         """Index the texts that describe the tools, a document each, in memory."""
-        builder = tantivy.SchemaBuilder()
-        builder.add_text_field("terms", tokenizer_name="whitespace")
-        builder.add_unsigned_field("number", stored=True)
-        self._schema = builder.build()
+        self._schema = _schema()
         self._index = tantivy.Index(self._schema)
         self._keys: list[str] = []  # the key of the tool that each document of the index describes, by its number
-        writer = self._index.writer(HEAP_BYTES, 1)
+        texts: list[str] = []
         for tool in tools:
             for text in described_by(tool):
-                document = tantivy.Document()
-                document.add_text("terms", " ".join(_terms(text)))
-                document.add_unsigned("number", len(self._keys))
-                writer.add_document(document)
                 self._keys.append(tool.key)
-        writer.commit()
-        writer.wait_merging_threads()
-        self._index.reload()
+                texts.append(text)
+        _write(self._index, texts)
         self._searcher = self._index.searcher()
 
     def top(self, text: str, most: int) -> dict[str, float]:
@@ -77,23 +70,57 @@ class Router:
         A tool is described by several texts, its description and examples; the one with the best score counts. A tool
         that shares no word with the text is left out. Tools with equal scores are in order of keys.
         """
+        any_term = self._any_term(_terms(text))
+        if any_term is None:
+            return {}
+        scores = self._best_scores(any_term, most)
+        ranked = sorted(scores.items(), key=_rank)
+        return dict(ranked[:most])
+
+    def _any_term(self, terms: Sequence[str]) -> tantivy.Query | None:
+        """Return the query for documents with at least one of the terms; None without terms."""
         term_queries = []
-        for term in _terms(text):
+        for term in terms:
             term_query = tantivy.Query.term_query(self._schema, "terms", term, "freq")
             term_queries.append((tantivy.Occur.Should, term_query))
-        if not term_queries:
-            return {}
-        query = tantivy.Query.boolean_query(term_queries)
+        return tantivy.Query.boolean_query(term_queries) if term_queries else None
+
+    def _best_scores(self, query: tantivy.Query, most: int) -> dict[str, float]:
+        """Return the best score of each of the first `most` tools, and of others with the same score as the last."""
         scores: dict[str, float] = {}
         for score, address in self._searcher.search(query, len(self._keys)).hits:  # the best comes first
-            # `most` tools are enough, but further ones with the same score are kept, so that keys decide between them.
             has_enough = len(scores) >= most
             if has_enough and score < min(scores.values()):
                 break
             number = self._searcher.doc(address)["number"][0]
             scores.setdefault(self._keys[number], float(score))  # the tool's best text comes first
-        ranked = sorted(scores.items(), key=_rank)
-        return dict(ranked[:most])
+        return scores
+
+
+def _schema() -> tantivy.Schema:
+    """Return the fields of the index: the terms of a text, and its number among all texts."""
+    builder = tantivy.SchemaBuilder()
+    builder.add_text_field("terms", tokenizer_name="whitespace")
+    builder.add_unsigned_field("number", stored=True)
+    return builder.build()
+
+
+def _write(index: tantivy.Index, texts: Sequence[str]) -> None:
+    """Write texts into an empty index, numbered from 0."""
+    writer = index.writer(HEAP_BYTES, 1)
+    for number, text in enumerate(texts):
+        writer.add_document(_document(text, number))
+    writer.commit()
+    writer.wait_merging_threads()
+    index.reload()
+
+
+def _document(text: str, number: int) -> tantivy.Document:
+    """Return the entry of a text in the index."""
+    document = tantivy.Document()
+    document.add_text("terms", " ".join(_terms(text)))
+    document.add_unsigned("number", number)
+    return document
 
 
 def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
@@ -103,30 +130,44 @@ def _rank(key_and_score: tuple[str, float]) -> tuple[float, str]:
 
 
 def offer(tools: Mapping[str, Tool], most: int) -> Offer | None:
-    """Return a function that chooses the few tools that may be called after a text; None where no choice is needed.
+    """Return a function that chooses the tools that may be called after a text; None where all may.
+
+    The function gets a text and the names of the tools that are allowed after it, and returns at most `most` of them:
+    those whose descriptions fit the last NEAR words best. Calls in the text are not read.
 
     - tools: all tools, by their names in texts.
     - most: how many tools are chosen; 0 for no limit.
-
-    The function gets a text and the names of the tools that are allowed after it. Where these are no more than `most`,
-    it returns all of them. Else it returns the `most` whose descriptions fit the last NEAR words of the text best,
-    fewer where fewer tools share a word with them. Calls in the text are not read.
     """
     if not _chooses(tool_count=len(tools), most=most):
         return None
-    names = {tool.key: name for name, tool in tools.items()}  # key -> name in texts
-    router = Router(list(tools.values()))
+    names = {tool.key: name for name, tool in tools.items()}
+    return _Choice(Router(list(tools.values())), names, most)
 
-    def offered(text: str, allowed: frozenset[str]) -> frozenset[str]:
-        if len(allowed) <= most:
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Chooses the `most` tools that fit a text best.
+
+    - router: ranks all tools.
+    - names: the tools' names in texts, by their keys.
+    """
+
+    router: Router
+    names: Mapping[str, str]
+    most: int
+
+    def __call__(self, text: str, allowed: frozenset[str]) -> frozenset[str]:
+        """Return at most `most` of the allowed names; fewer where fewer tools share a word with the end of the text."""
+        if len(allowed) <= self.most:
             return allowed
-        words = take_out(text, names.values()).split()
-        scores = router.top(" ".join(words[-NEAR:]), most=len(names))  # of all tools, the best first
-        ranked_names = [names[key] for key in scores]
-        allowed_names = [name for name in ranked_names if name in allowed]
-        return frozenset(allowed_names[:most])
+        allowed_names = [name for name in self._ranked_names(text) if name in allowed]
+        return frozenset(allowed_names[: self.most])
 
-    return offered
+    def _ranked_names(self, text: str) -> list[str]:
+        """Return the names of all tools that share a word with the last NEAR words of a text, the best first."""
+        words = take_out(text, self.names.values()).split()
+        scores = self.router.top(" ".join(words[-NEAR:]), most=len(self.names))
+        return [self.names[key] for key in scores]
 
 
 def _chooses(*, tool_count: int, most: int) -> bool:

@@ -58,10 +58,8 @@ def plain_result(key: str, value: object, max_characters: int, seconds: float) -
     """Return a result whose fields have their declared types, whatever a tool returned for a call.
 
     - A value that is no ToolResult becomes a lost call, with the reason `lost:not_a_result`.
-    - result: a number becomes text, and text is cleaned and cut to `max_characters`. It is replaced by the reason
-      `empty_result` where nothing is left, by `not_a_text` where it is neither text nor a number.
-    - reason: a line of at most REASON_CHARACTERS; `no_reason` where nothing is left.
-    - seconds: those of the result, else the argument.
+    - result, reason: cleaned and cut (`_cleaned`).
+    - seconds: of the result, else the argument.
     - cost: left out where it is no amount of money, with a warning per tool and type.
 
     key: of the tool, for the warnings.
@@ -69,20 +67,33 @@ def plain_result(key: str, value: object, max_characters: int, seconds: float) -
     if not isinstance(value, ToolResult):
         _warn_once(key, f"run returned a {type(value).__name__} in place of a ToolResult; the call counts as lost")
         return ToolResult(None, f"{LOST}not_a_result", seconds)
-    cost = amount(value.cost)
-    if cost is None and value.cost is not None:
-        _warn_once(key, f"a cost of type {type(value.cost).__name__} is no amount of money; it is left out")
+    cost = _checked_cost(key, value.cost)
     seconds = amount(value.seconds) or seconds
+    return replace(_cleaned(value, max_characters), seconds=seconds, cost=cost)
+
+
+def _cleaned(value: ToolResult, max_characters: int) -> ToolResult:
+    """Return the text of a result, cleaned and cut to `max_characters`, or the reason why there is none.
+
+    A number becomes text. Other values have the reason `not_a_text`, and a text of which nothing is left
+    `empty_result`. A tool's own reason becomes a line of at most REASON_CHARACTERS; an empty one `no_reason`.
+    """
     if value.result is None:
         reason = clean_result(_text(value.reason) or "", REASON_CHARACTERS)
-        return ToolResult(None, reason or "no_reason", seconds, cost)
+        return ToolResult(None, reason or "no_reason")
     text = _text(value.result)
     if text is None:
-        return ToolResult(None, "not_a_text", seconds, cost)
+        return ToolResult(None, "not_a_text")
     cleaned_text = clean_result(text, max_characters)
-    if not cleaned_text:
-        return ToolResult(None, "empty_result", seconds, cost)
-    return ToolResult(cleaned_text, None, seconds, cost)
+    return ToolResult(cleaned_text) if cleaned_text else ToolResult(None, "empty_result")
+
+
+def _checked_cost(key: str, cost: object) -> float | None:
+    """Return a cost as a number; None, with a warning of the tool `key`, where it is no amount of money."""
+    number = amount(cost)
+    if number is None and cost is not None:
+        _warn_once(key, f"a cost of type {type(cost).__name__} is no amount of money; it is left out")
+    return number
 
 
 def amount(value: Any) -> float | None:
@@ -90,7 +101,9 @@ def amount(value: Any) -> float | None:
     if value is None or isinstance(value, bool):
         return None
     try:
-        number = float(value.strip().removeprefix("$") if isinstance(value, str) else value)
+        if isinstance(value, str):
+            value = value.strip().removeprefix("$")
+        number = float(value)
     except Exception:  # noqa: BLE001 - objects of a user's backend may raise anything
         return None
     return number if 0 <= number < math.inf else None
@@ -128,9 +141,9 @@ JobQueue = SimpleQueue[Job | None]
 class TimedWorker:
     """Runs functions one after the other in a daemon thread, so that a backend keeps its per-thread state.
 
-    Python cannot end a thread. When work exceeds its limit, its thread keeps running and a new thread takes over. The
-    old thread ends with the process at the latest. Not covered: the resources that it still holds (memory, locks, the
-    interpreter's lock in native code).
+    Python cannot end a thread. When a function exceeds its limit, its thread keeps running and a new thread takes over.
+    The old thread ends with the process at the latest. Not covered: the resources that it still holds (memory, locks,
+    the interpreter's lock in native code).
     """
 
     def __init__(self) -> None:
@@ -165,7 +178,7 @@ def _start_thread() -> JobQueue:
 
 def _work_off(jobs: JobQueue) -> None:
     """Do jobs until None comes."""
-    while (job := jobs.get()) is not None:
+    for job in iter(jobs.get, None):
         try:
             job.future.set_result(job.function())
         except BaseException as error:  # noqa: BLE001 - the caller decides about any exception of user code
@@ -204,7 +217,10 @@ class BatchFailure:
 def run_calls(
     tool: Tool, calls: CallBatch, limits: ToolLimits, answers: dict[ToolCall, ToolResult] | None = None
 ) -> list[ToolResult]:
-    """Run a single list of calls as `Runner(tool, limits).run(calls, answers)` does."""
+    """Run a single list of calls of a tool under its limits, and return a result per call, in order.
+
+    answers: a dictionary that gets each answer as it comes. Raises ToolDown (`Runner.run`).
+    """
     return Runner(tool, limits).run(calls, answers)
 
 
@@ -243,15 +259,19 @@ class Runner:
             self._prepare_once()
         # Calls whose arguments cannot be parsed are answered here, in `answers`; the others are left to run.
         distinct = self._with_arguments(dict.fromkeys(calls), answers)
+        self._run_in_batches(distinct, answers)
+        return [answers[call] for call in calls]
+
+    def _run_in_batches(self, calls: CallBatch, answers: dict[ToolCall, ToolResult]) -> None:
+        """Run calls in batches of the tool's size, in several threads where the limits allow; fill `answers`."""
         size = self._tool.batch_size
-        batches = [distinct[start : start + size] for start in range(0, len(distinct), size)]
+        batches = [calls[start : start + size] for start in range(0, len(calls), size)]
         queue = BatchQueue(batches)
         thread_count = min(self._limits.concurrency, len(batches))
         if thread_count <= 1:
             self._run_batches(queue, answers)  # in this thread, so that an interrupt takes effect immediately
         else:
             self._run_in_threads(thread_count, queue, answers)
-        return [answers[call] for call in calls]
 
     def _prepare_once(self) -> None:
         """Prepare the tool before its first call. Raises ToolDown."""
@@ -262,10 +282,10 @@ class Runner:
         self._is_prepared = True
 
     def _with_arguments(self, calls: Iterable[ToolCall], answers: dict[ToolCall, ToolResult]) -> list[ToolCall]:
-        """Parse the named arguments of each call; return the calls with them, without those that cannot be parsed.
+        """Parse the named arguments of each call, and return the calls with them.
 
-        The latter are put into `answers`, with the reason. Raises ToolDown where parsing raises anything but
-        BadArguments, or too many calls are lost in a row.
+        Calls that cannot be parsed are left out and get a reason in `answers`. Raises ToolDown where parsing raises
+        anything but BadArguments, or too many calls are lost in a row.
         """
         readable = []
         for call in calls:
@@ -337,16 +357,20 @@ class Runner:
         return outcome
 
     def _run_once(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
-        """Run a batch once: connect the tool, wait until the rate limit allows the calls, run them in the time limit.
+        """Connect the tool, wait until the rate limit allows the calls, and run them.
 
         Returns a result per call, or why the batch failed: timeout or exception. Raises ToolDown.
         """
-        seconds_allowed = self._limits.timeout_s * len(batch)
         try:
             self._tool.connect()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
             return self._failure(batch, error)
         self._wait_for_rate(len(batch))
+        return self._run_in_time(batch, worker)
+
+    def _run_in_time(self, batch: CallBatch, worker: TimedWorker) -> list[ToolResult] | BatchFailure:
+        """Run a batch in the worker's thread within its time limit; return the checked results, or why it failed."""
+        seconds_allowed = self._limits.timeout_s * len(batch)
         start_time = time.monotonic()
         try:
             outcome = worker.outcome(lambda: self._tool.run(batch), seconds_allowed)
@@ -381,10 +405,9 @@ class Runner:
         _log.warning("%s: %d calls from %.80r on: %s", self._tool.key, len(batch), batch[0].input, message)
 
     def _count(self, result: ToolResult) -> None:
-        """Count a finished call, and raise ToolDown where it is the last of FAILURES_IN_A_ROW lost ones in a row.
+        """Count a finished call. Raises ToolDown where it is the last of FAILURES_IN_A_ROW lost ones in a row.
 
-        A lost call failed by accident, as by a timeout. Batches that run at once end in any order, so the number in a
-        row may be a few off.
+        Batches that run at once end in any order, so the number in a row may be a few off.
         """
         with self._counting:
             self.finished += 1

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from secrets import randbelow
 from typing import IO, Any
@@ -28,6 +28,7 @@ from uuid import uuid4
 from toolformer_dag.files import UserError
 from toolformer_dag.settings.setting_types import under
 from toolformer_dag.settings.tool_settings import ToolSettings
+from toolformer_dag.tools.options import ToolOptions
 from toolformer_dag.tools.prompts import ToolError
 from toolformer_dag.tools.system_calls import refusing_filter
 from toolformer_dag.tools.tool import RetryableError, Tool, ToolCall, ToolDown, ToolResult
@@ -38,6 +39,14 @@ NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "
 """Files and folders that programs need to find hosts and to trust them; visible with `network = true`."""
 SCRATCH = "/tmp"
 """The only folder behind the wall that can be written to. It is in memory, and empty at first."""
+BASIC_VARIABLES: Mapping[str, str] = {
+    "PATH": os.defpath,
+    "HOME": SCRATCH,
+    "TMPDIR": SCRATCH,
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""The environment variables of every process behind the wall."""
 NAMESPACES = (
     "bwrap",
     "--die-with-parent",
@@ -92,12 +101,9 @@ class SandboxEnded(Exception):
 
 
 def wall_in(tool: Tool, section: ToolSettings, root: Path) -> None:
-    """Change a tool so that its `run`, `prepare` and `connect` happen in processes behind a wall.
+    """Replace `run`, `prepare`, `connect` and `timed_out` of a tool by a Wall's, which uses processes of its own.
 
-    The import of its module stays in this process, and so do the methods that select texts and propose calls.
-
-    Assigns to `tool` the methods of a Wall with these names, and its `timed_out`.
-
+    The import of the tool's module stays in this process, and so do the methods that select texts and propose calls.
     Raises ToolError for a built-in tool, and for a tool whose class overrides `at_inference`.
     """
     is_users_class = ":" in str(section.options().get("use", ""))  # as `use = "my_tools:Weather"`
@@ -127,14 +133,7 @@ class Wall:
         self._key = tool.key
         self._timeout_s = section.limits.timeout_s  # of a call
         self._variables = section.sandbox.env  # names of environment variables that the tool sees
-        self._setup = {  # the request by which a new process loads the tool
-            "key": tool.key,
-            "options": dict(section.options()),
-            "root": str(root.absolute()),
-            "prompt": tool.prompt,
-            "limits": section.limits.model_dump(),
-            "sandbox": section.sandbox.model_dump(include={"memory_gib", "processes", "scratch_mib"}),
-        }
+        self._setup = _setup(tool, section, root)
         self._bubblewrap = _bubblewrap(tool, section, root)
         self._idle: list[WalledProcess] = []  # appended to and popped from by several threads
         weakref.finalize(self, _end_all, self._idle)  # ends the idle processes when this object is gone
@@ -144,7 +143,7 @@ class Wall:
         self._idle.append(self._start())
 
     def connect(self) -> None:
-        """Make sure that a process is idle. Raises as `prepare` does."""
+        """Make sure that a process is idle. Raises ToolDown, and what the tool raises while it is loaded."""
         self._idle.append(self._take_or_start())
 
     def timed_out(self) -> None:
@@ -153,8 +152,8 @@ class Wall:
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Let a process run the calls, and return a result per call.
 
-        The process is idle again afterwards; one that met a limit is ended. Raises what the tool raised (`_results`),
-        and SandboxEnded where the process gave no proper answer.
+        The process is idle again afterwards; one that met a limit is ended. Raises what the tool raised, and
+        SandboxEnded where the process gave no proper answer.
         """
         process = self._take_or_start()
         request = {"calls": [(call.input, call.context) for call in calls]}
@@ -178,18 +177,8 @@ class Wall:
 
     def _start(self) -> "WalledProcess":
         """Start a process and let it load the tool. Raises ToolDown where nothing can run behind a wall."""
-        obstacle = _obstacle(self._bubblewrap)
-        if obstacle:
-            raise ToolDown(
-                f"[tools.{self._key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
-                "kernel that allows user namespaces, or remove the key to run the tool without a wall"
-            )
-        program = [sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
-        call_filter = _call_filter(self._bubblewrap)
-        variables = {name: os.environ[name] for name in self._variables if name in os.environ}
-        # The kernel ends a process as soon as the thread that started it ends, so one lasting thread starts all.
-        starting = _starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
-        process = starting.result()
+        self._check_possible()
+        process = self._launched()
         # The kernel counts limits by user, so each process of root's becomes a user that no other process has.
         unused_user = FIRST_USER + randbelow(FIRST_USER)
         answer = process.ask({**self._setup, "user": unused_user})
@@ -197,6 +186,36 @@ class Wall:
             process.end()
         _results(answer)  # raises what the tool raised while it was loaded
         return process
+
+    def _check_possible(self) -> None:
+        """Raise ToolDown where nothing can run behind a wall on this machine."""
+        obstacle = _obstacle(self._bubblewrap)
+        if obstacle:
+            raise ToolDown(
+                f"[tools.{self._key}] sandbox: {obstacle}; install bubblewrap (`apt-get install bubblewrap`) on a "
+                "kernel that allows user namespaces, or remove the key to run the tool without a wall"
+            )
+
+    def _launched(self) -> "WalledProcess":
+        """Start a process that waits for its setup."""
+        program = [sys.executable, "-I", "-c", BEGIN, json.dumps(sys.path)]
+        call_filter = _call_filter(self._bubblewrap)
+        variables = {name: os.environ[name] for name in self._variables if name in os.environ}
+        # The kernel ends a process as soon as the thread that started it ends, so one lasting thread starts all.
+        starting = _starting_thread().submit(WalledProcess, self._bubblewrap, program, call_filter, variables)
+        return starting.result()
+
+
+def _setup(tool: Tool, section: ToolSettings, root: Path) -> dict[str, object]:
+    """Return the request by which a new process loads the tool."""
+    return {
+        "key": tool.key,
+        "options": dict(section.options()),
+        "root": str(root.absolute()),
+        "prompt": tool.prompt,
+        "limits": section.limits.model_dump(),
+        "sandbox": section.sandbox.model_dump(include={"memory_gib", "processes", "scratch_mib"}),
+    }
 
 
 @cache
@@ -219,30 +238,16 @@ class WalledProcess:
     ) -> None:
         """Start a program in a bubblewrap sandbox.
 
-        - bubblewrap: the command `bwrap` with its options (`_bubblewrap`).
+        - bubblewrap: the command `bwrap` with its options.
         - program: the words of the command that runs inside.
         - call_filter: the compiled seccomp program that refuses system calls; None to refuse none.
         - variables: environment variables, besides a few that every process has.
         """
         command, *options = bubblewrap
         executable = shutil.which(command) or command
-        environment = {
-            "PATH": os.defpath,
-            "HOME": SCRATCH,
-            "TMPDIR": SCRATCH,
-            "LANG": "C.UTF-8",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **variables,
-        }
         with _filter_option(call_filter) as (option, descriptors):
-            self._process = subprocess.Popen(
-                [executable, *option, *options, *program],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=descriptors,
-            )
+            words = [executable, *option, *options, *program]
+            self._process = _started(words, {**BASIC_VARIABLES, **variables}, descriptors)
         error_output = self._process.stderr
         assert error_output is not None
         self._process.stderr = None  # the thread below reads and closes it, and `communicate` must not
@@ -254,27 +259,41 @@ class WalledProcess:
         return self._process.poll() is None
 
     def ask(self, request: Mapping[str, object], seconds: float = threading.TIMEOUT_MAX) -> dict[str, Any]:
-        """Send a request and return its answer.
+        """Send a request and return its answer, as `_checked_answer` describes it.
 
-        The process is killed where it does not answer within `seconds`, or answers anything else than `_checked_answer`
-        takes. Raises SandboxEnded then.
+        Raises SandboxEnded, and kills the process, where it does not answer within `seconds`, or in another form.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
         number = uuid4().hex
-        line = json.dumps({"number": number, **request}, default=str).encode() + b"\n"
-        timer = threading.Timer(seconds, self._process.kill)
-        timer.daemon = True
-        timer.start()
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-            return _checked_answer(json.loads(self._process.stdout.readline(LONGEST_ANSWER)), number)
+            with self._killed_after(seconds):
+                self._send({"number": number, **request})
+                return _checked_answer(self._receive(), number)
         except (OSError, ValueError, RecursionError) as error:
             self._process.kill()
             status = self._process.wait()
             raise SandboxEnded(f"it gave no answer and ended with exit status {status}") from error
+
+    @contextmanager
+    def _killed_after(self, seconds: float) -> Iterator[None]:
+        """Kill the process where the `with` block takes longer than `seconds`."""
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
         finally:
             timer.cancel()
+
+    def _send(self, request: Mapping[str, object]) -> None:
+        """Write a request to the standard input of the process. Raises OSError."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _receive(self) -> Any:
+        """Read a line of JSON from the standard output of the process. Raises ValueError, RecursionError or OSError."""
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline(LONGEST_ANSWER))
 
     def end(self) -> None:
         """Close the input of the process, upon which it ends; kill it where it has not after GRACE seconds."""
@@ -283,6 +302,18 @@ class WalledProcess:
                 self._process.communicate(timeout=GRACE)
             except (OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.kill()
+
+
+def _started(words: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start a command with these environment variables, open descriptors, and a pipe for each standard stream."""
+    return subprocess.Popen(
+        words,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=descriptors,
+    )
 
 
 def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
@@ -294,14 +325,19 @@ def _checked_answer(answer: Any, number: str) -> dict[str, Any]:
     if not isinstance(answer, dict) or answer.pop("number", None) != number:
         raise ValueError("it is no answer to this request")  # a process that the tool has forked may answer too
     raised = answer.get("raised")
-    if raised is not None:
-        is_pair = isinstance(raised, list) and len(raised) == 2 and all(isinstance(text, str) for text in raised)
-        if not is_pair or not raised[0].isidentifier():
-            raise ValueError("what was raised is no name with a message")
+    if raised is not None and not _is_name_with_message(raised):
+        raise ValueError("what was raised is no name with a message")
     results = answer.get("results") or []
     if not isinstance(results, list) or not all(map(_is_result, results)):
         raise ValueError("the results are malformed")
     return answer
+
+
+def _is_name_with_message(raised: Any) -> bool:
+    """Return whether a value is as ["ToolDown", "no network"]: a Python name and a text."""
+    if not isinstance(raised, list) or len(raised) != 2:
+        return False
+    return all(isinstance(text, str) for text in raised) and raised[0].isidentifier()
 
 
 def _is_result(fields: Any) -> bool:
@@ -340,11 +376,10 @@ def _copy_error_output(error_output: IO[bytes]) -> None:
     """
     bytes_left = MOST_ERROR_OUTPUT
     with error_output, suppress(OSError, ValueError):
-        while line := error_output.readline(4096):
+        for line in iter(partial(error_output.readline, 4096), b""):
             bytes_left -= len(line)
-            if bytes_left <= 0:
-                continue  # read on, or the tool would wait for a reader
-            sys.stderr.write(_without_control_characters(line.decode(errors="replace")))
+            if bytes_left > 0:  # else read on without copying, or the tool would wait for a reader
+                sys.stderr.write(_without_control_characters(line.decode(errors="replace")))
 
 
 def _without_control_characters(text: str) -> str:
@@ -390,14 +425,17 @@ def _bubblewrap(tool: Tool, section: ToolSettings, root: Path) -> tuple[str, ...
 
 
 def _visible_paths(tool: Tool, section: ToolSettings, root: Path) -> list[Path]:
-    """Return the files and folders that a tool sees: the system, what it needs (`_needed_by`), and `sandbox.reads`.
+    """Return the files and folders that a tool sees behind the wall.
 
-    The files for finding hosts (NETWORK) are among them where the section allows the network.
+    These are the system, Python, the tool's code, the paths among its options and `sandbox.reads`; and NETWORK where
+    the section allows the network.
     """
     paths = [Path(path) for path in SYSTEM]
     if section.sandbox.network:
         paths += [Path(path) for path in NETWORK]
-    paths += _needed_by(tool)
+    paths += _python_folders()
+    paths += _code_of(tool)
+    paths += _paths_among(tool.options)
     paths += [under(root, path).absolute() for path in section.sandbox.reads]
     return _outermost(paths)
 
@@ -424,29 +462,27 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
     return [path for path in existing if not existing.keys() & set(path.parents)]
 
 
-def _needed_by(tool: Tool) -> Iterator[Path]:
-    """Yield the files and folders that a tool needs behind the wall.
+def _python_folders() -> list[Path]:
+    """Return the folders of Python, of its installed packages, and of this package."""
+    prefixes = (sys.base_prefix, sys.base_exec_prefix, sys.prefix)
+    packages = (*site.getsitepackages(), site.getusersitepackages())
+    this_package = Path(__file__).absolute().parents[1]
+    return [*map(Path, prefixes), *map(Path, packages), this_package]
 
-    These are Python with its packages, this package, the tool's own package, or its module and the modules beside it
-    where it is in no package, and every path among the tool's options.
-    """
-    for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.prefix):
-        yield Path(prefix)
-    for packages in (*site.getsitepackages(), site.getusersitepackages()):
-        yield Path(packages)
-    yield Path(__file__).absolute().parents[1]
 
+def _code_of(tool: Tool) -> list[Path]:
+    """Return the folder of a tool's package; for a module without a package, all modules in its folder."""
     module_file = Path(inspect.getfile(type(tool))).absolute()
     package_name = type(tool).__module__.partition(".")[0]
-    package_folders = [folder for folder in module_file.parents if folder.name == package_name]
-    if package_folders:
-        yield package_folders[0]
-    else:
-        yield from sorted(module_file.parent.glob("*.py"))
+    for folder in module_file.parents:
+        if folder.name == package_name:
+            return [folder]
+    return sorted(module_file.parent.glob("*.py"))
 
-    for value in dict(tool.options).values():
-        if isinstance(value, Path):
-            yield value.absolute()
+
+def _paths_among(options: ToolOptions) -> list[Path]:
+    """Return the absolute paths among the values of a tool's options."""
+    return [value.absolute() for value in dict(options).values() if isinstance(value, Path)]
 
 
 @cache
@@ -454,25 +490,30 @@ def _call_filter(bubblewrap: tuple[str, ...]) -> bytes | None:
     """Return the compiled filter of system calls, once an empty Python program has run under it.
 
     Returns None, with a warning, where it does not run, or where this kind of processor has no filter.
-
-    bubblewrap: the command `bwrap` with its options (`_bubblewrap`).
     """
-    command, *options = bubblewrap
     call_filter = refusing_filter()
-    if call_filter is not None:
-        with _filter_option(call_filter) as (option, descriptors):
-            trial = subprocess.run(
-                [command, *option, *options, sys.executable, "-I", "-c", ""],
-                capture_output=True,
-                pass_fds=descriptors,
-            )
-        if trial.returncode == 0:
-            return call_filter
+    if call_filter is not None and _runs_under(call_filter, bubblewrap):
+        return call_filter
     _log.warning(
         "sandbox: no filter of system calls (seccomp) on this machine: keys of the session can be read behind the "
         "wall, and shared memory of System V counts for no limit"
     )
     return None
+
+
+def _runs_under(call_filter: bytes, bubblewrap: tuple[str, ...]) -> bool:
+    """Return whether an empty Python program runs in a sandbox with a filter of system calls.
+
+    bubblewrap: the command `bwrap` with its options.
+    """
+    command, *options = bubblewrap
+    with _filter_option(call_filter) as (option, descriptors):
+        trial = subprocess.run(
+            [command, *option, *options, sys.executable, "-I", "-c", ""],
+            capture_output=True,
+            pass_fds=descriptors,
+        )
+    return trial.returncode == 0
 
 
 @cache

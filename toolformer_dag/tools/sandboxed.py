@@ -46,15 +46,23 @@ def main() -> None:
         answers.send(setup["number"], _raised(error))
         return
     answers.send(setup["number"], {"results": []})
-
     limits = ToolLimits.model_validate(setup["limits"])
+    _answer_all(requests, answers, tool, limits)
+
+
+def _answer_all(requests: IO[str], answers: "_Answers", tool: Tool, limits: ToolLimits) -> None:
+    """Answer the requests, each a line of JSON with a number and calls, until none is left."""
     for line in requests:
         request = json.loads(line)
-        try:
-            answer: Mapping[str, object] = {"results": _results(tool, request["calls"], limits)}
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
-            answer = _raised(error)
-        answers.send(request["number"], answer)
+        answers.send(request["number"], _answer(tool, request["calls"], limits))
+
+
+def _answer(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> Mapping[str, object]:
+    """Run calls, pairs of input and context, and return the answer: their results, or the exception of the tool."""
+    try:
+        return {"results": _results(tool, calls, limits)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's tool may raise anything
+        return _raised(error)
 
 
 def _take_standard_input() -> IO[str]:
@@ -95,22 +103,29 @@ def _limit(sandbox: Mapping[str, Any], user: int) -> None:
 
     - sandbox: the limits. `memory_gib` is added to the memory that Python uses so far; `processes` counts threads too;
       `scratch_mib` is the size of the largest file.
-    - user: the number of the user that this process becomes where it is root's.
-
-    Besides, there are no core dumps and no message queues, and at most MOST_OPEN_FILES open files, sockets and pipes.
+    - user: the number of the user that this process becomes if it is root's.
     """
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    pages_in_use = int(Path("/proc/self/statm").read_text().split()[0])
-    memory_in_use = pages_in_use * resource.getpagesize()
-    _lower(resource.RLIMIT_AS, memory_in_use + int(sandbox["memory_gib"] * 2**30))
+    _become(user)
+    _lower(resource.RLIMIT_AS, _memory_in_use() + int(sandbox["memory_gib"] * 2**30))
     _lower(resource.RLIMIT_NPROC, sandbox["processes"])
     _lower(resource.RLIMIT_FSIZE, sandbox["scratch_mib"] << 20)  # a file in memory counts for no folder's size
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_MSGQUEUE, 0)
     _lower(resource.RLIMIT_NOFILE, MOST_OPEN_FILES)
+
+
+def _become(user: int) -> None:
+    """Make a process of root's one of the user with this number, without groups."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+
+
+def _memory_in_use() -> int:
+    """Return the bytes of address space that this process uses."""
+    pages_in_use = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages_in_use * resource.getpagesize()
 
 
 def _lower(limit: int, most: int) -> None:
@@ -134,8 +149,8 @@ def _loaded(setup: Mapping[str, Any]) -> Tool:
 def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -> list[Any]:
     """Run calls of the tool, and return [(result, reason, seconds, cost)], the fields of a ToolResult for each call.
 
-    calls: pairs of input and context. A tool may return anything, so the results are checked and cleaned here.
-    `seconds` is 0.0 where the tool says nothing: the process outside measures the time. Raises what the tool raises.
+    calls: pairs of input and context. `seconds` is 0.0 where the tool says nothing: the process outside measures the
+    time. Raises what the tool raises.
     """
     tool.connect()
     batch = []
@@ -149,18 +164,21 @@ def _results(tool: Tool, calls: Sequence[tuple[str, str]], limits: ToolLimits) -
 def _raised(error: BaseException) -> dict[str, object]:
     """Return the answer that reports an exception of the tool to the process outside the sandbox.
 
-    - raised: a name and the message, as ("ToolDown", "no network"). The name is the key of PASSED_ON whose types the
-      exception has. For any other exception it is the name of its type.
+    - raised: a name and the message, as ("ToolDown", "no network"). The name is a key of PASSED_ON, or the exception's
+      type.
     - spent: whether the exception may come from a limit of the sandbox (OSError, MemoryError). The caller then ends
       this process, in which memory may be short or other processes of the tool may be left.
     """
-    name = type(error).__name__
-    for passed_on, types in PASSED_ON.items():
-        if isinstance(error, types):
-            name = passed_on
-            break
     if isinstance(error, UserError):
         message = str(error)
     else:
         _type_name, _, message = described(error).partition(": ")  # as "ValueError: no such city"
-    return {"raised": (name, message), "spent": isinstance(error, OSError | MemoryError)}
+    return {"raised": (_raised_name(error), message), "spent": isinstance(error, OSError | MemoryError)}
+
+
+def _raised_name(error: BaseException) -> str:
+    """Return the name by which the process outside knows an exception: the key of PASSED_ON, else its type's name."""
+    for name, types in PASSED_ON.items():
+        if isinstance(error, types):
+            return name
+    return type(error).__name__

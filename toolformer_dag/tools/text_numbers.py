@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -57,23 +57,27 @@ def numbers(text: str) -> list[Number]:
     or 12 after the point. Signs are not read: in prose they are mostly dashes.
     """
     all_numbers: list[Number] = []
-    identifier_spans = [match.span() for match in IDENTIFIER.finditer(text)]
-    for run in RUN.finditer(text):
-        if _is_within(run.start(), identifier_spans):
-            continue
+    for run in _runs(text):
         for piece in _pieces(run[0]):
             match = SINGLE.fullmatch(piece)
             if match:
                 whole, decimals, percent = match.groups("")
-                # Every number of the list `1,2,3` gets the characters of the whole list.
                 all_numbers.append(Number(run.start(), run.end(), _value(whole, decimals, percent)))
     return all_numbers
 
 
-def _is_within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether a character lies in one of these sorted, disjoint spans."""
-    last_before = bisect_right(spans, place, key=itemgetter(0)) - 1  # the last span that begins at or before it
-    return last_before >= 0 and place < spans[last_before][1]
+def _runs(text: str) -> Iterator[re.Match[str]]:
+    """Yield the runs of digits, points and commas of a text that are no part of an account or telephone number."""
+    identifier_spans = [match.span() for match in IDENTIFIER.finditer(text)]
+    for run in RUN.finditer(text):
+        if not _is_within(run.start(), identifier_spans):
+            yield run
+
+
+def _is_within(offset: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a character offset lies in one of these sorted, disjoint spans."""
+    last_before = bisect_right(spans, offset, key=itemgetter(0)) - 1  # the last span that begins at or before it
+    return last_before >= 0 and offset < spans[last_before][1]
 
 
 def _pieces(run: str) -> Sequence[str]:

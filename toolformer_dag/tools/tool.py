@@ -243,8 +243,8 @@ class Tool(ABC):
     def read(self, input: str) -> Any:
         """Parse a call's named arguments: the input `city="Rome", days=3` becomes `Arguments(city="Rome", days=3)`.
 
-        None where the tool's calls take one text; a dictionary where the tool has a JSON schema of its arguments but no
-        class `Arguments`. Raises BadArguments, with a reason, for arguments that do not parse or do not fit the schema.
+        Returns None where calls take one text, and a dictionary where the tool has a schema but no class `Arguments`.
+        Raises BadArguments, with a reason, for arguments that do not parse or do not fit the schema.
         """
         schema = self.schema
         if schema is None:
@@ -263,8 +263,8 @@ class Tool(ABC):
     def about(self) -> str:
         """What the tool does, in one sentence of at most LONGEST_ABOUT characters, for prompts and lists of tools.
 
-        It is taken from `description`, else from the docstring of the class, else from the prompt: the first sentence
-        with a call of the tool, such as `[Calculator(`, else the first sentence.
+        Its source is `description`, else the docstring of the class, else the prompt. The first sentence there with a
+        call of the tool, such as `[Calculator(`, is taken, else the first sentence.
         """
         text = self.description or type(self).__doc__ or self.prompt
         text = one_line(text[:MOST_DESCRIBED])
@@ -293,17 +293,19 @@ class Tool(ABC):
         return True
 
     def kept_out(self, text: str, offset: int, input: str) -> str | None:
-        """Return why a call may not stay whatever its delta, or None; by default what `keeps` says.
+        """Return why a call is left out although it passed the filter, or None; `tool_keeps_out` if `keeps` is False.
 
-        A tool that names reasons of its own raises `kept_out_version` where they change.
+        A subclass with other reasons raises `kept_out_version` when they change.
         """
         return None if self.keeps(text, offset, input) else "tool_keeps_out"
 
     def propose(self, text: str, context: str) -> Iterable[ProposedCall]:
         """Return the calls that a rule proposes for a text, for a section with `proposals = ["rule"]`.
 
-        Calls at the same place come in order of preference: of those with equal results only the first is scored.
-        `context` is that of the document. A tool that does not define this has no rule. Raises OverBudget.
+        Calls at the same offset come in order of preference: of calls with equal results only the first is scored. A
+        tool that does not define this has no rule. Raises OverBudget.
+
+        context: what results depend on besides the input (`Tool.context`).
         """
         return ()
 
@@ -337,7 +339,7 @@ class Tool(ABC):
         """
 
     def at_inference(self) -> "Tool":
-        """Return the tool that answers a finetuned model: this one, unless other options hold then."""
+        """Return the tool that answers a finetuned model; by default this one."""
         return self
 
     def identity(self) -> Mapping[str, object]:
@@ -345,7 +347,7 @@ class Tool(ABC):
         return determining(self.options, but=tuple(ToolOptions.model_fields))
 
     def selection(self) -> Mapping[str, object]:
-        """Return what determines which texts are selected, and their contexts, besides `version`: `identity`.
+        """Return what determines which texts are selected, and their contexts, besides `version`; default `identity`.
 
         Override this where `wants` uses an option that the results do not depend on.
         """
@@ -363,9 +365,9 @@ def schemas_of(tools: Mapping[str, Tool]) -> dict[str, Schema]:
 
 
 def context_fault(context: str, tools: Iterable[Tool]) -> str | None:
-    """Return why calls of these tools cannot have this context; None where they can.
+    """Return what is wrong with the context of calls of these tools; None where nothing is.
 
-    A dated tool, such as the calendar, needs a date or nothing; other tools read contexts of any form.
+    A dated tool, such as the calendar, needs an ISO date or an empty context; other tools read any text.
     """
     if not context or not any(tool.dated for tool in tools):
         return None

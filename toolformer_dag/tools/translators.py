@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -62,24 +62,33 @@ def load_nllb_tokenizer(options: PretrainedOptions) -> Any:
 def _with_languages(tokenizer: Any, sentencepiece_model: Path) -> Any:
     """Return a copy of an NLLB tokenizer whose languages have the ids that the model's weights were trained with.
 
-    Ids are in the order [pieces of the sentencepiece model, languages, <mask>]. Where transformers reads only the
-    sentencepiece model, it gives [pieces] or [pieces, <mask>, languages], in which every language's id is too high by
-    one.
+    Where transformers reads only the sentencepiece model, it gives the languages no ids, or ids too high by one.
     """
-    from sentencepiece import SentencePieceProcessor
     from transformers import NllbTokenizer
-    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-    processor = SentencePieceProcessor(model_file=str(sentencepiece_model))
-    piece_count = processor.get_piece_size() + 1  # fairseq, which trained the model, adds <pad>
     description = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    vocabulary = {piece: number for piece, number in description["vocab"].items() if number < piece_count}
-    for number, token in enumerate([*FAIRSEQ_LANGUAGE_CODES, tokenizer.mask_token], piece_count):
-        vocabulary[token] = number
+    piece_count = _piece_count(sentencepiece_model)
+    pieces = {piece: number for piece, number in description["vocab"].items() if number < piece_count}
+    languages = _language_numbers(tokenizer.mask_token, piece_count)
     merges = [tuple(merge) for merge in description["merges"]]
-    complete = NllbTokenizer(vocab=vocabulary, merges=merges)
+    complete = NllbTokenizer(vocab={**pieces, **languages}, merges=merges)
     complete.backend_tokenizer.normalizer = tokenizer.backend_tokenizer.normalizer
     return complete
+
+
+def _piece_count(sentencepiece_model: Path) -> int:
+    """Return how many token ids come before the languages."""
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor(model_file=str(sentencepiece_model))
+    return int(processor.get_piece_size()) + 1  # fairseq, which trained the model, adds <pad>
+
+
+def _language_numbers(mask_token: str, first: int) -> dict[str, int]:
+    """Return the token ids of NLLB's languages, from `first` on, and of the mask, which comes behind them."""
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+
+    return {token: number for number, token in enumerate([*FAIRSEQ_LANGUAGE_CODES, mask_token], first)}
 
 
 def knows(tokenizer: Any, code: str) -> bool:
@@ -88,7 +97,7 @@ def knows(tokenizer: Any, code: str) -> bool:
 
 
 def encode(tokenizer: Any, texts: Sequence[str], codes: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each text, with the marker of its language, whose FLORES code is in `codes`."""
+    """Return the token ids of each text, with the marker of its language. codes: the texts' languages in FLORES."""
     ids = []
     for text, code in zip(texts, codes, strict=True):
         tokenizer.src_lang = code
@@ -105,7 +114,7 @@ class Nllb:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate texts, as `encode` returns their ids, to English in one batch; at most `max_tokens` tokens each."""
+        """Translate texts into English in one batch, at most `max_tokens` tokens each. ids: what `encode` returned."""
         import torch
 
         batch = self.tokenizer.pad({"input_ids": list(ids)}, return_tensors="pt").to(self._model.device)
@@ -122,7 +131,7 @@ class Nllb:
 
 
 def folder_identity(model: str) -> Mapping[str, object]:
-    """Return what identifies a model that was converted for CTranslate2: by name, the hashes of its folder's files.
+    """Return what identifies a model that was converted for CTranslate2: the hashes of its folder's files by name.
 
     Raises ModelError for a folder without model.bin, which was not converted.
     """
@@ -159,18 +168,23 @@ class Int8:
         self._max_tokens = max_tokens
 
     def translate(self, ids: Sequence[list[int]]) -> list[str]:
-        """Translate texts, as `encode` returns their ids, greedily to English; at most `max_tokens` tokens each."""
+        """Translate texts greedily into English, at most `max_tokens` tokens each. ids: what `encode` returned."""
         pieces = [self.tokenizer.convert_ids_to_tokens(text_ids) for text_ids in ids]
         english = [[ENGLISH]] * len(pieces)  # NLLB's marker of the language, which begins a translation
         translations = self._translator.translate_batch(
             pieces, target_prefix=english, beam_size=1, max_decoding_length=self._max_tokens
         )
-        english_ids = []
-        for translation in translations:
-            best_pieces = translation.hypotheses[0]
-            english_ids.append(self.tokenizer.convert_tokens_to_ids(best_pieces))
+        best_pieces = [translation.hypotheses[0] for translation in translations]
+        english_ids = [self.tokenizer.convert_tokens_to_ids(text_pieces) for text_pieces in best_pieces]
         texts: list[str] = self.tokenizer.batch_decode(english_ids, skip_special_tokens=True)
         return texts
+
+
+class EncodedText(NamedTuple):
+    """The token ids of a text to translate, or None and the reason why it is not translated."""
+
+    ids: list[int] | None
+    reason: str = ""
 
 
 class NeuralTranslator:
@@ -190,20 +204,34 @@ class NeuralTranslator:
             return self._translate(texts)
 
     def _translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        """Translate texts while no other thread does, all in one batch; see `translate` for the reasons."""
-        checkpoint = self._checkpoint
+        """Translate texts in one batch; the caller holds the lock. Texts that are not translated get a reason."""
+        encoded_texts = self._encoded_texts(texts)
+        id_lists = [encoded.ids for encoded in encoded_texts if encoded.ids is not None]
+        translations = iter(self._translations(id_lists))
+        results = []
+        for encoded in encoded_texts:
+            if encoded.ids is None:
+                results.append(ToolResult(None, encoded.reason))
+            else:
+                results.append(ToolResult(next(translations)))
+        return results
+
+    def _translations(self, id_lists: Sequence[list[int]]) -> list[str]:
+        """Return the translation of each text, by its token ids; without texts the model is not run."""
+        return self._checkpoint.translate(id_lists) if id_lists else []
+
+    def _encoded_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Return the token ids of each text, or the reason why it is not translated."""
+        tokenizer = self._checkpoint.tokenizer
         languages = self._identifier.identify(texts)
-        results: dict[int, ToolResult] = {}  # index of the text -> its result
-        encoded: dict[int, list[int]] = {}  # index of the text -> its token ids, for those that are translated
-        for index, (text, language) in enumerate(zip(texts, languages, strict=True)):
+        encoded_texts = []
+        for text, language in zip(texts, languages, strict=True):
             try:
-                encoded[index] = self._encoded(text, language.label, checkpoint.tokenizer)
+                ids = self._encoded(text, language.label, tokenizer)
+                encoded_texts.append(EncodedText(ids))
             except NoResult as error:
-                results[index] = ToolResult(None, error.reason)
-        translations = checkpoint.translate(list(encoded.values())) if encoded else []
-        for index, translation in zip(encoded, translations, strict=True):
-            results[index] = ToolResult(translation)
-        return [results[index] for index in range(len(texts))]
+                encoded_texts.append(EncodedText(None, error.reason))
+        return encoded_texts
 
     def _encoded(self, text: str, label: str, tokenizer: Any) -> list[int]:
         """Return the token ids of a text in a language, by fastText's label such as "de".

@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ def _analyzer() -> tantivy.TextAnalyzer:
 
 
 def stems(text: str) -> list[str]:
-    """Return the stems of the words of a text, in order: `Who built bridges?` has `who`, `built`, `bridg`."""
+    """Return the stems of the words of a text, in order: `who`, `built`, `bridg` for `Who built bridges?`."""
     return list(_analyzer().analyze(text))
 
 
@@ -80,6 +80,19 @@ class Fact(NamedTuple):
     value: str
 
 
+class Candidate(NamedTuple):
+    """A fact that may answer a question; the largest tuple fits the question best.
+
+    - name_share: the share of the words of the entity's name that are in the question.
+    - relation_score: how well the fact's relation fits the other words.
+    - value: the answer.
+    """
+
+    name_share: float
+    relation_score: float
+    value: str
+
+
 @functools.cache
 def _all_relations() -> tuple[RelationWords, ...]:
     words = []
@@ -118,27 +131,30 @@ def facts(passage: Passage) -> Iterator[Fact]:
 
 
 def answer(question: str, passages: Sequence[Passage]) -> str | None:
-    """Answer a question from passages of the synthetic encyclopaedia: with the value of the fact that fits it best.
+    """Answer a question from passages of the synthetic encyclopaedia with the value of the fact that fits it best.
 
-    A passage is about the entity that is its title. Candidates are the facts in passages with at least the share LEAST
-    of the title's words in the question. The largest share wins, then the fact whose relation ("was built in") fits the
-    other words of the question best. None where there is no candidate.
+    A passage is about the entity that is its title. Facts count whose entity has at least the share LEAST of its name's
+    words in the question. The largest share wins, then the fact whose relation ("was built in") fits the other words
+    best. None where no fact counts.
     """
     question_stems = dict.fromkeys(stems(question))  # distinct, in order
-    candidates: list[tuple[float, float, str]] = []  # share of the name, score of the relation, value
+    candidates: list[Candidate] = []
     for passage in passages:
-        name_stems = stems(passage.title)
-        shared_count = sum(stem in question_stems for stem in name_stems)
-        name_share = shared_count / max(len(name_stems), 1)
-        if name_share < LEAST:
-            continue
-        other_stems = [stem for stem in question_stems if stem not in name_stems]
-        for fact in facts(passage):
-            candidates.append((name_share, fact.relation.score(other_stems), fact.value))
+        candidates += _candidates(question_stems.keys(), passage)
     if not candidates:
         return None
-    _, _, value = max(candidates)
-    return value
+    return max(candidates).value
+
+
+def _candidates(question_stems: KeysView[str], passage: Passage) -> list[Candidate]:
+    """Return the facts of a passage that may answer a question; none where the question hardly names its entity."""
+    name_stems = stems(passage.title)
+    shared_count = sum(stem in question_stems for stem in name_stems)
+    name_share = shared_count / max(len(name_stems), 1)
+    if name_share < LEAST:
+        return []
+    other_stems = [stem for stem in question_stems if stem not in name_stems]
+    return [Candidate(name_share, fact.relation.score(other_stems), fact.value) for fact in facts(passage)]
 
 
 def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[ToolResult]:
@@ -146,5 +162,6 @@ def read_by_wording(questions: Sequence[str], passages: Sequence[Sequence[Passag
     results = []
     for question, question_passages in zip(questions, passages, strict=True):
         text = answer(question, question_passages)
-        results.append(ToolResult(text) if text else NO_ANSWER)
+        result = ToolResult(text) if text else NO_ANSWER
+        results.append(result)
     return results

@@ -6,7 +6,9 @@ A plan is the settings with the tables and the model that follow from them.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
@@ -86,31 +88,29 @@ class Checkpoint:
 def _on_corpus(condition: str, *, calls: bool, column: str, description: str, card: CardText) -> Checkpoint:
     """Return a checkpoint that is trained on texts of C*, the corpus with calls in it.
 
-    - `condition`: the row of the paper's tables that it stands for, such as "Toolformer"
-    - `calls`: whether it calls tools when it is evaluated
-    - `column`: the column of the corpus that is trained on: the texts with their calls, or the same without (C)
+    - `condition`: the row of the paper's tables that it stands for, such as "Toolformer".
+    - `calls`: whether it calls tools when it is evaluated.
+    - `column`: the column of the corpus that is trained on: the texts with their calls, or the same without (C).
 
-    Held-out texts of C choose the best of the checkpoints along the way. `description` and `card` as in `Checkpoint`.
+    Held-out texts of C choose the best of the checkpoints along the way.
     """
-
-    def rows(plan: Plan) -> TrainingData:
-        train_rows = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
-        return TrainingData(
-            train=train_rows.collect()[column].to_list(),
-            heldout=heldout_texts.heldout_texts(plan).choosing,
-        )
-
-    def determined_by(plan: Plan) -> dict[str, Any]:
-        return {"column": column, "chosen_on": plan.settings.training.heldout_texts}
-
     return Checkpoint(
         condition=condition,
         calls=calls,
         description=description,
         card=card,
         reads=lambda plan: (plan.named(augmented_corpus.NAME), heldout_texts.NAME),
-        rows=rows,
-        determined_by=determined_by,
+        rows=partial(_corpus_data, column=column),
+        determined_by=lambda plan: {"column": column, "chosen_on": plan.settings.training.heldout_texts},
+    )
+
+
+def _corpus_data(plan: Plan, column: str) -> TrainingData:
+    """Read the texts to train on from a column of C*, and the held-out texts of C. Raises MissingPart."""
+    train_rows = corpus_rows(plan.lake, [column, "split"]).filter(pl.col("split") == TRAIN)
+    return TrainingData(
+        train=train_rows.collect()[column].to_list(),
+        heldout=heldout_texts.heldout_texts(plan).choosing,
     )
 
 
@@ -165,9 +165,10 @@ class NamedModel(NamedTuple):
 def checkpoint_of(name: str) -> NamedModel:
     """Return the model that a name in the settings of evaluation stands for, and whether it calls tools.
 
-    - the name of a checkpoint, such as "finetuned_checkpoint": that one; it calls tools, whichever it is
-    - its condition, a row of the paper's tables such as "Toolformer": that one; it calls tools if the paper's does
-    - the same disabled, "Toolformer (disabled)": that one, without tools
+    - a checkpoint, such as "finetuned_checkpoint": it calls tools, whichever it is
+    - a condition, a row of the paper's tables such as "Toolformer": its checkpoint, which calls tools if the paper's
+      does
+    - "Toolformer (disabled)": the same checkpoint without tools
     - "base": the model of the settings, without tools
     - anything else: another model, which calls tools
     """
@@ -180,7 +181,7 @@ def checkpoint_of(name: str) -> NamedModel:
 
 
 def disabled(model: str) -> str:
-    """Return the name of the condition in which a model that calls tools calls none."""
+    """Return the name of a model for benchmarks in which it may not call its tools: `Toolformer (disabled)`."""
     return f"{model} (disabled)"
 
 
@@ -223,21 +224,34 @@ def checkpoint_reasons(plan: Plan, name: str) -> list[str]:
     Also empty where its tables are missing, which have reasons of their own.
     """
     folder = checkpoint_folder(plan.settings, name)
-    if not folder.exists():
-        return ["never made"]
-    if read_report(folder) is None:
-        return [f"{folder} is gone or not whole"]
-    if card_is_lost(folder):
-        return [f"{folder / CARD} is gone or not what was written; the weights are whole"]
+    lost = _lost_files(folder)
+    if lost is not None:
+        return [lost]
     try:
         data, recipe = CHECKPOINTS[name].trained_on(plan)
     except StorageError:  # C* or the held-out texts are missing, which their own reasons report
         return []
     if plan.lake.table(CURVE).whole_pointer(name) is None:
         return [f"{CURVE} lacks it"]
-    run_now = json.loads(json.dumps(run_identity(plan.settings.model, data, recipe)))  # as it is read from a file
+    return _changes_since(folder, run_identity(plan.settings.model, data, recipe))
+
+
+def _changes_since(folder: Path, identity: Mapping[str, object]) -> list[str]:
+    """Return what is different in the identity of a run now from the run of the checkpoint in `folder`."""
+    run_now = json.loads(json.dumps(identity))  # as it is read from a file
     stored_run = unsealed((folder / RECORD).read_bytes())
     return [str(change) for change in changes(_record(stored_run), _record(run_now))]
+
+
+def _lost_files(folder: Path) -> str | None:
+    """Return what is missing or damaged of a checkpoint in a folder; None where it is whole."""
+    if not folder.exists():
+        return "never made"
+    if read_report(folder) is None:
+        return f"{folder} is gone or not whole"
+    if card_is_lost(folder):
+        return f"{folder / CARD} is gone or not what was written; the weights are whole"
+    return None
 
 
 CURVE = "training/training_curve"
@@ -258,23 +272,29 @@ def publish_curve(plan: Plan, name: str, report: TrainingReport) -> pl.DataFrame
 
     Raises WriteError.
     """
-    rows = []
-    for kind, points in (("training", report.losses), ("held-out", report.heldout)):
-        for point in points:
-            rows.append(
-                {
-                    "checkpoint": name,
-                    "step": point.step,
-                    "measure": f"{kind} {point.measure}",
-                    "value": point.value,
-                    "published": point.step == report.best_step,
-                }
-            )
+    rows = [*_curve_rows(name, report, kind="training"), *_curve_rows(name, report, kind="held-out")]
     schema = {column: declared.dtype for column, declared in CURVE_COLUMNS.items()}
     curve_rows = pl.DataFrame(rows, schema=schema)
     inputs = {name: report.fingerprint}
     plan.lake.table(CURVE).publish(name, [curve_rows], lambda: record({}, inputs, stage="training_curve", tool=None))
     return curve_rows
+
+
+def _curve_rows(name: str, report: TrainingReport, kind: Literal["training", "held-out"]) -> list[dict[str, Any]]:
+    """Return the rows of the curve of the training loss, or of the held-out metric, of the checkpoint `name`."""
+    points = report.losses if kind == "training" else report.heldout
+    rows = []
+    for point in points:
+        rows.append(
+            {
+                "checkpoint": name,
+                "step": point.step,
+                "measure": f"{kind} {point.measure}",
+                "value": point.value,
+                "published": point.step == report.best_step,
+            }
+        )
+    return rows
 
 
 def _record(run: Mapping[str, Any]) -> Mapping[str, Any]:

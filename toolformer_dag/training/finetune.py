@@ -2,6 +2,8 @@
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -64,24 +66,21 @@ def finetune(
     folder = out.with_name(f"{out.name}.partial-{name}")  # `publish` removes those of other runs
     began = time.monotonic()
     run = prepare(base, data, settings, folder, progress, measured)
-    try:
+    with _disk_errors_explained(folder, run.checkpoint):
         run.trainer.train(resume_from_checkpoint=str(run.checkpoint) if run.checkpoint else None)
         report = _report(run, name, seconds=time.monotonic() - began)
         run.trainer.accelerator.wait_for_everyone()
         if run.trainer.is_world_process_zero():
             final = _final_folder(run.trainer, base, settings, folder / "final")
-            libraries = ("torch", "transformers", "accelerate")
-            versions = {library: installed_version(library) for library in libraries}
-            # Versions are recorded, but are not part of the identity of a run.
-            write_record(final, report, {"fingerprint": name, **identity, "versions": versions})
+            write_record(final, report, {"fingerprint": name, **identity, "versions": _versions()})
             publish(final, out)
         run.trainer.accelerator.wait_for_everyone()
-    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        disk_error = _disk_error(folder, run.checkpoint, error)
-        if disk_error is None:
-            raise
-        raise disk_error from error
     return report
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the libraries that train; the record holds them, the identity of a run does not."""
+    return {library: installed_version(library) for library in ("torch", "transformers", "accelerate")}
 
 
 def finished_run(name: str, out: Path) -> TrainingReport | None:
@@ -92,43 +91,57 @@ def finished_run(name: str, out: Path) -> TrainingReport | None:
     return replace(finished, reused=True)
 
 
-def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
-    """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause.
+@contextmanager
+def _disk_errors_explained(folder: Path, checkpoint: Path | None) -> Iterator[None]:
+    """Turn an error of the `with` block that a full disk or a damaged checkpoint caused into a TrainingError.
 
     folder: where checkpoints are written. checkpoint: the one from which the run resumed, if any.
     """
-    reason = " ".join(str(error).split())[:200]
-    checkpoint_is_damaged = isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in reason
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        disk_error = _disk_error(folder, checkpoint, error)
+        if disk_error is None:
+            raise
+        raise disk_error from error
+
+
+def _disk_error(folder: Path, checkpoint: Path | None, error: Exception) -> TrainingError | None:
+    """Return the error to raise where a checkpoint could not be written or read; None for an error of another cause."""
+    message = " ".join(str(error).split())[:200]
+    checkpoint_is_damaged = isinstance(error, EOFError | UnpicklingError) or "PytorchStreamReader" in message
     if checkpoint_is_damaged:
         return TrainingError(
-            f"the checkpoint {checkpoint} is damaged ({reason}); remove it and run again, which goes on from the one "
+            f"the checkpoint {checkpoint} is damaged ({message}); remove it and run again, which goes on from the one "
             "before"
         )
-    if "PytorchStreamWriter" in reason or "inline_container" in reason:
-        reason = "the disk took less than was written"
-    elif isinstance(error, OSError) and error.errno is not None:
-        reason = error.strerror or reason
-    elif not isinstance(error, SafetensorError | shutil.Error):
+    reason = _disk_reason(error, message)
+    if reason is None:
         return None
     return TrainingError(f"weights in {folder} cannot be written or read ({reason}); free disk space and run again")
+
+
+def _disk_reason(error: Exception, message: str) -> str | None:
+    """Return why the disk caused an error; None where it did not. message: the error's text on one line."""
+    if "PytorchStreamWriter" in message or "inline_container" in message:
+        return "the disk took less than was written"
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.strerror or message
+    return message if isinstance(error, SafetensorError | shutil.Error) else None
 
 
 def _report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
     """Return the report of a run whose training has ended.
 
-    name: its fingerprint. Raises TrainingError where the held-out metric was never finite, so that no step is best.
+    name: the fingerprint of the run. Raises TrainingError where the held-out metric was never finite.
     """
     trainer = run.trainer
     state = trainer.state
     metric = trainer.objective.metric
-    if state.best_global_step is None:
-        raise TrainingError(
-            f"held-out {metric} was never finite in {state.global_step} steps; lower training.learning_rate"
-        )
     return TrainingReport(
         fingerprint=name,
         steps=state.global_step,
-        best_step=state.best_global_step,
+        best_step=_best_step(state, metric),
         texts=run.examples.texts,
         examples=len(run.examples.sequences),
         split_texts=run.examples.split,
@@ -141,6 +154,18 @@ def _report(run: PreparedRun, name: str, *, seconds: float) -> TrainingReport:
         losses=curve(state.log_history, "loss"),
         heldout=curve(state.log_history, metric, "eval_"),
     )
+
+
+def _best_step(state: Any, metric: str) -> int:
+    """Return the step with the best held-out metric. Raises TrainingError where the metric was never finite.
+
+    state: of the Trainer.
+    """
+    if state.best_global_step is None:
+        raise TrainingError(
+            f"held-out {metric} was never finite in {state.global_step} steps; lower training.learning_rate"
+        )
+    return int(state.best_global_step)
 
 
 def _final_folder(trainer: Any, base: ModelSettings, settings: TrainingSettings, final: Path) -> Path:

@@ -63,6 +63,16 @@ class MemoryNeed(NamedTuple):
     states: int
     activations: int
 
+    @property
+    def total(self) -> int:
+        """The bytes of both."""
+        return self.states + self.activations
+
+    @property
+    def in_parts(self) -> str:
+        """Both in GB, in words."""
+        return f"weights, gradients and moments {self.states / GB:.0f}, activations {self.activations / GB:.0f}"
+
 
 def memory_need(
     config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool, trust_remote_code: bool
@@ -101,47 +111,59 @@ def _parameter_counts(config: Any, settings: TrainingSettings, *, trust_remote_c
 def _state_bytes(counts: _ParameterCounts, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> int:
     """Estimate the bytes of weights, gradients and Adam's moments on each device.
 
-    Those of trained parameters are divided among the `processes`, frozen ones are whole on each. An objective that
-    compares with the base model (`keep_base`) holds its frozen weights too.
+    Trained parameters are divided among the `processes`, frozen ones are whole on each. An objective that compares with
+    the base model (`keep_base`) holds its frozen weights too.
     """
     weight_bytes = DTYPES[settings.weights_dtype].itemsize
+    trained = _bytes_per_trained(settings, on_gpu=on_gpu) * counts.trained // processes
+    frozen = (counts.all - counts.trained) * weight_bytes
+    base_model = counts.all * weight_bytes if _needs_base_model(settings) else 0
+    return trained + frozen + base_model
+
+
+def _bytes_per_trained(settings: TrainingSettings, *, on_gpu: bool) -> int:
+    """Return the bytes of a trained parameter: weight, gradient, moments, and a bfloat16 copy for passes in it."""
     trained_bytes = SHORT_ADAM_BYTES if has_short_moments(settings) else ADAM_BYTES
     passes_in_bfloat16 = (on_gpu and settings.weights_dtype == "float32") or settings.precision == "mixed"
-    if passes_in_bfloat16:
-        trained_bytes += AUTOCAST_BYTES
-    state_bytes = trained_bytes * counts.trained // processes
-    state_bytes += (counts.all - counts.trained) * weight_bytes
-    needs_base_model = bool(objective_of(settings).without_base)
-    if needs_base_model:
-        state_bytes += counts.all * weight_bytes
-    return state_bytes
+    return trained_bytes + AUTOCAST_BYTES if passes_in_bfloat16 else trained_bytes
+
+
+def _needs_base_model(settings: TrainingSettings) -> bool:
+    """Return whether the objective compares the trained model with the frozen base model."""
+    return bool(objective_of(settings).without_base)
 
 
 def _activation_bytes(config: Any, settings: TrainingSettings, length: int, processes: int, *, on_gpu: bool) -> int:
     """Estimate the most bytes that activations take on a device while it trains.
 
-    The peak is in the backward pass of a layer, or at the loss, where logits over the vocabulary are held. config: of
-    the model, as transformers loads it. length: tokens of the longest sequence.
+    The peak is in the backward pass of a layer, or at the loss, where logits over the vocabulary are held.
+
+    config: of the model, as transformers loads it. length: tokens of the longest sequence.
     """
     text_config = config.get_text_config()
-    objective = objective_of(settings)
-    tokens = device_batch(settings, processes) * objective.sequences_per_item * length
-    width_bytes: int = text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
-    value_bytes = tokens * width_bytes  # of a value per token and unit of width
+    tokens = device_batch(settings, processes) * objective_of(settings).sequences_per_item * length
+    # The bytes of one value per token and unit of width.
+    value_bytes: int = tokens * text_config.hidden_size * DTYPES[settings.weights_dtype].itemsize
+    kept_by_layers: int = text_config.num_hidden_layers * value_bytes * _kept_values(settings, on_gpu=on_gpu)
+    within_layer = LAYER_VALUES * value_bytes
+    at_loss: int = _bytes_per_logit(settings) * tokens * text_config.vocab_size
+    return kept_by_layers + max(within_layer, at_loss)
+
+
+def _kept_values(settings: TrainingSettings, *, on_gpu: bool) -> int:
+    """Return how many values per token and unit of width each layer keeps for the backward pass.
+
+    With gradient checkpointing, the default on a GPU, it keeps its input only, and computes the rest again.
+    """
     checkpointing = settings.gradient_checkpointing
     if checkpointing is None:
         checkpointing = on_gpu
-    # With checkpointing only what enters a layer is kept, and the rest is computed again in the backward pass.
-    kept_values = 1 if checkpointing else LAYER_VALUES
-    kept_by_layers: int = text_config.num_hidden_layers * value_bytes * kept_values
+    return 1 if checkpointing else LAYER_VALUES
 
-    logit_bytes = LOGIT_BYTES
-    needs_base_model = bool(objective.without_base)
-    if needs_base_model:
-        logit_bytes += BASE_LOGIT_BYTES
-    within_layer = LAYER_VALUES * value_bytes
-    at_loss: int = logit_bytes * tokens * text_config.vocab_size
-    return kept_by_layers + max(within_layer, at_loss)
+
+def _bytes_per_logit(settings: TrainingSettings) -> int:
+    """Return the bytes that the loss takes per logit, with the base model's logits where the objective needs them."""
+    return LOGIT_BYTES + BASE_LOGIT_BYTES if _needs_base_model(settings) else LOGIT_BYTES
 
 
 def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
@@ -153,21 +175,30 @@ def check_finetuning(model: ModelSettings, settings: TrainingSettings) -> None:
     processes = process_count(model, settings)
     check_recipe(model, settings, processes)
     on_gpu = model.device != "cpu" and torch.cuda.is_available()
+    need = _need_of_model(model, settings, processes, on_gpu=on_gpu)
+    available = _available_bytes(processes, on_gpu=on_gpu)
+    if need.total > available:
+        remedies = _memory_remedies(settings, need, on_gpu=on_gpu)
+        raise TrainingError(
+            f"finetuning {model.name} needs {need.total / GB:.0f} GB on each of {processes} devices "
+            f"({need.in_parts}), and there are {available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller "
+            "model"
+        )
+
+
+def _need_of_model(model: ModelSettings, settings: TrainingSettings, processes: int, *, on_gpu: bool) -> MemoryNeed:
+    """Read the config of a model and return the bytes that finetuning it takes on each device. Raises ModelError."""
     source = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     config = from_hub(AutoConfig, model_name(model), source)
     length = min(settings.sequence_length, context_length(config))
-    need = memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code)
-    total = need.states + need.activations
-    # Without a GPU the processes share the memory of the machine.
-    available = torch.cuda.get_device_properties(0).total_memory if on_gpu else _ram() // processes
-    if total <= available:
-        return
-    remedies = _memory_remedies(settings, need, on_gpu=on_gpu)
-    raise TrainingError(
-        f"finetuning {model.name} needs {total / GB:.0f} GB on each of {processes} devices (weights, "
-        f"gradients and moments {need.states / GB:.0f}, activations {need.activations / GB:.0f}), and there are "
-        f"{available / GB:.0f}; set {', or '.join(remedies)}, or take a smaller model"
-    )
+    return memory_need(config, settings, length, processes, on_gpu=on_gpu, trust_remote_code=model.trust_remote_code)
+
+
+def _available_bytes(processes: int, *, on_gpu: bool) -> int:
+    """Return the bytes of a GPU's memory; without a GPU, each process's part of the machine's."""
+    if on_gpu:
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return _ram() // processes
 
 
 def _memory_remedies(settings: TrainingSettings, need: MemoryNeed, *, on_gpu: bool) -> list[str]:
@@ -235,26 +266,38 @@ def train(
     if finished:
         return finished
 
+    with _job_folder(out) as folder:
+        _write_job(folder, base, data, settings, out)
+        _follow(folder, count, _Watch(progress, measured))
+    report = read_report(out)
+    if report is None:
+        raise TrainingError(f"the processes ended, and {out} holds no whole checkpoint; run again")
+    return report
+
+
+@contextmanager
+def _job_folder(out: Path) -> Iterator[Path]:
+    """Make an empty folder beside `out` that only this user can read; it is removed after the `with` block."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.with_name(f"{out.name}.job")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     folder.mkdir(mode=0o700)
     try:
-        job = {
-            "base": base.model_dump(),
-            "settings": settings.model_dump(),
-            "out": str(out),
-            "parent": os.getpid(),
-            "data": asdict(data),
-        }
-        (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
-        _follow(folder, count, _Watch(progress, measured))
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    report = read_report(out)
-    if report is None:
-        raise TrainingError(f"the processes ended, and {out} holds no whole checkpoint; run again")
-    return report
+
+
+def _write_job(folder: Path, base: ModelSettings, data: TrainingData, settings: TrainingSettings, out: Path) -> None:
+    """Write what is trained on what into the folder of a job, for `run_job`."""
+    job = {
+        "base": base.model_dump(),
+        "settings": settings.model_dump(),
+        "out": str(out),
+        "parent": os.getpid(),
+        "data": asdict(data),
+    }
+    (folder / JOB).write_text(json.dumps(job), encoding="utf-8")
 
 
 def process_count(base: ModelSettings, settings: TrainingSettings) -> int:
@@ -295,11 +338,7 @@ class _Watch:
         self.error: str | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Handle an event of a training process: an error, a step, or a measured value.
-
-        The first error is kept in `error`; {"step": 3, "of": 20} is reported as progress; measured values are handed to
-        the caller's function, where there is one.
-        """
+        """Handle an event of a training process: keep its error, report its step, or pass on its measured values."""
         if "error" in event:
             if self.error is None:
                 self.error = event["error"]
@@ -321,28 +360,42 @@ def _follow(folder: Path, count: int, watch: _Watch) -> None:
 
     Raises TrainingError where the job fails, and what `watch` raises.
     """
-    module = ["-m", "toolformer_dag.training.launch"]
-    if count > 1:
-        module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count), *module]
-    command = [sys.executable, *module, str(folder / JOB)]
     (folder / EVENTS).touch()
     with (
         (folder / LOG).open("wb") as log,
         (folder / EVENTS).open(encoding="utf-8") as events,
-        _process_group(command, log, one_gpu=count == 1) as processes,
+        _process_group(_job_command(folder, count), log, one_gpu=count == 1) as processes,
     ):
-        while True:
-            ended = processes.poll() is not None  # asked first, so that the last events are read after the end
-            for event in _whole_lines(events):
-                watch.take(event)
-            if ended:
-                break
-            watch.report_step()  # notices a cancelled run also while no step ends
-            time.sleep(LOOK_SECONDS)
+        _pass_on_events(processes, events, watch)
     if processes.returncode:
-        last_lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-        reason = "\n".join(last_lines) if watch.error is None else watch.error
+        reason = _last_lines(folder / LOG) if watch.error is None else watch.error
         raise TrainingError(f"{count} processes that train together ended with {processes.returncode}: {reason}")
+
+
+def _job_command(folder: Path, count: int) -> list[str]:
+    """Return the command that runs `run_job` in `count` processes."""
+    module = ["-m", "toolformer_dag.training.launch"]
+    if count > 1:
+        module = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count), *module]
+    return [sys.executable, *module, str(folder / JOB)]
+
+
+def _pass_on_events(processes: subprocess.Popen[bytes], events: IO[str], watch: _Watch) -> None:
+    """Pass the events that processes append to a file to `watch`, until the processes have ended."""
+    while True:
+        ended = processes.poll() is not None  # asked first, so that the last events are read after the end
+        for event in _whole_lines(events):
+            watch.take(event)
+        if ended:
+            break
+        watch.report_step()  # notices a cancelled run also while no step ends
+        time.sleep(LOOK_SECONDS)
+
+
+def _last_lines(log: Path) -> str:
+    """Return the last 20 lines of a log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-20:])
 
 
 def _whole_lines(events: IO[str]) -> Iterator[dict[str, Any]]:
@@ -362,44 +415,57 @@ def _process_group(command: Sequence[str], log: IO[bytes], *, one_gpu: bool) -> 
 
     log: gets what the processes print. one_gpu: they see only the first GPU.
     """
-    environment = None
-    if one_gpu:
-        first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": first_gpu}
+    environment = _with_first_gpu(os.environ) if one_gpu else None
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
     ) as leader:
         try:
             yield leader
         finally:
-            for ending in (signal.SIGTERM, signal.SIGKILL):
-                with suppress(ProcessLookupError):
-                    os.killpg(leader.pid, ending)
-                with suppress(subprocess.TimeoutExpired):
-                    leader.wait(PATIENCE_SECONDS)
+            _end_group(leader)
+
+
+def _with_first_gpu(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables that let CUDA see only the first of the GPUs that it sees now."""
+    first_gpu = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**environment, "CUDA_VISIBLE_DEVICES": first_gpu}
+
+
+def _end_group(leader: subprocess.Popen[bytes]) -> None:
+    """End all processes of a group, first politely; wait PATIENCE_SECONDS for its leader after each signal."""
+    for ending in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, ending)
+        with suppress(subprocess.TimeoutExpired):
+            leader.wait(PATIENCE_SECONDS)
 
 
 def run_job(file: Path) -> None:
     """Train as one of the processes of a job that `train` described in `file`.
 
-    Process 0 appends steps and curves to the job's events, every process an error that the user can mend, after which
-    it exits with 1. Ends with the process that started the job.
+    Process 0 appends steps and curves to the job's events. Every process appends an error that the user can mend, and
+    then exits with 1. The process ends with the one that started the job.
     """
     job = json.loads(file.read_text(encoding="utf-8"))
     end_with_parent(job["parent"])
     with (file.parent / EVENTS).open("a", encoding="utf-8", buffering=1) as events:
         try:
-            finetune(
-                ModelSettings.model_validate(job["base"]),
-                TrainingData(**job["data"]),
-                TrainingSettings(**job["settings"]),
-                Path(job["out"]),
-                progress=lambda done, total: _append_event(events, step=done, of=total),
-                measured=lambda step, values: _append_event(events, step=step, values=dict(values)),
-            )
+            _finetune_job(job, events)
         except UserError as error:
             _append_event(events, error=str(error))
             sys.exit(1)
+
+
+def _finetune_job(job: Mapping[str, Any], events: IO[str]) -> None:
+    """Finetune as a job describes it, and append steps and curves to its events."""
+    finetune(
+        ModelSettings.model_validate(job["base"]),
+        TrainingData(**job["data"]),
+        TrainingSettings(**job["settings"]),
+        Path(job["out"]),
+        progress=lambda done, total: _append_event(events, step=done, of=total),
+        measured=lambda step, values: _append_event(events, step=step, values=dict(values)),
+    )
 
 
 def _append_event(events: IO[str], **event: Any) -> None:

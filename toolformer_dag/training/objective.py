@@ -10,7 +10,7 @@ text. The paper has no such term; its C* has a hundred thousand texts.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -96,23 +96,15 @@ class LanguageModeling(Objective):
         sequences: each a list of texts, which are lists of token ids. As an example, a sequence of the texts [5, 6, 7]
         and [8, 9] gives the input_ids 5 6 7 8 9, the labels IGNORED 6 7 IGNORED 9 and the position_ids 0 1 2 0 1.
 
-        Padding and the first token of each text are not predicted: their label is IGNORED. Where every sequence has
-        one text, `attention_mask` is 0 for padding. Where some are packed, `position_ids` begin at 0 with each text;
-        transformers' masks follow them, so that no token attends to another text.
+        Where every sequence has one text, `attention_mask` is 0 for padding. Where some are packed, `position_ids`
+        begin at 0 with each text; transformers' masks follow them, so that no token attends to another text.
         """
-        labels: list[list[list[int]]] = []
-        positions: list[list[range]] = []
-        mask: list[list[list[int]]] = []
-        for texts in sequences:
-            labels.append([[IGNORED, *text[1:]] for text in texts])
-            positions.append([range(len(text)) for text in texts])
-            mask.append([[1] * len(text) for text in texts])
-        batch = {"input_ids": padded(sequences, 0), "labels": padded(labels, IGNORED)}
+        batch = {"input_ids": padded(sequences, 0), "labels": padded(map(_labels, sequences), IGNORED)}
         is_packed = any(len(texts) > 1 for texts in sequences)
         if is_packed:
-            batch["position_ids"] = padded(positions, 0)
+            batch["position_ids"] = padded(map(_positions, sequences), 0)
         else:
-            batch["attention_mask"] = padded(mask, 0)
+            batch["attention_mask"] = padded(map(_ones, sequences), 0)
         return batch
 
     def items(self, batch: Mapping[str, Tensor]) -> int:
@@ -142,6 +134,21 @@ class LanguageModeling(Objective):
             return math.exp(loss / tokens)
         except OverflowError:
             return math.inf
+
+
+def _labels(texts: Sequence[list[int]]) -> list[list[int]]:
+    """Return the tokens of each text with IGNORED in place of the first one, which is not predicted."""
+    return [[IGNORED, *text[1:]] for text in texts]
+
+
+def _positions(texts: Sequence[list[int]]) -> list[range]:
+    """Return the positions of each text's tokens, from 0."""
+    return [range(len(text)) for text in texts]
+
+
+def _ones(texts: Sequence[list[int]]) -> list[list[int]]:
+    """Return a 1 for each token of each text."""
+    return [[1] * len(text) for text in texts]
 
 
 def padded(sequences: Iterable[Iterable[Iterable[int]]], value: int) -> Tensor:
@@ -179,8 +186,7 @@ def in_or_after_calls(
 ) -> list[bool]:
     """Return for each token of `row` whether it is in a call or among the LEARNED_AFTER tokens after one.
 
-    A call is what stands between ` [` and the `]` that closes it; any text in brackets counts. As an example, of the
-    tokens `It is` ` [` `Add(1, 2)` `-> 3` `]` ` 3` ` .` those from ` [` to `]` are in a call, and LEARNED_AFTER more.
+    A call goes from ` [` to the `]` that closes it, as in `It is [Add(1, 2) -> 3] 3.`; any text in brackets counts.
 
     row: token ids of a sequence.
     start: the tokens of ` [`.
@@ -188,26 +194,31 @@ def in_or_after_calls(
     has_ended: whether the tokens after ` [`, up to one that holds a `]`, are a whole call.
     """
     tokens = list(row)
-    opening = list(start)
     marked = [False] * len(tokens)
-    content_start: int | None = None  # where the tokens after the last ` [` begin, while its call is open
-    left_after_call = 0  # how many of the next tokens count as after a call
-    for position in range(len(tokens)):
-        opening_start = position - len(opening) + 1
-        opens_call = content_start is None and tokens[opening_start : position + 1] == opening
-        if opens_call:
-            marked[opening_start:position] = [True] * (len(opening) - 1)
-            content_start = position + 1
-
-        marked[position] = content_start is not None or left_after_call > 0
-        left_after_call -= 1
-
-        # The token that completes ` [` is not content: content begins at the next position.
-        in_content = content_start is not None and content_start <= position
-        if in_content and may_end[position] and has_ended(tokens[content_start : position + 1]):
-            content_start = None
-            left_after_call = LEARNED_AFTER
+    for call in _calls(tokens, list(start), may_end, has_ended):
+        end = min(call.stop + LEARNED_AFTER, len(tokens))
+        marked[call.start : end] = [True] * (end - call.start)
     return marked
+
+
+def _calls(
+    tokens: list[int], opening: list[int], may_end: Sequence[bool], has_ended: Callable[[Sequence[int]], bool]
+) -> Iterator[range]:
+    """Yield the positions of each call, from its ` [` to its `]`; a call that is not closed ends with the tokens.
+
+    opening: the tokens of ` [`; the other arguments are those of `in_or_after_calls`.
+    """
+    call_start: int | None = None  # while a call is open, the first token of its ` [`
+    for position in range(len(tokens)):
+        if call_start is None:
+            opening_start = position - len(opening) + 1
+            if tokens[opening_start : position + 1] == opening:
+                call_start = opening_start
+        elif may_end[position] and has_ended(tokens[call_start + len(opening) : position + 1]):
+            yield range(call_start, position + 1)
+            call_start = None
+    if call_start is not None:
+        yield range(call_start, len(tokens))
 
 
 class KeepingBase(LanguageModeling):
@@ -227,17 +238,18 @@ class KeepingBase(LanguageModeling):
         """
         inputs = without_labels(batch)
         targets = batch["labels"][:, 1:]
-        # The logits at a token predict the next one; both arrays are [rows, tokens - 1, vocabulary].
-        log_p = model(**inputs).logits[:, :-1].float().log_softmax(-1)
+        log_p = _next_logits(model, inputs).log_softmax(-1)
         with torch.no_grad():
-            base_p = self.base(**inputs).logits[:, :-1].float().softmax(-1)
+            base_p = _next_logits(self.base, inputs).softmax(-1)
 
-        # [rows, tokens - 1]; an ignored label is below 0 and cannot be an index: its loss is dropped at the end.
-        token_losses = -log_p.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-        base_share = torch.where(self._learned(inputs["input_ids"])[:, 1:], 0.0, self.settings.keep_base)
-        losses = (1 - base_share) * token_losses - base_share * (base_p * log_p).sum(-1)
+        base_share = self._base_share(inputs["input_ids"])[:, 1:]
+        losses = (1 - base_share) * _token_losses(log_p, targets) - base_share * (base_p * log_p).sum(-1)
         summed: Tensor = losses[targets != IGNORED].sum()
         return summed
+
+    def _base_share(self, ids: Tensor) -> Tensor:
+        """Return for each token of `ids`, [rows, tokens], the share of the base model in its target."""
+        return torch.where(self._learned(ids), 0.0, self.settings.keep_base)
 
     def _learned(self, ids: Tensor) -> Tensor:
         """Return for each token of `ids`, [rows, tokens], whether it is in a call or shortly after one."""
@@ -246,3 +258,18 @@ class KeepingBase(LanguageModeling):
         for row, may_end in zip(rows.tolist(), self.encoding.may_end(rows).tolist(), strict=True):
             learned.append(in_or_after_calls(row, self.encoding.start, may_end, self.encoding.has_ended))
         return torch.tensor(learned, device=ids.device)
+
+
+def _next_logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Run a model and return the logits for all tokens but the first, [rows, tokens - 1, vocabulary], in float32."""
+    logits: Tensor = model(**inputs).logits[:, :-1].float()  # the logits at a token predict the next one
+    return logits
+
+
+def _token_losses(log_p: Tensor, targets: Tensor) -> Tensor:
+    """Return the negative log probability of each target, [rows, tokens]; meaningless for a target that is IGNORED.
+
+    log_p: [rows, tokens, vocabulary].
+    """
+    indices = targets.clamp(min=0)  # IGNORED is below 0 and cannot be an index
+    return -log_p.gather(-1, indices[..., None])[..., 0]

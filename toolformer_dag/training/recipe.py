@@ -4,12 +4,12 @@ Weights that are divided among processes (FSDP2) and their optimizer moments are
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -58,23 +58,27 @@ def check_recipe(base: ModelSettings, settings: TrainingSettings, processes: int
         _require("torchao", extra="gpu", without='training.precision = "float32"')
     if settings.lora_rank is not None:
         _require("peft", extra="lora", without="no training.lora_rank")
+    if processes > 1 or settings.lora_rank is not None:
+        _check_needs_no_base(settings)
+    if processes > 1 and settings.lora_rank is None:
+        _check_divisible(base, settings, processes)
 
-    is_divided_or_adapted = processes > 1 or settings.lora_rank is not None
+
+def _check_needs_no_base(settings: TrainingSettings) -> None:
+    """Raise TrainingError where the objective needs the whole base model beside the trained weights."""
     without_base = objective_of(settings).without_base  # such as "training.keep_base = 0"; None: none needed
-    if without_base and is_divided_or_adapted:
+    if without_base:
         setting_name = without_base.partition(" ")[0]
         raise TrainingError(
             f"{setting_name} needs the whole base model beside the trained weights in one process; "
             f"set training.processes = 1 and no training.lora_rank, or {without_base}"
         )
-    if processes > 1 and settings.lora_rank is None:
-        _check_divisible(base, settings, processes)
 
 
 def _check_divisible(base: ModelSettings, settings: TrainingSettings, processes: int) -> None:
-    """Raise TrainingError where training on several processes is not possible: weights or moments cannot be divided.
+    """Raise TrainingError where weights or moments cannot be divided among several processes.
 
-    That is so for a model that is more than a language model, and for moments of 8 bits.
+    These are the weights of a model that is more than a language model, and moments of 8 bits.
     """
     if is_composite(base):
         raise TrainingError(
@@ -102,14 +106,29 @@ def _require(library: str, *, extra: str, without: str) -> None:
 
 
 def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
-    """Load the base model in the form in which it is trained.
+    """Load the base model in the form in which it is trained; with `lora_rank`, frozen weights with adapters.
 
     world: the number of processes that divide the weights. Above 1, each process loads its share of every weight (FSDP2
         of torch, by transformers).
     checkpoint: where a run with divided weights resumes, the folder from which they are read; None reads the base.
 
-    With `lora_rank`, the weights are frozen and carry adapters. Sets the number of torch threads of the process. Raises
-    ModelError, and TrainingError for packing with a model that does not keep packed texts apart.
+    Sets the number of torch threads of the process. Raises ModelError, and TrainingError for packing with a model that
+    does not keep packed texts apart.
+    """
+    model = _loaded(base, settings, world, checkpoint)
+    _make_trainable(model)
+    fit_threads(model)
+    if settings.packing:
+        check_apart(model, trial_tokens(load_encoding(base)))
+    if settings.lora_rank is None:
+        return model
+    return with_adapters(model, settings.lora_rank)
+
+
+def _loaded(base: ModelSettings, settings: TrainingSettings, world: int, checkpoint: Path | None) -> Any:
+    """Load the weights of the base model, or this process's share of them where `world` processes divide them.
+
+    checkpoint: where a run with divided weights resumes; its weights are read then. Raises ModelError.
     """
     source = _source(base)
     options = {**source, "dtype": DTYPES[settings.weights_dtype], "use_safetensors": True}
@@ -118,8 +137,11 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
         options |= _share_options(name, source, world)
         if checkpoint is not None:
             name = str(checkpoint)
-    model = from_hub(AutoModelForCausalLM, name, options)
+    return from_hub(AutoModelForCausalLM, name, options)
 
+
+def _make_trainable(model: Any) -> None:
+    """Set a model's config for training: no cache of keys and values, no loss but the objective's."""
     set_cache(model.config, False)
     _fix_generation(model.generation_config)
     tied_weights = getattr(model, "all_tied_weights_keys", None)
@@ -127,12 +149,6 @@ def trained_model(base: ModelSettings, settings: TrainingSettings, world: int, c
         model._keys_to_ignore_on_save = set(tied_weights)  # the Trainer warns if its best checkpoint lacks them
     if getattr(model.config, "output_router_logits", False):
         model.config.output_router_logits = False  # disables the auxiliary loss of experts
-    fit_threads(model)
-    if settings.packing:
-        check_apart(model, trial_tokens(load_encoding(base)))
-    if settings.lora_rank is None:
-        return model
-    return with_adapters(model, settings.lora_rank)
 
 
 def _share_options(name: str, source: dict[str, Any], world: int) -> dict[str, Any]:
@@ -149,15 +165,16 @@ def _share_options(name: str, source: dict[str, Any], world: int) -> dict[str, A
 def layers(config: Any, source: dict[str, Any]) -> str:
     """Return the name of the list of layers within the base model: `h` of GPT-J, `layers` of Llama.
 
-    It is the module list with the most parameters. source: `trust_remote_code` is read.
+    It is the module list with the most parameters. source: says in `trust_remote_code` whether the model's own code may
+    run.
     """
     with torch.device("meta"):  # allocates no weights
         skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=source["trust_remote_code"])
-    parameters_of: dict[str, int] = {}
+    parameter_counts: dict[str, int] = {}
     for name, module in skeleton.base_model.named_modules():
         if isinstance(module, nn.ModuleList):
-            parameters_of[name] = sum(weight.numel() for weight in module.parameters())
-    return max(parameters_of, key=parameters_of.__getitem__)
+            parameter_counts[name] = sum(weight.numel() for weight in module.parameters())
+    return max(parameter_counts, key=parameter_counts.__getitem__)
 
 
 def with_adapters(model: Any, rank: int) -> Any:
@@ -184,9 +201,8 @@ def merged(base: ModelSettings, settings: TrainingSettings, adapters: Path) -> A
 def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[str, Any]] | None:
     """Return AdamW with moments of 8 bits and its options for bfloat16 weights; None where the Trainer's default fits.
 
-    It rounds stochastically. At a learning rate of 1e-5 a rounded bfloat16 step leaves most weights as they were; with
-    stochastic rounding, steps add up to what float32 gives on average. On a CPU, turns torch.compile off for the
-    process.
+    It rounds stochastically: at a learning rate of 1e-5, a rounded bfloat16 step would leave most weights as they were.
+    On a CPU, turns torch.compile off for the process.
     """
     if not has_short_moments(settings):
         return None
@@ -201,20 +217,17 @@ def optimizer(settings: TrainingSettings, *, on_cpu: bool) -> tuple[type, dict[s
 def check_apart(model: Any, tokens: Sequence[int]) -> None:
     """Raise TrainingError for a model in which packed texts see each other: its masks do not follow position ids.
 
-    tokens: those of two short texts, as `trial_tokens` returns them.
-
     The logits of the second text are compared in three passes: by itself, packed after the first, and joined with the
     first as a single text. Packed, they have to be much closer to the first than to the last.
+
+    tokens: of two short texts, as `trial_tokens` returns them.
     """
     first = list(tokens[:TRIAL_ENDS])
     second = list(tokens[TRIAL_ENDS:TRIAL])
-    ids = torch.tensor([first + second], device=model.device)
-    positions = torch.tensor([[*range(len(first)), *range(len(second))]], device=model.device)
-
-    # The logits at the tokens of the second text, [tokens, vocabulary].
-    alone = model(ids[:, len(first) :], use_cache=False).logits[0].float()
-    packed = model(ids, use_cache=False, position_ids=positions).logits[0, len(first) :].float()
-    joined = model(ids, use_cache=False).logits[0, len(first) :].float()
+    positions_apart = [*range(len(first)), *range(len(second))]
+    alone = _last_logits(model, second, len(second))
+    packed = _last_logits(model, first + second, len(second), position_ids=positions_apart)
+    joined = _last_logits(model, first + second, len(second))
 
     change_when_packed = (packed - alone).abs().max()
     change_when_joined = (joined - alone).abs().max()
@@ -223,6 +236,17 @@ def check_apart(model: Any, tokens: Sequence[int]) -> None:
             f"{type(model).__name__} does not keep packed texts apart: a text changes what follows in its sequence; "
             "set training.packing = false"
         )
+
+
+def _last_logits(model: Any, tokens: Sequence[int], count: int, **inputs: Sequence[int]) -> Tensor:
+    """Run a model on a sequence, and return the logits at its last `count` tokens, [count, vocabulary].
+
+    inputs: further arguments of the model, with a value per token.
+    """
+    tensors = {name: torch.tensor([values], device=model.device) for name, values in inputs.items()}
+    ids = torch.tensor([tokens], device=model.device)
+    logits: Tensor = model(ids, use_cache=False, **tensors).logits[0, -count:].float()
+    return logits
 
 
 def set_cache(config: Any, enabled: bool) -> None:
@@ -247,9 +271,9 @@ def is_divided(parameters: Sequence[Any]) -> bool:
 def save_shares(args: Any, folder: Path, model: Any, optimizer: Any, schedule: Any) -> None:
     """Write the optimizer's moments, the schedule and the random states to a checkpoint; every process calls this.
 
-    folder: that of the checkpoint. args: the Trainer's arguments.
-
     The Trainer saves an optimizer as one process sees it, which is only a share where weights are divided.
+
+    args: the Trainer's arguments. folder: the checkpoint.
     """
     save(_state(args, model, optimizer, schedule), checkpoint_id=folder / SHARES)
 
@@ -276,15 +300,20 @@ class RestoredShares(TrainerCallback):  # type: ignore[misc]  # mypy does not fo
         load(restored, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
         set_optimizer_state_dict(model, _plain(optimizer), restored["optimizer"])
         schedule.load_state_dict(restored["schedule"])
-        torch.set_rng_state(restored[_random_key(args)])
-        if args.device.type == "cuda":
-            torch.cuda.set_rng_state(restored[_gpu_random_key(args)].cpu())
+        _set_random_states(args, restored)
+
+
+def _set_random_states(args: Any, restored: Mapping[str, Any]) -> None:
+    """Set torch's random states of this process, as `_state` named them."""
+    torch.set_rng_state(restored[_random_key(args)])
+    if args.device.type == "cuda":
+        torch.cuda.set_rng_state(restored[_gpu_random_key(args)].cpu())
 
 
 def _state(args: Any, model: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Return what a training process needs beside the weights to resume exactly: moments, schedule, random states.
 
-    The random states are named by process, since each has its own.
+    Each process has random states of its own, under a name with its number.
     """
     state = {
         "optimizer": get_optimizer_state_dict(model, _plain(optimizer)),

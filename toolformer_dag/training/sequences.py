@@ -41,16 +41,11 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
     which begins with the last token of the sequence before, so that every token is predicted exactly once. `packing`
     puts several of these into a sequence; `LanguageModeling.collate` keeps them apart.
     """
-    tokenized_texts: list[list[int]] = []
-    for tokens in encoding.with_calls(texts):
-        if tokens.ids:
-            tokenized_texts.append(encoding.bos + tokens.ids + encoding.eos)
-
+    tokenized_texts = _tokenized(encoding, texts)
     parts: list[list[int]] = []
     for ids in tokenized_texts:
         parts.extend(windows(ids, sequence_length))
     sequences = packed(parts, sequence_length) if packing else [(part,) for part in parts]
-
     with_predictions = sum(len(ids) > 1 for ids in tokenized_texts)
     return Examples(
         sequences=tuple(sequences),
@@ -58,6 +53,15 @@ def examples(encoding: Encoding, texts: Sequence[str], sequence_length: int, pac
         split=sum(len(ids) > sequence_length for ids in tokenized_texts),
         empty=len(texts) - with_predictions,
     )
+
+
+def _tokenized(encoding: Encoding, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each text between BOS and EOS; texts without a token are left out."""
+    tokenized_texts: list[list[int]] = []
+    for tokens in encoding.with_calls(texts):
+        if tokens.ids:
+            tokenized_texts.append(encoding.bos + tokens.ids + encoding.eos)
+    return tokenized_texts
 
 
 def tokens_of(sequence: Sequence[list[int]]) -> int:
@@ -79,18 +83,33 @@ def packed(parts: Sequence[list[int]], length: int) -> list[tuple[list[int], ...
 
     The longest part comes first; each goes to the sequence with the least room that is enough, else to a new one.
     """
-    sequences: list[list[list[int]]] = []
-    by_room: list[_Room] = []  # the room of every sequence, ascending
+    sequences = _OpenSequences(length)
     for part in sorted(parts, key=len, reverse=True):
-        index = bisect_left(by_room, _Room(len(part), 0))  # the first with enough room
-        if index < len(by_room):
-            room = by_room.pop(index)
-        else:
-            room = _Room(length, len(sequences))
-            sequences.append([])
-        sequences[room.sequence].append(part)
-        insort(by_room, _Room(room.free_tokens - len(part), room.sequence))
-    return [tuple(sequence) for sequence in sequences]
+        sequences.add(part)
+    return [tuple(sequence) for sequence in sequences.parts]
+
+
+class _OpenSequences:
+    """Sequences that are being filled with parts, in the order in which they were begun (`parts`)."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._by_room: list[_Room] = []  # the room of every sequence, ascending
+        self.parts: list[list[list[int]]] = []
+
+    def add(self, part: list[int]) -> None:
+        """Add a part to the sequence with the least room that is enough, else to a new sequence."""
+        room = self._take_room(len(part))
+        self.parts[room.sequence].append(part)
+        insort(self._by_room, _Room(room.free_tokens - len(part), room.sequence))
+
+    def _take_room(self, tokens: int) -> "_Room":
+        """Remove and return the least room for so many tokens; begin a sequence where there is none."""
+        index = bisect_left(self._by_room, _Room(tokens, 0))  # the first with enough room
+        if index < len(self._by_room):
+            return self._by_room.pop(index)
+        self.parts.append([])
+        return _Room(self._length, len(self.parts) - 1)
 
 
 class _Room(NamedTuple):
@@ -151,14 +170,21 @@ def _epoch(lengths: Sequence[int], batch_size: int, random: Random) -> list[int]
     random.shuffle(shuffled)
     sequence_count = _batches_per_epoch(len(shuffled), batch_size) * batch_size
     filled = list(islice(cycle(shuffled), sequence_count))
-
-    batches: list[list[int]] = []
-    # Sorted within large groups: batches hold similar lengths, and still other ones in each epoch.
-    for group in _cut(filled, batch_size * GROUP_BATCHES):
-        by_length = sorted(group, key=lengths.__getitem__)
-        batches.extend(_cut(by_length, batch_size))
+    batches = _batches(filled, lengths, batch_size)
     random.shuffle(batches)
     return list(chain.from_iterable(batches))
+
+
+def _batches(indices: list[int], lengths: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Cut indices of sequences into batches of similar length.
+
+    They are sorted within groups of GROUP_BATCHES batches only, so that each epoch has other batches.
+    """
+    batches: list[list[int]] = []
+    for group in _cut(indices, batch_size * GROUP_BATCHES):
+        by_length = sorted(group, key=lengths.__getitem__)
+        batches.extend(_cut(by_length, batch_size))
+    return batches
 
 
 def _cut(items: list[int], size: int) -> list[list[int]]:

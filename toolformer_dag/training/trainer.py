@@ -242,9 +242,9 @@ def prepare(
     arguments = training_arguments(settings, folder, steps, on_cpu=on_cpu, resumed=checkpoint is not None)
     _ = arguments.device  # reading it joins the processes, which has to happen before weights are divided among them
 
-    model = trained_model(base, settings, world_size() if divided else 1, checkpoint)
-    if (encoding.tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
-        encoding.tokenizer.pad_token = None  # beyond the embedding it would make the checkpoint unloadable
+    processes = world_size() if divided else 1
+    model = trained_model(base, settings, processes, checkpoint)
+    _drop_unknown_padding(encoding.tokenizer, model)
     callbacks: list[TrainerCallback] = [ProgressCallback(objective.metric, progress, measured)]
     if divided:
         callbacks.append(RestoredShares())
@@ -259,10 +259,21 @@ def prepare(
         optimizer_cls_and_kwargs=optimizer(settings, on_cpu=on_cpu),
     )
     if objective.without_base:
-        frozen = trained_model(base, settings, 1, None).to(arguments.device)
-        objective.base = frozen.eval().requires_grad_(False)
+        objective.base = _frozen_base(base, settings, arguments.device)
     trainer.remove_callback(PrinterCallback)  # the report holds the curves
     return PreparedRun(trainer, train, checkpoint)
+
+
+def _drop_unknown_padding(tokenizer: Any, model: Any) -> None:
+    """Remove a padding token without an embedding, which would make the checkpoint unloadable."""
+    if (tokenizer.pad_token_id or 0) >= model.get_input_embeddings().num_embeddings:
+        tokenizer.pad_token = None
+
+
+def _frozen_base(base: ModelSettings, settings: TrainingSettings, device: Any) -> Any:
+    """Load the base model as it is trained, without gradients, onto a device. Raises ModelError."""
+    model = trained_model(base, settings, world=1, checkpoint=None).to(device)
+    return model.eval().requires_grad_(False)
 
 
 def _in_training_order(train: Examples, steps: int, settings: TrainingSettings) -> list[tuple[list[int], ...]]:

@@ -41,7 +41,7 @@ class TrainingError(UserError):
 class TrainingData:
     """The rows that a run trains on, and those held out, on which its best checkpoint is chosen.
 
-    A row is plain JSON data, of which the objective alone knows the shape: for language modelling it is a text.
+    A row is plain JSON data, in a form that the objective reads: for language modelling it is a text.
     """
 
     train: Sequence[Any]
@@ -51,9 +51,7 @@ class TrainingData:
 def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSettings) -> Mapping[str, object]:
     """Return what determines the weights of a checkpoint: base model, settings, hashes of the rows.
 
-    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. `calls_end` stands there
-    only where the rule that ends a call in training has changed since earlier releases and the texts hold such calls:
-    other checkpoints stay up to date. Raises ModelError.
+    The markers of calls and BOS count, since they are written into the checkpoint's tokenizer. Raises ModelError.
     """
     identity: dict[str, object] = {
         **determining(base, "markers", "bos"),
@@ -62,10 +60,16 @@ def run_identity(base: ModelSettings, data: TrainingData, settings: TrainingSett
         "texts": fingerprint(list(data.train)),
         "heldout": fingerprint(list(data.heldout)),
     }
-    texts = [row for row in data.train if isinstance(row, str)]
-    if settings.keep_base and any(NAMED_IN_TEXT.search(text) for text in texts):
-        identity["calls_end"] = "by quotes"  # in earlier releases, such calls ended at the first bracket
+    if settings.keep_base and _hold_named_arguments(data.train):
+        # In earlier releases, such calls ended at the first bracket. Other checkpoints stay up to date.
+        identity["calls_end"] = "by quotes"
     return identity
+
+
+def _hold_named_arguments(rows: Sequence[Any]) -> bool:
+    """Return whether some training texts hold calls with named arguments, in which a bracket in quotes ends no call."""
+    texts = [row for row in rows if isinstance(row, str)]
+    return any(NAMED_IN_TEXT.search(text) for text in texts)
 
 
 SHARES = "shares"
@@ -85,18 +89,13 @@ NOT_WEIGHTS = (
 def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None:
     """Return the newest checkpoint in `folder` from which a run can resume; None without any.
 
-    sharded: whether the run divides its weights among processes. A checkpoint with the other kind of optimizer state is
-        skipped with a warning.
+    Incomplete checkpoints, of a run that was killed while saving, are skipped. A checkpoint with the other kind of
+    optimizer state is skipped with a warning.
 
-    A run that was killed while saving leaves an incomplete checkpoint, which is skipped.
+    sharded: whether the run divides its weights among processes.
     """
-    step_of: dict[Path, int] = {}
-    for path in folder.glob("checkpoint-*"):
-        step = path.name.rpartition("-")[2]
-        if step.isdecimal():
-            step_of[path] = int(step)
     optimizer_state = Path(SHARES, ".metadata") if sharded else Path("optimizer.pt")
-    for checkpoint in sorted(step_of, key=step_of.__getitem__, reverse=True):
+    for checkpoint in _newest_first(folder):
         if not _is_complete(checkpoint):
             continue
         if (checkpoint / optimizer_state).is_file():
@@ -105,6 +104,16 @@ def last_complete_checkpoint(folder: Path, sharded: bool = False) -> Path | None
             "%s was written by one process or by several, the other way round: not gone on from", checkpoint
         )
     return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, such as `checkpoint-200`, by descending step."""
+    step_of: dict[Path, int] = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.rpartition("-")[2]
+        if step.isdecimal():
+            step_of[path] = int(step)
+    return sorted(step_of, key=step_of.__getitem__, reverse=True)
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -129,7 +138,7 @@ CARD_SEAL = re.compile(rb"\n<!-- [0-9a-f]{32} -->\n\Z")
 class Point:
     """The value of `measure` after `step` optimizer steps; step 0 is the base model.
 
-    `measure` is `loss`, the mean over the training steps since the point before, or the objective's metric, that of the
+    `measure` is `loss`, the mean over the training steps since the point before, or the objective's metric on the
     held-out rows.
     """
 
@@ -142,10 +151,10 @@ class Point:
 class TrainingReport:
     """The result of a finetuning run.
 
-    - `fingerprint`: that of the run's identity.
+    - `fingerprint`: the hash of the run's identity.
     - `steps`: optimizer steps. `best_step`: the step of the published checkpoint.
-    - `texts`: all training texts, or other rows. `split_texts`: those longer than a sequence. `empty_texts`: those
-      left out.
+    - `texts`: all training texts, or other rows. `split_texts`: texts longer than a sequence. `empty_texts`: texts
+      with at most one token, which are left out.
     - `examples`: the number of sequences. `tokens`: their total tokens.
     - `seconds`: the duration since the last start. `device`: such as `cpu` or `cuda:0`.
     - `processes`: how many trained together. `divided`: whether each held only a share of the weights.
@@ -194,16 +203,21 @@ CURVES = ("losses", "heldout")
 
 
 def write_record(folder: Path, report: TrainingReport, identity: Mapping[str, object]) -> None:
-    """Write training.json: the report, the identity of the run (settings, base, texts, versions), and hashes.
+    """Write training.json: the report, the run's identity (settings, base, texts, versions), and hashes of files.
 
-    The hashes are those of the other files of `folder`, which have to be there already.
+    The files of `folder` that are hashed have to be there already.
     """
-    written_report = asdict(report)
+    record = {"report": _written_report(report), **identity, FILES: hashes_beside(folder / RECORD)}
+    (folder / RECORD).write_bytes(sealed(str(folder), record))
+
+
+def _written_report(report: TrainingReport) -> dict[str, Any]:
+    """Return a report as the record holds it, with points such as {"step": 4, "perplexity": 2.5}."""
+    written = asdict(report)
     for name in CURVES:
         points: tuple[Point, ...] = getattr(report, name)
-        written_report[name] = [{"step": point.step, point.measure: point.value} for point in points]
-    record = {"report": written_report, **identity, FILES: hashes_beside(folder / RECORD)}
-    (folder / RECORD).write_bytes(sealed(str(folder), record))
+        written[name] = [{"step": point.step, point.measure: point.value} for point in points]
+    return written
 
 
 def read_report(folder: Path) -> TrainingReport | None:
@@ -306,10 +320,15 @@ def finetuned_or_base(settings: Settings) -> str:
     checkpoint_files(settings).receive()
     base = model_name(settings.model)
     finetuned = checkpoint_folder(settings)
-    if finetuned.is_dir():
-        damaged = damaged_beside(finetuned / RECORD)
-        if damaged:
-            raise DamagedCheckpoint(damaged[0])
+    _check_whole(finetuned)
     record = _whole_record(finetuned) or {}
     is_of_this_base = record.get("base") == model_identity(base, settings.model.revision)
     return str(finetuned) if is_of_this_base else base
+
+
+def _check_whole(folder: Path) -> None:
+    """Raise DamagedCheckpoint where a file of a checkpoint is damaged; a missing folder is accepted."""
+    if folder.is_dir():
+        damaged = damaged_beside(folder / RECORD)
+        if damaged:
+            raise DamagedCheckpoint(damaged[0])

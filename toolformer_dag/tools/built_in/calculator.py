@@ -1,8 +1,9 @@
 """The calculator: the four basic operations, rounded to two decimals (paper, section 3)."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 from toolformer_dag.settings.setting_types import Unfingerprinted
@@ -46,8 +47,7 @@ OPERATORS = frozenset("+-*/%")
 def evaluate(expression: str) -> str:
     """Evaluate an expression, rounded half away from zero to two decimals: `0.29`, `35`, `-2.5`.
 
-    - Trailing zeros are removed. This is a choice of the project: the paper's table 10 has `85 / 23 -> 3.70`, here the
-      result is `3.7`.
+    - Trailing zeros are removed, a choice of this project: the paper's table 10 has `85 / 23 -> 3.70`, here `3.7`.
     - `%` divides by a hundred.
     - Not covered: powers, also of ten (`5.97e24`), other bases than ten (`0x10`), currencies, words, equations,
       multiplication without a sign (`2(3)`).
@@ -58,11 +58,15 @@ def evaluate(expression: str) -> str:
     """
     if len(expression) > MAX_CHARACTERS:
         raise NoResult("too_long")
-    tokens = [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
-    value = _Parser(tokens).value()
+    value = _Parser(_tokens(expression)).value()
     if abs(value) > MAX_MAGNITUDE:
         raise NoResult("too_large")
     return _rounded(value)
+
+
+def _tokens(expression: str) -> list[str]:
+    """Return the numbers and other characters of an expression, with the usual sign for each operation."""
+    return [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
 
 
 def _rounded(value: Fraction) -> str:
@@ -78,7 +82,7 @@ def has_operation(expression: str) -> bool:
 
     `99`, `(99)` and `-5` compute nothing, `20%` does.
     """
-    tokens = [SYMBOLS.get(token, token) for token in TOKEN.findall(expression)]
+    tokens = _tokens(expression)
     return any(token in OPERATORS and before not in "+-*/(" for before, token in pairwise(tokens))
 
 
@@ -105,9 +109,9 @@ class _Parser:
     """
 
     def __init__(self, tokens: list[str]) -> None:
-        """Take the tokens of an expression: numbers, signs of operations and parentheses (KNOWN).
+        """Check the tokens of an expression: numbers, signs of operations and parentheses (KNOWN).
 
-        Raises NoResult for any other token.
+        Raises NoResult: "empty" where there are no tokens, "unknown_symbol" for any other token.
         """
         if not tokens:
             raise NoResult("empty")
@@ -120,25 +124,31 @@ class _Parser:
         self._depth = 0  # parentheses that are open
 
     def value(self) -> Fraction:
-        """Return the value of the whole expression."""
+        """Return the value of the whole expression. Raises NoResult, also for what follows it."""
         value = self._sum()
         unread = self._tokens[self._next]
+        if unread == ")":
+            raise NoResult("unbalanced")
         if unread:
-            raise NoResult("unbalanced" if unread == ")" else "syntax")
+            raise NoResult("syntax")
         return value
 
     def _take(self, accepted: str) -> str:
-        """Return the next token and move past it, where `accepted` has it; else return ""."""
+        """Return the next token and move past it if it is one of `accepted`; else return ""."""
         token = self._tokens[self._next]
         if not token or token not in accepted:
             return ""
         self._next += 1
         return token
 
+    def _take_all(self, accepted: str) -> Iterator[str]:
+        """Yield the next token and move past it, as long as it is one of `accepted`."""
+        return iter(partial(self._take, accepted), "")
+
     def _sum(self) -> Fraction:
         """Return the value of `product (("+" | "-") product)*`, from the left."""
         value = self._product()
-        while sign := self._take("+-"):
+        for sign in self._take_all("+-"):
             right = self._product()
             value = value + right if sign == "+" else value - right
         return value
@@ -146,7 +156,7 @@ class _Parser:
     def _product(self) -> Fraction:
         """Return the value of `signed (("*" | "/") signed)*`, from the left."""
         value = self._signed()
-        while sign := self._take("*/"):
+        for sign in self._take_all("*/"):
             right = self._signed()
             if sign == "/" and not right:
                 raise NoResult("division_by_zero")
@@ -156,7 +166,7 @@ class _Parser:
     def _signed(self) -> Fraction:
         """Return the value of `("+" | "-")* operand "%"?`; a percent sign divides it by a hundred."""
         is_negative = False
-        while sign := self._take("+-"):
+        for sign in self._take_all("+-"):
             if sign == "-":
                 is_negative = not is_negative
         operand = self._operand()
@@ -174,25 +184,26 @@ class _Parser:
             return self._rest_of_parenthesis()
         token = self._tokens[self._next]
         is_end = token == ""
-        if is_end:
-            raise NoResult("unbalanced" if self._depth else "syntax")
-        is_number = token not in KNOWN
+        if is_end and self._depth:
+            raise NoResult("unbalanced")
+        is_number = not is_end and token not in KNOWN
         if not is_number:
             raise NoResult("syntax")
         self._next += 1
         return _number(token)
 
     def _rest_of_parenthesis(self) -> Fraction:
-        """Return the value of `sum ")"`, after the opening parenthesis. Raises NoResult.
+        """Return the value of `sum ")"`, after the opening parenthesis.
 
-        Its reasons: `too_deep` for more than MAX_DEPTH open parentheses, `unbalanced` where the expression ends before
-        the closing one, `syntax` where something else stands in its place.
+        Raises NoResult: "too_deep" for more than MAX_DEPTH open parentheses, "unbalanced" where the expression ends
+        before the closing parenthesis, "syntax" where something else stands in its place.
         """
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise NoResult("too_deep")
         value = self._sum()
-        if not self._take(")"):
+        is_closed = self._take(")") != ""
+        if not is_closed:
             has_unread = bool(self._tokens[self._next])
             raise NoResult("syntax" if has_unread else "unbalanced")
         self._depth -= 1

@@ -47,10 +47,10 @@ class Calendar(Tool):
             return []
         day = date.fromisoformat(context)
         words_of_date = {f"{day:%A}", f"{day:%B}", str(day.year)}
-        places = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
-        # Of more than PER_TEXT places, every second, third and so on, so that the calls are spread over the text.
-        step = max(math.ceil(len(places) / PER_TEXT), 1)
-        return [ProposedCall(place, input="") for place in places[::step]]
+        offsets = [match.start() for match in DATED.finditer(text) if match[0] in words_of_date]
+        # Of more than PER_TEXT offsets, every second, third and so on, so that the calls are spread over the text.
+        step = max(math.ceil(len(offsets) / PER_TEXT), 1)
+        return [ProposedCall(offset, input="") for offset in offsets[::step]]
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [_result(call) for call in calls]

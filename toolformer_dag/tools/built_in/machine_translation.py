@@ -15,9 +15,9 @@ from toolformer_dag.tools.translators import NeuralTranslator, TranslationOption
 
 DICTIONARY_RULES = 2
 """Raise this when the dictionary would translate a phrase in another way."""
-BESIDE = 20
+WORDS_AROUND = 20
 """The words on either side of a phrase that must be English."""
-REACH = 300
+CHARACTERS_AROUND = 300
 """The characters on either side of a phrase in which these words are looked for."""
 _PHRASE = re.compile(rf"\b(?:{'|'.join(sorted(THE))}) (?P<noun>\w+)")
 """An article and the word behind it."""
@@ -37,38 +37,34 @@ class EmbeddedTranslator:
         return Identifier(self._chosen)
 
     def translate(self, texts: Sequence[str]) -> list[ToolResult]:
-        """Translate each text word by word, as far as the lexicon has its words."""
+        """Translate each text word by word; a text without a word of the lexicon has the reason `unknown_phrase`."""
         results = []
         for text in texts:
             translation = translate(text)
-            results.append(ToolResult(translation) if translation else ToolResult(None, "unknown_phrase"))
+            if translation:
+                results.append(ToolResult(translation))
+            else:
+                results.append(ToolResult(None, "unknown_phrase"))
         return results
 
     def wants(self, text: str) -> str | None:
         """Return "lexicon_phrase" for a text with a foreign phrase that may be translated, else None.
 
         The phrase is a foreign article and a word of the lexicon between English words, as `la tortuga` in "She saw la
-        tortuga on the beach". It is too short for fastText to tell its language. So fastText only looks at the words
-        around it, up to BESIDE on either side.
+        tortuga on the beach". It is too short for fastText, which only identifies the words around it.
         """
         for match in _PHRASE.finditer(text):
-            if match["noun"].lower() in lexicon() and self._is_english_beside(text, *match.span()):
+            if match["noun"].lower() in lexicon() and self._is_between_english(text, match):
                 return "lexicon_phrase"
         return None
 
-    def _is_english_beside(self, text: str, start: int, end: int) -> bool:
-        """Return whether fastText takes the words on both sides of a phrase for English; without letters it does not.
-
-        start, end: the characters of the phrase. Up to BESIDE words on each side, within REACH characters, count.
-        """
-        words_before = text[max(0, start - REACH) : start].split()[-BESIDE:]
-        words_after = text[end : end + REACH].split()[:BESIDE]
-        sides = [" ".join(words_before), " ".join(words_after)]
-        for side in sides:
-            has_letter = any(map(str.isalpha, side))
-            if not has_letter:
-                return False
-        return all(language.label == ENGLISH_LABEL for language in self._identifier.identify(sides))
+    def _is_between_english(self, text: str, phrase: re.Match[str]) -> bool:
+        """Return whether there are words before and after a phrase that fastText takes for English."""
+        before = _words_before(text, phrase.start())
+        after = _words_after(text, phrase.end())
+        if not (_has_letter(before) and _has_letter(after)):
+            return False
+        return all(language.label == ENGLISH_LABEL for language in self._identifier.identify([before, after]))
 
     def identity(self) -> Mapping[str, object]:
         """Return the fingerprint of the dictionary and the version of its rules."""
@@ -145,6 +141,22 @@ class MachineTranslation(Tool):
 
     def identity(self) -> Mapping[str, object]:
         return self._translator.identity()
+
+
+def _words_before(text: str, end: int) -> str:
+    """Return the last WORDS_AROUND words before the character `end` of a text, within CHARACTERS_AROUND."""
+    words = text[max(0, end - CHARACTERS_AROUND) : end].split()
+    return " ".join(words[-WORDS_AROUND:])
+
+
+def _words_after(text: str, start: int) -> str:
+    """Return the first WORDS_AROUND words from the character `start` of a text, within CHARACTERS_AROUND."""
+    words = text[start : start + CHARACTERS_AROUND].split()
+    return " ".join(words[:WORDS_AROUND])
+
+
+def _has_letter(text: str) -> bool:
+    return any(map(str.isalpha, text))
 
 
 def _normalized(text: str) -> str:

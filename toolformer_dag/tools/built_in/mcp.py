@@ -65,7 +65,8 @@ def filled(template: str, answer: "CallToolResult") -> str:
     end_of_last = 0
     for match in _FIELD.finditer(template):
         pieces.append(template[end_of_last : match.start()])
-        pieces.append(compact(_field_of(content, match[1])))
+        value = _field_of(content, match[1])
+        pieces.append(compact(value))
         end_of_last = match.end()
     pieces.append(template[end_of_last:])
     return "".join(pieces)
@@ -98,13 +99,14 @@ def _field_of(content: Mapping[str, Any], path: str) -> Any:
 
 
 class McpTool(Tool):
-    """A tool of an MCP server; see McpOptions for its keys. The default thresholds are the paper's for QA.
+    """A tool of an MCP server, with the named arguments that the server lists; see McpOptions for its keys.
 
-    Its named arguments are those that the server lists. Reasons: those of `McpSession.call` and `filled`, `tool_error`
-    where the server reports an error, and `no_text` where it sent only images or audio.
+    - Reasons: `malformed_response`, `refused`, `no_object` and `no_field: NAME`, `tool_error` where the server reports
+      an error, and `no_text` where it sent only images or audio.
+    - It has one session at a time. The first call or `connect` opens it; it ends with `close`, or with the process.
+    - The default thresholds are the paper's for question answering.
 
-    It has one session at a time, which the first call or `connect` opens, and which ends with `close`, or with the
-    process. Not covered: servers that send requests while they answer (sampling, elicitation, roots).
+    Not covered: servers that send requests while they answer (sampling, elicitation, roots).
     """
 
     defaults = ToolDefaults(tau_s=0.05, k=5, m=5, tau_f=1.0)
@@ -119,7 +121,7 @@ class McpTool(Tool):
         """
         super().__init__(key, options, prompt)
         words = lane_key(options.tool).split("_")  # ["get", "weather"] of `getWeather`
-        self.name = options.name or "".join(word.capitalize() for word in words)
+        self.name = options.name or "".join(map(str.capitalize, words))
         self.description = options.description or " ".join(words)
         self.version = options.version
         self.server = options.server
@@ -165,7 +167,7 @@ class McpTool(Tool):
     def close(self, session: McpSession | None = None) -> None:
         """Close the open session with the server, if any; the next call opens another.
 
-        session: close only this one. Another thread may have replaced it by a new one already, which stays open.
+        session: close only this session. Where another thread has replaced it already, the new one stays open.
         """
         with self._lock:
             if self._session is None:
@@ -195,17 +197,20 @@ class McpTool(Tool):
         """
         session = self._opened()
         try:
-            answer = session.call(call.arguments)
-            if answer.is_error:
-                _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
-                return ToolResult(None, "tool_error")
-            text = text_of(answer) if self.options.result is None else filled(self.options.result, answer)
+            return self._result(call, session.call(call.arguments))
         except SessionLost:
             self.close(session)
             raise
         except NoResult as error:
             self._warn_of_cause(call, error)
             return ToolResult(None, error.reason)
+
+    def _result(self, call: ToolCall, answer: "CallToolResult") -> ToolResult:
+        """Return the text of a server's answer to a call, or a reason; NoResult where a template does not fit."""
+        if answer.is_error:
+            _log.info("%s(%.80s): %.500s", self.name, call.input, text_of(answer))
+            return ToolResult(None, "tool_error")
+        text = text_of(answer) if self.options.result is None else filled(self.options.result, answer)
         if text is None:
             return ToolResult(None, "no_text")
         return ToolResult(text)

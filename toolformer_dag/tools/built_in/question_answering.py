@@ -44,10 +44,9 @@ class QuestionAnswering(Tool):
         return type(self)(self.key, self.options.at_inference(), self.prompt)
 
     def prepare(self, progress: IndexingProgress) -> None:
-        """Open the search over passages, and load the reader, which answers from them; do nothing the next time.
+        """Open the search over passages, building a missing index, and load the reader; do nothing the next time.
 
-        The index of the passages is built where it is missing. Raises PassageError and ModelError where passages or
-        model cannot be read.
+        Raises PassageError and ModelError where passages or model cannot be read.
         """
         with self._in_use:
             if self.options.passages_read and self._search is None:
@@ -68,23 +67,20 @@ class QuestionAnswering(Tool):
         passages or model cannot be read, and what the reader raises.
         """
         self.prepare(lambda done: None)
-        assert self._reader is not None
-        question_of_call: dict[int, str] = {}  # by index of the call, without inputs that are no question
-        for index, call in enumerate(calls):
-            text = unquote(call.input)
-            if any(map(str.isalnum, text)):
-                question_of_call[index] = text
         results = [ToolResult(None, "no_question")] * len(calls)
-        if not question_of_call:
-            return results
+        questions_by_call = _questions_by_call(calls)
+        if questions_by_call:
+            answers = self._answers(list(questions_by_call.values()))
+            for index, answer in zip(questions_by_call, answers, strict=True):
+                results[index] = answer
+        return results
 
-        question_texts = list(question_of_call.values())
+    def _answers(self, question_texts: Sequence[str]) -> list[ToolResult]:
+        """Return the reader's answer to each question, from the passages that the search finds for it."""
+        assert self._reader is not None
         passages = [self._passages(question) for question in question_texts]
         with self._reading:
-            answers = self._reader(question_texts, passages)
-        for index, answer in zip(question_of_call, answers, strict=True):
-            results[index] = answer
-        return results
+            return self._reader(question_texts, passages)
 
     def _passages(self, question: str) -> list[Passage]:
         """Return the best passages for a question; none where `passages_read` is 0."""
@@ -105,3 +101,13 @@ class QuestionAnswering(Tool):
             url = shown_url(str(self.options.url))
             return {**determining(self.options, "model", "max_answer_tokens"), "url": url}
         return {**self.options.weights_identity(), **determining(self.options, "max_input_tokens", "max_answer_tokens")}
+
+
+def _questions_by_call(calls: Sequence[ToolCall]) -> dict[int, str]:
+    """Return the questions of calls by the call's index; an input without a letter or digit is no question."""
+    questions_by_call = {}
+    for index, call in enumerate(calls):
+        question = unquote(call.input)
+        if any(map(str.isalnum, question)):
+            questions_by_call[index] = question
+    return questions_by_call

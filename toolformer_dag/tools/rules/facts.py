@@ -54,11 +54,19 @@ def _searches(text: str) -> Iterator[ProposedCall]:
             continue
         if name is not None and _is_new(text, fact):
             between = text[name.end() : fact.start()]
-            if len(between) < NEAR and "\n" not in between:
+            if _is_near(between):
                 yield ProposedCall(fact.start(), _query(name[0], between), words=fact[0])
-        is_name = fact[0][0].isalpha()
-        if is_name:
+        if _is_name(fact[0]):
             name = fact
+
+
+def _is_near(between: str) -> bool:
+    """Return whether a name and a fact with this text between them are near each other, on the same line."""
+    return len(between) < NEAR and "\n" not in between
+
+
+def _is_name(fact: str) -> bool:
+    return fact[0].isalpha()
 
 
 def _query(name: str, between: str) -> str:
@@ -68,9 +76,9 @@ def _query(name: str, between: str) -> str:
 
 
 def _is_new(text: str, fact: re.Match[str]) -> bool:
-    """Return whether a name or number of a text is worth a search: the text did not say it before.
+    """Return whether a text says a name or number for the first time, after words that tell what it is about.
 
-    Those in the first BEGIN characters and at the beginning of a sentence are not: nothing tells what they are about.
+    False in the first BEGIN characters and at the beginning of a sentence, where nothing tells that.
     """
     before = text[: fact.start()]
     last_character = before.rstrip('"“( ')[-1:]

@@ -59,16 +59,20 @@ def propose_questions(text: str) -> Iterator[ProposedCall]:
     """Yield questions that the next words of a text may answer, each as a call before these words.
 
     After "Ada Lovelace was born in " they are `When was Ada Lovelace born?` and then `Where was Ada Lovelace born?`.
-    Calls are ordered by the words that ask for them ("was born in"), then by their place in the text.
+    Calls are ordered by the words that ask for them ("was born in"), then by their position in the text.
     """
     for pattern, templates in PATTERNS:
         for match in pattern.finditer(text):
             name = match["name"]
-            participle = match.groupdict().get("verb", "")
             if name.lower() in UNNAMED or len(name) < SHORTEST_NAME:
                 continue
+            participle = match.groupdict().get("verb", "")
             for template in templates:
-                # `Who wrote Emma?`, but `When was Emma written?`
-                is_active = template.startswith("Who")
-                verb = ACTIVE.get(participle, participle) if is_active else participle
-                yield ProposedCall(match.end(), template.format(name, verb=verb))
+                yield ProposedCall(match.end(), _question(template, name, participle))
+
+
+def _question(template: str, name: str, participle: str) -> str:
+    """Fill a template of a question: `Who wrote Emma?` or `When was Emma written?` for Emma and `written`."""
+    is_active = template.startswith("Who")
+    verb = ACTIVE.get(participle, participle) if is_active else participle
+    return template.format(name, verb=verb)

@@ -34,9 +34,9 @@ NO_OPERANDS = UNITS_OF_TIME | {"zero", "one", "hundred", "thousand", "million", 
 """Words that SPELLED has as numbers, and that are rarely quantities by themselves."""
 
 
-def _whole_number(spelled: Iterable[str]) -> str:
-    """Return the one of several ways to write a number in digits that has no point: `12` of `12` and `12.0`."""
-    return next(number for number in spelled if "." not in number)
+def _whole_number(spellings: Iterable[str]) -> str:
+    """Return the spelling in digits without a point: `12` of `12` and `12.0`."""
+    return next(number for number in spellings if "." not in number)
 
 
 WORDS = {word: _whole_number(spelled) for word, spelled in SPELLED.items() if word not in NO_OPERANDS}
@@ -58,23 +58,26 @@ def propose_sums(text: str, strict: bool) -> Iterator[ProposedCall]:
 
     For "He had 12 apples and 30 pears, 42 in all." the call `12 + 30` is proposed before `42`. The two numbers stand
     within WINDOW tokens before it; the nearest pairs come first, at most MOST_CALLS of them. A number with decimals may
-    be a result that the calculator rounds, a whole number is only an exact one.
+    be a rounded result, a whole number is only an exact one.
 
-    strict: for web pages, where many numbers are no results. The result is at least 20 or has decimals, no operand is
-    0, 1 or 2, and the result is no year and no part of a date, time or version.
+    strict: for web pages. Results are at least 20 or have decimals, and are no year and no part of a date, time or
+    version; operands are not 0, 1 or 2.
     """
     text_numbers = sorted([*_in_digits(text), *_in_words(text)])
-    token_starts = [match.start() for match in TOKEN.finditer(text)]
-    positions = [bisect_right(token_starts, number.start) for number in text_numbers]  # in tokens
+    positions = _token_positions(text, text_numbers)
     for index, result in enumerate(text_numbers):
-        if not (result.in_digits and _may_be_result(result)):
-            continue
-        if strict and not _is_quantity(text, result):
+        if not _may_be_result(result) or (strict and not _is_quantity(text, result)):
             continue
         operands = text_numbers[_first_operand(positions, index) : index]
         calls = _calls_with_result(result, operands, strict)
         for call in islice(calls, MOST_CALLS):
             yield ProposedCall(result.start, call)
+
+
+def _token_positions(text: str, text_numbers: Sequence[Operand]) -> list[int]:
+    """Return the position of each number of a text in tokens: words, numbers and punctuation marks."""
+    token_starts = [match.start() for match in TOKEN.finditer(text)]
+    return [bisect_right(token_starts, number.start) for number in text_numbers]
 
 
 def _first_operand(positions: Sequence[int], result: int) -> int:
@@ -89,7 +92,7 @@ def _first_operand(positions: Sequence[int], result: int) -> int:
 
 
 def _in_digits(text: str) -> Iterator[Operand]:
-    """Yield the numbers in digits, but not those of a list such as `1,2,3`, whose characters are those of the list."""
+    """Yield the numbers in digits, but not the items of a list such as `1,2,3`, which have the list's characters."""
     for start, end, value in numbers(text):
         written = text[start:end]
         if SINGLE.fullmatch(written):
@@ -105,47 +108,53 @@ def _in_words(text: str) -> Iterator[Operand]:
 
 
 def _may_be_result(number: Operand) -> bool:
-    """Return whether the calculator may answer with a number: it has no percent sign and at most two decimals."""
+    """Return whether the calculator may answer with a number: in digits, no percent sign, at most two decimals."""
     has_at_most_two_decimals = number.value % HUNDREDTH == 0
-    return "%" not in number.written and has_at_most_two_decimals
+    return number.in_digits and "%" not in number.written and has_at_most_two_decimals
 
 
 def _is_quantity(text: str, number: Operand) -> bool:
     """Return whether a number of a web page may be a result that is meant, not a date or the like.
 
-    It is at least 20 or has decimals, is no year from 1900 to 2099, and is no part of a date, time, version or fraction
-    such as `#25`, `25:30` or `25/8`.
+    It is at least 20 or has decimals, is no year from 1900 to 2099, and is no part of a date, time, version or
+    fraction.
     """
     has_decimals = "." in number.written
     if number.value < LEAST_WHOLE_RESULT and not has_decimals:
         return False
-    if YEAR.fullmatch(number.written):
-        return False
+    is_year = YEAR.fullmatch(number.written) is not None
+    return not is_year and not _is_part_of_longer_form(text, number)
+
+
+def _is_part_of_longer_form(text: str, number: Operand) -> bool:
+    """Return whether a number is part of a form such as `#25`, `25:30` or `25/8`."""
     before = text[max(0, number.start - 1) : number.start]
     ends_longer_form = before != "" and before in ":-#./"
-    if ends_longer_form:
-        return False
     after = text[number.end : number.end + 2]
     begins_longer_form = after.startswith((":", "/", "-")) and after[1:].isdigit()
-    return not begins_longer_form
+    return ends_longer_form or begins_longer_form
 
 
 def _calls_with_result(result: Operand, operands: Sequence[Operand], strict: bool) -> Iterator[str]:
-    """Yield calls such as `12 + 30` on two of the operands that have this result.
+    """Yield calls such as `12 + 30` on two of the operands that have this result, pairs near the result first.
 
-    - operands: the numbers before the result, in the order of the text. Pairs near the result come first, and two pairs
-      with the same values count as one.
+    - operands: the numbers before the result, in the order of the text.
     - strict: whether pairs with 0, 1 or 2 are left out.
     """
-    tried_values: set[tuple[int, int]] = set()
+    for farther, nearer in _distinct_pairs(operands):
+        is_small = farther.value in SMALL or nearer.value in SMALL
+        if not (strict and is_small):
+            yield from _calls_on_pair(result.value, farther, nearer)
+
+
+def _distinct_pairs(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
+    """Yield the pairs of operands, the nearest to the result first; of pairs with the same values only the first."""
+    seen_values: set[tuple[int, ...]] = set()
     for farther, nearer in _pairs_nearest_first(operands):
-        smaller, larger = sorted((farther.value, nearer.value))
-        if (smaller, larger) in tried_values:
-            continue
-        tried_values.add((smaller, larger))
-        if strict and (farther.value in SMALL or nearer.value in SMALL):
-            continue
-        yield from _calls_on_pair(result.value, farther, nearer)
+        values = tuple(sorted((farther.value, nearer.value)))
+        if values not in seen_values:
+            seen_values.add(values)
+            yield farther, nearer
 
 
 def _pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand, Operand]]:
@@ -159,31 +168,35 @@ def _pairs_nearest_first(operands: Sequence[Operand]) -> Iterator[tuple[Operand,
 def _calls_on_pair(result: int, a: Operand, b: Operand) -> Iterator[str]:
     """Yield the sums, differences, products and quotients of two numbers that have this result, as calls.
 
-    For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero are left out, and so is what leaves a
-    number as it is: `a * 1`, `a / 1`.
+    For 12 and 30 and the result 18 it yields `30 - 12`. Differences below zero, `a * 1` and `a / 1` are left out.
 
-    Values are integers in units of 1 / UNIT: 2.5 is 2.5 * UNIT. A product of two values is in units of 1 / UNIT², so
-    it is divided by UNIT; a quotient of two values has lost the unit, so it is multiplied by UNIT.
+    Values are integers in units of 1 / UNIT: 2.5 is 2.5 * UNIT. So a product has to be divided by UNIT, and a quotient
+    to be multiplied by it.
     """
+    large, small = (a, b) if a.value > b.value else (b, a)
     if _rounds_to(result, numerator=a.value + b.value, denominator=1):
         yield f"{a.written} + {b.written}"
-    large, small = (a, b) if a.value > b.value else (b, a)
     if large.value > small.value and _rounds_to(result, numerator=large.value - small.value, denominator=1):
         yield f"{large.written} - {small.written}"
     if UNIT not in (a.value, b.value) and _rounds_to(result, numerator=a.value * b.value, denominator=UNIT):
         yield f"{a.written} * {b.written}"
-    for dividend, divisor in ((a, b), (b, a)):
-        may_divide = divisor.value not in (0, UNIT) and dividend.value != 0
-        if may_divide and _rounds_to(result, numerator=dividend.value * UNIT, denominator=divisor.value):
-            yield f"{dividend.written} / {divisor.written}"
+    if _divides_to(result, dividend=a.value, divisor=b.value):
+        yield f"{a.written} / {b.written}"
+    if _divides_to(result, dividend=b.value, divisor=a.value):
+        yield f"{b.written} / {a.written}"
+
+
+def _divides_to(result: int, *, dividend: int, divisor: int) -> bool:
+    """Return whether the calculator prints dividend / divisor as this result; False for 0 / b, a / 0 and a / 1."""
+    may_divide = divisor not in (0, UNIT) and dividend != 0
+    return may_divide and _rounds_to(result, numerator=dividend * UNIT, denominator=divisor)
 
 
 def _rounds_to(result: int, *, numerator: int, denominator: int) -> bool:
     """Return whether the calculator prints the value numerator / denominator as this result.
 
-    The calculator rounds half up to two decimals: it prints 2.35 for each value with 2.345 <= value < 2.355, that is
-    for result - 0.005 <= value < result + 0.005. A whole result has to be exact, because 2001 / 1999 is 1.00 for any
-    two years. Result and value are in units of 1 / UNIT; the denominator is positive.
+    It rounds half up to two decimals: result - 0.005 <= value < result + 0.005. A whole result has to be exact, because
+    2001 / 1999 is 1.00 for any two years. Result and value are in units of 1 / UNIT; the denominator is positive.
     """
     # Both sides are multiplied by the denominator, so that integers are compared and nothing is rounded.
     difference = numerator - result * denominator  # value - result
