@@ -1,4 +1,4 @@
-"""The warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse of them again."""
+"""Export the warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse again."""
 
 from pathlib import Path
 
@@ -41,8 +41,8 @@ TITLE = "Toolformer: every proposed call, scored"
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    A column's comment stands in its Arrow field's metadata (`comment`), a table's in the schema's. `load.sql` makes the
-    tables again in DuckDB, with comments, views and macros.
+    A column's comment is in the metadata of its Arrow field (`comment`), a table's in the schema's. `load.sql` makes
+    the warehouse again in DuckDB.
 
     views: the SQL of the views, as `views_sql` returns it.
 
@@ -55,11 +55,20 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
         for name, comment in _tables(connection):
             schemas[name] = _schema(connection, name, comment)
             rows[name] = _write(connection, name, schemas[name], fresh)
-        statements = [_load(schemas), views, *_view_comments(connection)]
-        (fresh / "load.sql").write_text("\n".join(statements) + "\n", "utf-8")
+        (fresh / "load.sql").write_text(_load_sql(connection, schemas, views), "utf-8")
         (fresh / CARD).write_text(_card(fresh, schemas, rows, license), "utf-8")
-        versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
-        return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})
+        return write_record(fresh, rows, {"settings": {"license": license}, "inputs": _versions(connection)})
+
+
+def _load_sql(connection: duckdb.DuckDBPyConnection, schemas: dict[str, pa.Schema], views: str) -> str:
+    """Return the SQL that makes the warehouse of the Parquet files: tables, macros, views, comments."""
+    statements = [_load(schemas), views, *_view_comments(connection)]
+    return "\n".join(statements) + "\n"
+
+
+def _versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Return source -> version of what the warehouse was built from."""
+    return dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
 
 
 def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
@@ -87,20 +96,28 @@ def _write(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, 
 
 
 def _load(schemas: dict[str, pa.Schema]) -> str:
-    """Return the SQL that makes the tables of the Parquet files again, with their comments, and the macros."""
+    """Return the SQL that makes the tables of the Parquet files, with their comments, and the macros."""
     lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
     for name, schema in schemas.items():
-        table_comment = quoted(schema.metadata[b"comment"].decode())
-        lines.append(f"CREATE TABLE \"{name}\" AS FROM read_parquet('{DATA}/{name}-*.parquet');")
-        lines.append(f'COMMENT ON TABLE "{name}" IS {table_comment};')
-        for field in schema:
-            comment = quoted(field.metadata[b"comment"].decode())
-            lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
+        lines += _table_statements(name, schema)
     return "\n".join(lines) + f"\n\nCREATE {RULE}\n"
 
 
+def _table_statements(name: str, schema: pa.Schema) -> list[str]:
+    """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
+    table_comment = quoted(schema.metadata[b"comment"].decode())
+    statements = [
+        f"CREATE TABLE \"{name}\" AS FROM read_parquet('{DATA}/{name}-*.parquet');",
+        f'COMMENT ON TABLE "{name}" IS {table_comment};',
+    ]
+    for field in schema:
+        comment = quoted(field.metadata[b"comment"].decode())
+        statements.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
+    return statements
+
+
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the SQL of the comments of views and their columns."""
+    """Return the SQL statements that give views and their columns their comments."""
     views = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     columns = (
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
@@ -116,14 +133,7 @@ def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
 
 def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
     """Return the card of a data set whose files in `folder` are written. rows: the number of rows by table."""
-    configs = []
-    for name, count in rows.items():
-        if count:
-            configs.append({"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"})
-    yaml_header = header(
-        folder, title=TITLE, license=license, languages=[], rows=sum(rows.values()), configs=configs, task=None
-    )
-    parts = [yaml_header, f"# {TITLE}\n", ABOUT]
+    parts = [_yaml_header(folder, rows, license), f"# {TITLE}\n", ABOUT]
     for name, schema in schemas.items():
         comment = schema.metadata[b"comment"].decode()
         parts += [f"## {name}\n", f"{comment} Rows: {rows[name]:,}.\n", columns_table(schema)]
@@ -133,3 +143,14 @@ def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], lic
         "holds rights in them, and whether they may be passed on, is for whoever publishes or uses them to judge.\n",
     ]
     return "\n".join(parts)
+
+
+def _yaml_header(folder: Path, rows: dict[str, int], license: str) -> str:
+    """Return the YAML header of the card, in which each table with rows is a config."""
+    configs = []
+    for name, count in rows.items():
+        if count:
+            configs.append({"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"})
+    return header(
+        folder, title=TITLE, license=license, languages=[], rows=sum(rows.values()), configs=configs, task=None
+    )
