@@ -37,16 +37,33 @@ IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
 
 def outputs(plan: Plan) -> list[AssetDeclaration]:
     """Return the assets of a plan, each after its dependencies; ccnet/shard_list is not among them."""
-    assets = [prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)]
-    assets += [table(output) for output in table_outputs(plan)]
-    assets += [checkpoint(plan, name) for name in CHECKPOINTS]
-    assets += [measurement(plan, name) for name in TABLES]
-    assets.append(warehouse(plan, _warehouse_inputs(plan)))
-    assets.append(dataset(plan))
-    assets += [paper_table(plan, name) for name in SHOWN]
-    assets += [table(output) for output in trace_tables(plan)]
-    assets += trace_outputs(plan)
-    return assets
+    return [*_stage_assets(plan), *_trained_and_measured(plan), *_shown_assets(plan), *_conversation_assets(plan)]
+
+
+def _stage_assets(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of prepared tools and of the stages' tables."""
+    prepared_tools = [prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)]
+    tables = [table(output) for output in table_outputs(plan)]
+    return prepared_tools + tables
+
+
+def _trained_and_measured(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of checkpoints and of their measurements."""
+    checkpoints = [checkpoint(plan, name) for name in CHECKPOINTS]
+    measurements = [measurement(plan, name) for name in TABLES]
+    return checkpoints + measurements
+
+
+def _shown_assets(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets that show the others: the warehouse, C* as a data set, the paper's tables."""
+    paper_tables = [paper_table(plan, name) for name in SHOWN]
+    return [warehouse(plan, _warehouse_inputs(plan)), dataset(plan), *paper_tables]
+
+
+def _conversation_assets(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of recorded conversations; empty if the settings name none."""
+    tables = [table(output) for output in trace_tables(plan)]
+    return tables + trace_outputs(plan)
 
 
 def _warehouse_inputs(plan: Plan) -> list[str]:

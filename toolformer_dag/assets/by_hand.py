@@ -294,13 +294,18 @@ def _accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.Metadata
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
     rounded = percent.with_columns(pl.col("accuracy").round(1))
     shown = numbers(rounded, "accuracy", "benchmark", ", %")
-    overlap = overlap_counts(lake.table(OVERLAP).read(WHOLE))
-    shown["in_corpus"] = dg.MetadataValue.md(frame_table(overlap, 30))
+    shown["in_corpus"] = _overlap_table(lake)
     if result.left_out:
         left_out = {benchmark: dict(counts) for benchmark, counts in result.left_out.items()}
         shown["left_out"] = dg.MetadataValue.json(left_out)
     shown["plot"] = dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy"))
     return shown
+
+
+def _overlap_table(lake: Lake) -> dg.MetadataValue:
+    """Return a Markdown table of the questions that occur in the corpus, a row per benchmark."""
+    counts = overlap_counts(lake.table(OVERLAP).read(WHOLE))
+    return dg.MetadataValue.md(frame_table(counts, 30))
 
 
 def _perplexity_metadata(context: dg.AssetExecutionContext, result: Measurement) -> dict[str, dg.MetadataValue]:

@@ -335,15 +335,23 @@ def _axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: 
 
     title: what the horizontal axis measures.
     """
-    below = height + TEXT_BELOW
     parts = [f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"]
-    parts.append(_text(0, _number(x_ends.low), below))
-    parts.append(_text(WIDTH - LAST_NUMBER_WIDTH, _number(x_ends.high), below))
+    parts += _x_numbers(x_ends, height)
     if y_ends is not None:
-        parts.append(_text(-LEFT, _number(y_ends.high), TEXT_HEIGHT))
-        parts.append(_text(-LEFT, _number(y_ends.low), height))
-    parts.append(_text(WIDTH // 3, title, below))
+        parts += _y_numbers(y_ends, height)
+    parts.append(_text(WIDTH // 3, title, height + TEXT_BELOW))
     return "".join(parts)
+
+
+def _x_numbers(ends: AxisEnds, height: int) -> list[str]:
+    """Return the SVG of the numbers below the horizontal axis."""
+    below = height + TEXT_BELOW
+    return [_text(0, _number(ends.low), below), _text(WIDTH - LAST_NUMBER_WIDTH, _number(ends.high), below)]
+
+
+def _y_numbers(ends: AxisEnds, height: int) -> list[str]:
+    """Return the SVG of the numbers left of the vertical axis."""
+    return [_text(-LEFT, _number(ends.high), TEXT_HEIGHT), _text(-LEFT, _number(ends.low), height)]
 
 
 def _number(value: float) -> str:

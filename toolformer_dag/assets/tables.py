@@ -261,16 +261,23 @@ def metadata_value(value: ShownValue) -> dg.MetadataValue:
 
 def _row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
     """Return what every table shows: counts, what the run cost, rejections, columns and the first rows."""
-    tokens = {kind: count for kind, count in report.work.tokens.items() if kind not in NO_TOKENS}
     filled_parts = [part for part, count in report.rows.items() if count]
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
+        **_count_tables(report),
+        "dagster/column_schema": dg.MetadataValue.table_schema(_table_schema(output.stage)),
+        "first rows": dg.MetadataValue.md(frame_table(_first_rows(output, filled_parts))),
+    }
+
+
+def _count_tables(report: TableReport) -> dict[str, dg.MetadataValue]:
+    """Return tokens by kind, rejections by reason and rows by shard, as Markdown tables."""
+    tokens = {kind: count for kind, count in report.work.tokens.items() if kind not in NO_TOKENS}
+    return {
         "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
         "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
         "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
-        "dagster/column_schema": dg.MetadataValue.table_schema(_table_schema(output.stage)),
-        "first rows": dg.MetadataValue.md(frame_table(_first_rows(output, filled_parts))),
     }
 
 

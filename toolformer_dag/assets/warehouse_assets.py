@@ -262,13 +262,12 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
     if warehouse_version is None:
         return
     versions = {stored_warehouse.name: warehouse_version}
-    tables = [output_by_name[plan.named(name)] for name in SHOWN]
-    unknown_tables = [table for table in tables if not _is_known_table(instance, table, versions)]
-    if not unknown_tables or stored_warehouse.reasons():
-        return
-    with opened(plan.settings.warehouse, CLOSED) as connection:
-        for table in unknown_tables:
-            _report_table(instance, table, connection, versions)
+    paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
+    unknown_tables = [table for table in paper_tables if not _is_known_table(instance, table, versions)]
+    if unknown_tables and not stored_warehouse.reasons():
+        with opened(plan.settings.warehouse, CLOSED) as connection:
+            for table in unknown_tables:
+                _report_table(instance, table, connection, versions)
 
 
 def _report_table(

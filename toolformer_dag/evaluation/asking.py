@@ -260,8 +260,8 @@ def generations(
     fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
     generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
     # A stored row that is damaged since it was looked up above is in neither frame.
-    damaged = requested.height - len(generation_of)
-    if damaged:
+    if len(generation_of) < requested.height:
+        damaged = requested.height - len(generation_of)
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
     texts = [generation_of[question.prompt, question.context] for question in questions]
     return Generations(texts, fresh)

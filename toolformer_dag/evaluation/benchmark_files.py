@@ -69,16 +69,22 @@ def _table_records(file: Path) -> Iterator[dict[str, Any]]:
     """
     rows = _cells(file)
     names = ["question", "answers"]
-    has_headings = bool(rows) and any(cell.strip().lower() in HEADINGS for cell in rows[0])
-    if has_headings:
+    first_number = 1
+    if rows and _are_headings(rows[0]):
         names = [name.strip() for name in rows.pop(0)]
-    for number, row in enumerate(rows, 2 if has_headings else 1):
+        first_number = 2
+    for number, row in enumerate(rows, first_number):
         if len(row) != len(names):
             raise BenchmarkError(
                 f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
                 "benchmark's own file"
             )
         yield _table_record(names, row)
+
+
+def _are_headings(cells: Sequence[str]) -> bool:
+    """Return whether the cells of a first row are headings: one of them is a known heading."""
+    return any(cell.strip().lower() in HEADINGS for cell in cells)
 
 
 def _cells(file: Path) -> list[list[str]]:

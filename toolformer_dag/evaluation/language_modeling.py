@@ -1,7 +1,7 @@
 """Compute perplexity and bits per byte of plain text (paper, section 4.3)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,8 +80,7 @@ def perplexity(
     call_start = language_model.encoding.start if disabled else []  # the tokens of ` [`
     text_windows = _windows_of_texts(language_model, texts, min(backend.context_length, PASS_TOKENS))
     sums = _LossSums(len(texts))
-    for first in range(0, len(text_windows), BATCH_WINDOWS):
-        batch = text_windows[first : first + BATCH_WINDOWS]
+    for batch in _batches(text_windows):
         answers = backend.log_probabilities([_query(window.ids, call_start) for window in batch])
         for window, log_p in zip(batch, answers, strict=True):
             sums.add(window.text, _losses(window.ids, log_p.astype(np.float64), call_start))
@@ -97,6 +96,12 @@ def _windows_of_texts(language_model: LanguageModel, texts: Sequence[str], lengt
             text_windows.append(_Window(ids, text))
     text_windows.sort(key=lambda window: len(window.ids))
     return text_windows
+
+
+def _batches(text_windows: Sequence[_Window]) -> Iterator[Sequence[_Window]]:
+    """Yield the windows in order, BATCH_WINDOWS at a time."""
+    for start in range(0, len(text_windows), BATCH_WINDOWS):
+        yield text_windows[start : start + BATCH_WINDOWS]
 
 
 class _LossSums:

@@ -162,11 +162,10 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
     calls_before = 0
     for calls in _parallel_calls(text.calls):
-        offset = calls[0].offset
         tool_calls = [_tool_call(call, schemas, number) for number, call in enumerate(calls, calls_before)]
+        offset = calls[0].offset
         yield {"role": "assistant", "content": text.plain[position:offset], "tool_calls": tool_calls}
-        for call, tool_call in zip(calls, tool_calls, strict=True):
-            yield _tool_message(tool_call, call.result)
+        yield from _tool_messages(calls, tool_calls)
         position = offset
         calls_before += len(calls)
     yield {"role": "assistant", "content": text.plain[position:]}
@@ -177,14 +176,15 @@ def _middle(text: str) -> int:
     return max(text.rfind(" ", 0, len(text) // 2), 0)
 
 
-def _tool_message(tool_call: Mapping[str, Any], result: str) -> dict[str, Any]:
-    """Return the message with the result of a call."""
-    return {
-        "role": "tool",
-        "tool_call_id": tool_call["id"],
-        "name": tool_call["function"]["name"],
-        "content": result,
-    }
+def _tool_messages(calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the messages with the results of calls. tool_calls: the same calls in the assistant's message."""
+    for call, tool_call in zip(calls, tool_calls, strict=True):
+        yield {
+            "role": "tool",
+            "tool_call_id": tool_call["id"],
+            "name": tool_call["function"]["name"],
+            "content": call.result,
+        }
 
 
 def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Export the warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse again."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -50,19 +52,29 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
-        schemas: dict[str, pa.Schema] = {}
-        rows: dict[str, int] = {}
-        for name, comment in _tables(connection):
-            schemas[name] = _schema(connection, name, comment)
-            rows[name] = _write(connection, name, schemas[name], fresh)
-        (fresh / "load.sql").write_text(_load_sql(connection, schemas, views), "utf-8")
-        (fresh / CARD).write_text(_card(fresh, schemas, rows, license), "utf-8")
+        tables = [_write(connection, name, comment, fresh) for name, comment in _tables(connection)]
+        (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
+        (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
+        rows = {table.name: table.rows for table in tables}
         return write_record(fresh, rows, {"settings": {"license": license}, "inputs": _versions(connection)})
 
 
-def _load_sql(connection: duckdb.DuckDBPyConnection, schemas: dict[str, pa.Schema], views: str) -> str:
+class _WrittenTable(NamedTuple):
+    """A table that was written as Parquet: its schema, with its comments as metadata, and the number of rows."""
+
+    name: str
+    schema: pa.Schema
+    rows: int
+
+    @property
+    def comment(self) -> str:
+        """The comment of the table."""
+        return str(self.schema.metadata[b"comment"].decode())
+
+
+def _load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views: str) -> str:
     """Return the SQL that makes the warehouse of the Parquet files: tables, macros, views, comments."""
-    statements = [_load(schemas), views, *_view_comments(connection)]
+    statements = [_load(tables), views, *_view_comments(connection)]
     return "\n".join(statements) + "\n"
 
 
@@ -86,33 +98,33 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> p
     return pa.schema(fields, {"comment": comment or ""})
 
 
-def _write(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, folder: Path) -> int:
-    """Write a table in the order in which it is stored; return the number of rows."""
+def _write(connection: duckdb.DuckDBPyConnection, name: str, comment: str, folder: Path) -> _WrittenTable:
+    """Write a table in the order in which it is stored."""
+    schema = _schema(connection, name, comment)
     files = ParquetFiles(folder / DATA, name, schema)
     for batch in connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS):
         files.write(pa.Table.from_batches([batch]))
     files.close()
-    return files.rows
+    return _WrittenTable(name, schema, files.rows)
 
 
-def _load(schemas: dict[str, pa.Schema]) -> str:
+def _load(tables: Sequence[_WrittenTable]) -> str:
     """Return the SQL that makes the tables of the Parquet files, with their comments, and the macros."""
     lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
-    for name, schema in schemas.items():
-        lines += _table_statements(name, schema)
+    for table in tables:
+        lines += _table_statements(table)
     return "\n".join(lines) + f"\n\nCREATE {RULE}\n"
 
 
-def _table_statements(name: str, schema: pa.Schema) -> list[str]:
+def _table_statements(table: _WrittenTable) -> list[str]:
     """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
-    table_comment = quoted(schema.metadata[b"comment"].decode())
     statements = [
-        f"CREATE TABLE \"{name}\" AS FROM read_parquet('{DATA}/{name}-*.parquet');",
-        f'COMMENT ON TABLE "{name}" IS {table_comment};',
+        f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{DATA}/{table.name}-*.parquet');",
+        f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)};',
     ]
-    for field in schema:
+    for field in table.schema:
         comment = quoted(field.metadata[b"comment"].decode())
-        statements.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
+        statements.append(f'COMMENT ON COLUMN "{table.name}"."{field.name}" IS {comment};')
     return statements
 
 
@@ -131,12 +143,11 @@ def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return statements
 
 
-def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
-    """Return the card of a data set whose files in `folder` are written. rows: the number of rows by table."""
-    parts = [_yaml_header(folder, rows, license), f"# {TITLE}\n", ABOUT]
-    for name, schema in schemas.items():
-        comment = schema.metadata[b"comment"].decode()
-        parts += [f"## {name}\n", f"{comment} Rows: {rows[name]:,}.\n", columns_table(schema)]
+def _card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
+    """Return the card of a data set whose files in `folder` are written."""
+    parts = [_yaml_header(folder, tables, license), f"# {TITLE}\n", ABOUT]
+    for table in tables:
+        parts += [f"## {table.name}\n", f"{table.comment} Rows: {table.rows:,}.\n", columns_table(table.schema)]
     parts += [
         "## Licence\n",
         f"`license: {license}` was set by whoever exported this data set. `documents` and `texts` hold web pages; who\n"
@@ -145,12 +156,18 @@ def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], lic
     return "\n".join(parts)
 
 
-def _yaml_header(folder: Path, rows: dict[str, int], license: str) -> str:
+def _yaml_header(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
     """Return the YAML header of the card, in which each table with rows is a config."""
     configs = []
-    for name, count in rows.items():
-        if count:
-            configs.append({"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"})
+    for table in tables:
+        if table.rows:
+            configs.append({"config_name": table.name, "data_files": f"{DATA}/{table.name}-*.parquet"})
     return header(
-        folder, title=TITLE, license=license, languages=[], rows=sum(rows.values()), configs=configs, task=None
+        folder,
+        title=TITLE,
+        license=license,
+        languages=[],
+        rows=sum(table.rows for table in tables),
+        configs=configs,
+        task=None,
     )

@@ -119,7 +119,10 @@ def under(root: Path, path: str | Path) -> Path:
 
 
 def rooted(pattern: str, root: Path) -> str:
-    """Return an absolute glob pattern: a relative one counts from `root`, `~` is the home folder. Raises SettingsError."""
+    """Return an absolute glob pattern: a relative one counts from `root`, and `~` is the home folder.
+
+    Raises SettingsError for an unknown `~name`.
+    """
     first_folder, _, rest = pattern.partition("/")
     if first_folder.startswith("~"):
         return normpath(expanded(Path(first_folder)) / rest)
