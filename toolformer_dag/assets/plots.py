@@ -32,7 +32,7 @@ ABOVE = 16
 BELOW = 17
 """Room for the numbers of the horizontal axis."""
 TEXT_HEIGHT = 9
-"""Pixels by which a text at the upper end of an axis is lowered, so that it stands below that end."""
+"""Pixels by which a text at the upper end of an axis is lowered, so that it is below that end."""
 TEXT_BELOW = 13
 """Pixels from the horizontal axis down to the foot of its numbers."""
 LAST_NUMBER_WIDTH = 30

@@ -37,7 +37,7 @@ COMPUTED = "toolformer/computed"
 SKIPPED = "toolformer/skipped"
 """The tag of a run with the number of its assets for which there was nothing to compute."""
 BETWEEN = "; "
-"""What stands between the entries of a tag."""
+"""Separates the entries of a tag."""
 
 
 @dataclass

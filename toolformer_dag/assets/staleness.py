@@ -21,13 +21,13 @@ VERSION = "dagster/data_version"
 CODE = "dagster/code_version"
 """The tag of a materialization with the version of the settings that it was made with."""
 READ = "dagster/input_data_version/"
-"""What the tag with the version of an input begins with; the name of the input follows."""
+"""Begins the tag with the version of an input; the name of the input follows."""
 READ_EVENT = "dagster/input_event_pointer/"
-"""The same of the event that had this version. Dagster takes an input for a new one where either tag is lacking."""
+"""Begins the tag with the event of this version. Dagster takes an input for a new one if either tag is missing."""
 NO_EVENT = "NULL"
-"""The value of READ_EVENT where the event does not matter: Dagster compares those of partitions alone."""
+"""The value of READ_EVENT for any event: Dagster compares events of partitions only."""
 OUT_OF_DATE = "out of date"
-"""The code version told of what is stored and out of date: it equals no asset's, so that the page shows it unsynced."""
+"""The reported code version of a stored asset that is out of date: it equals none, so the page shows it unsynced."""
 
 
 def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:

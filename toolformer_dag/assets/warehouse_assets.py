@@ -265,22 +265,19 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
     paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
     unknown_tables = [table for table in paper_tables if not _is_known_table(instance, table, versions)]
     if unknown_tables and not stored_warehouse.reasons():
-        with opened(plan.settings.warehouse, CLOSED) as connection:
-            for table in unknown_tables:
-                _report_table(instance, table, connection, versions)
+        _report_tables(instance, plan, unknown_tables, versions)
 
 
-def _report_table(
-    instance: dg.DagsterInstance,
-    table: AssetDeclaration,
-    warehouse: "DuckDBPyConnection",
-    versions: Mapping[str, str],
+def _report_tables(
+    instance: dg.DagsterInstance, plan: Plan, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
 ) -> None:
-    """Report a table of the paper to Dagster. versions: asset name -> version of what the table is read from."""
-    last = last_materialization(instance, asset_key(table.name))
-    shown = _shown_table(table, warehouse, last.metadata if last else {})
-    tags = {VERSION: shown.version, CODE: table.code_version, **input_version_tags(table, versions)}
-    report_materialization(instance, table, tags, shown.metadata)
+    """Report tables of the paper to Dagster. versions: asset name -> version of what they are read from."""
+    with opened(plan.settings.warehouse, CLOSED) as warehouse:
+        for table in tables:
+            last = last_materialization(instance, asset_key(table.name))
+            shown = _shown_table(table, warehouse, last.metadata if last else {})
+            tags = {VERSION: shown.version, CODE: table.code_version, **input_version_tags(table, versions)}
+            report_materialization(instance, table, tags, shown.metadata)
 
 
 def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versions: Mapping[str, str]) -> bool:

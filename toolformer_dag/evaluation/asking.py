@@ -300,12 +300,10 @@ def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataF
 
     A text with a lost call (time limit, broken connection) is returned but not stored, so that the next run asks again.
     """
-    prompts = chunk["prompt"].to_list()
-    contexts = chunk["context"].to_list()
-    texts = asking.write(prompts, contexts)
+    texts = asking.write(chunk["prompt"].to_list(), chunk["context"].to_list())
     rows = []
-    for prompt, context, text in zip(prompts, contexts, texts, strict=True):
-        rows.append({"prompt": prompt, "context": context, **asdict(text)})
+    for key, text in zip(chunk.to_dicts(), texts, strict=True):
+        rows.append({**key, **asdict(text)})
     frame = pl.DataFrame(rows, schema=ROW)
     is_whole = [not _has_lost_call(text) for text in texts]
     store.append(frame.filter(pl.Series(is_whole, dtype=pl.Boolean)))

@@ -66,9 +66,6 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
 
     - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering
     - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others
-
-    An answer of the calculator is right if its number is; other answers are right if their first five words contain the
-    right one. For questions that WikiSearch answers the tool QA may not be called.
     """
     generated = [_synthetic_question(tool, phenomenon) for phenomenon in questions(seed, tool, n, wordings)]
     return Benchmark(

@@ -195,11 +195,11 @@ def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
 def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]) -> bool:
     """Match a right call with a written call, moving earlier matches if needed; return whether that was possible.
 
-    This is the search for an augmenting path in bipartite matching.
+    This is the search for an augmenting path in bipartite matching; it changes `right_call_of` and `tried`.
 
     fitting: for each right call, the written calls that fit it.
-    right_call_of: written call -> right call, as matched so far. Changed in place if a match was possible.
-    tried: written calls that this search has looked at; it does so once each. Changed in place.
+    right_call_of: written call -> right call, as matched so far.
+    tried: written calls that this search has looked at.
     """
     for written_call in fitting[right_call]:
         if written_call in tried:

@@ -32,9 +32,9 @@ METRIC = "acc"
 
 @register_model(NAME)
 class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed where types are checked
-    """A checkpoint that calls its tools where the harness lets it write; greedy, at most `decoding.calls` per prompt.
+    """A checkpoint that calls its tools when it generates text; greedy, at most `decoding.calls` calls per prompt.
 
-    Tasks that compare log-probabilities of given answers make no calls: nothing is written there.
+    Tasks that compare log-probabilities of fixed answers make no calls: nothing is generated.
     """
 
     def __init__(

@@ -164,15 +164,13 @@ def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
 
 
 def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
-    """Return the losses, in nats, of the tokens of a window after its first, with the start of a call disabled.
+    """Return the losses, in nats, of a window's tokens after its first, with the start of a call disabled.
 
-    ids: the tokens of the window.
-    log_p: the log probability of each token after the first; with a `call_start`, also that of its last token there.
+    If ` [` is the tokens 5, 7, the probability of 7 is set to 0 after each 5, and the others are scaled to a sum of 1.
+    A 7 of the window after a 5 gets no loss, so the result may be shorter than `log_p`.
+
+    log_p: of each token after the first; its second column is that of the last token of `call_start`.
     call_start: the tokens of ` [`; empty if calls are not disabled.
-
-    Say ` [` is the tokens 5, 7. After a 5, the token 7 would begin a call: there its probability is set to 0, and the
-    others are scaled up to a sum of 1. A 7 of the window after a 5 gets no loss, so the result may be shorter than
-    `log_p`.
     """
     token_log_p = log_p[:, 0]
     if not call_start:

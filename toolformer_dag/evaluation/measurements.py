@@ -331,21 +331,21 @@ def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
-    asked = _Questioning(plan, benchmarks, progress)
-    asked.ask_all_models()
-    outcomes = outcome_table(asked.outcomes())
-    scores = score_table(outcomes, asked.weights)
+    questioning = _Questioning(plan, benchmarks, progress)
+    questioning.ask_all_models()
+    outcomes = outcome_table(questioning.outcomes())
+    scores = score_table(outcomes, questioning.weights)
     publish_table = partial(publish, plan.lake, settings=accuracy_settings(plan), inputs=versions)
-    publish_table(OUTCOMES, outcomes, stores=asked.stores(), left_out=asked.left_out())
+    publish_table(OUTCOMES, outcomes, stores=questioning.stores(), left_out=questioning.left_out())
     publish_table(OVERLAP, question_overlap(benchmarks, corpus_batches(plan.lake)))
     version = publish_table(ACCURACY, scores)
     return Measurement(
         version=version,
         rows=scores,
         shown=accuracy_by_condition(scores),
-        left_out=asked.left_out(),
-        tokens=sum(answers.tokens for answers in asked.answers),
-        calls=sum(answers.calls for answers in asked.answers),
+        left_out=questioning.left_out(),
+        tokens=sum(answers.tokens for answers in questioning.answers),
+        calls=sum(answers.calls for answers in questioning.answers),
     )
 
 

@@ -36,8 +36,8 @@ OVERLAP_COLUMNS = {
     "digest": pl.String,
     "segment": pl.Int32,
 }
-"""Columns of the overlap. `question`: its number, from 1. `in_corpus`: null where it has fewer words than any passage
-that is looked for. The others: the first text of C* that holds a passage of the question; null without one."""
+"""Columns of the overlap. `question`: its number, from 1. `in_corpus`: null if it has too few words to tell. `shard`,
+`digest` and `segment`: of the first text of C* that holds a passage of the question; null without one."""
 MARK = "\0"
 """Stands for the question in a prompt."""
 

@@ -126,10 +126,10 @@ def text_form() -> ExportForm:
 
 
 def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> ExportForm:
-    """Return the form of token sequences of at most `sequence_length` tokens, with BOS and EOS if these are used.
+    """Return the form of token sequences for training, in which tokens of results have the label -100.
 
-    A token with a character of a result has the label -100: it is read, but not predicted. The paper predicts results
-    too. A longer text becomes several rows (`window`), each of which begins with the last token of the row before.
+    Results are read, but not predicted; the paper predicts them too. A text of more than `sequence_length` tokens
+    becomes several rows (`window`), each beginning with the last token of the row before.
 
     tokenizer: its name for people.
     """

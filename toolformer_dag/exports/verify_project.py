@@ -65,11 +65,8 @@ class Verification:
 def verified(plan: Plan) -> Verification:
     """Read every published file, computed row, record, checkpoint, data set, index, the warehouse and the shards.
 
-    Damaged files stay, but are touched if the project wrote them, so that the next run looks at them. Damaged rows in
-    an object store are set aside at once: objects cannot be touched.
-
-    Models, passages and other files that were given to the project are not covered. They are read whenever they are
-    loaded, and never used if their content has changed.
+    Damaged files of the project are touched, so that the next run looks at them; in an object store they are set aside.
+    Models, passages and other files that users supply are not covered: they are checked whenever they are loaded.
     """
     written = [*checked_files(plan.lake), *_files_beside_tables(plan), *_warehouse(plan)]
     for index in _indexes(plan):

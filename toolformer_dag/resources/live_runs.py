@@ -138,13 +138,18 @@ def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
     """
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
-        info = storage.get_concurrency_info(pool)
-        holding = {slot.run_id for slot in info.claimed_slots}
-        waiting = {step.run_id for step in info.pending_steps}
-        for run_id in holding | waiting:
+        for run_id in _runs_of_pool(instance, pool):
             run = instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 storage.free_concurrency_slots_for_run(run_id)
+
+
+def _runs_of_pool(instance: dg.DagsterInstance, pool: str) -> set[str]:
+    """Return the ids of the runs that hold a slot of a pool or wait for one."""
+    info = instance.event_log_storage.get_concurrency_info(pool)
+    holding = {slot.run_id for slot in info.claimed_slots}
+    waiting = {step.run_id for step in info.pending_steps}
+    return holding | waiting
 
 
 def take_spent(folder: Path) -> Spent:

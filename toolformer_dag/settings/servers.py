@@ -70,14 +70,13 @@ def _named_tools(tools: Any) -> list[dict[str, Any]]:
 def with_server_lanes(values: Values, root: Path) -> Values:
     """Return the settings with a section under `tools` for each listed tool of each server.
 
+    A section with `server` and `tool` gives the tool's lane its key and its values. Without one, the key follows from
+    the tool's name (`lane_key`), and a section of that key gives the values.
+
     root: the folder of toolformer.toml and LISTING.
 
-    A section with `server` and `tool` gives the tool's lane its key and its values. Without one, the key follows from
-    the tool's name (`lane_key`), and a section of that key gives the values. A tool that can have no lane is left out
-    with a warning if only a pattern asks for it.
-
-    Raises SettingsError for other tools that can have no lane, for a server that is not listed yet, and for a tool that
-    no server lists.
+    Raises SettingsError for a server that is not listed yet, and for a named tool that no server lists or that can have
+    no lane.
     """
     servers = values.get("servers")
     if not isinstance(servers, Mapping) or not servers:

@@ -28,15 +28,15 @@ from toolformer_dag.settings.setting_types import (
 from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
-"""How names of variables begin that hold a setting."""
+"""Begins the names of variables that hold a setting."""
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
 """The file of the package's profiles."""
 PAPER_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
-"""The tools of the paper: the lanes where the settings name none."""
+"""The tools of the paper, which have lanes if the settings name no tool."""
 MAXIMUM_DEPTH = 20
 """Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
 PLACES = {"profile": ["profile"], "shards": ["corpus", "shards"]}
-"""Where the values of the options --profile and --shards go."""
+"""The keys of the settings that the options --profile and --shards set."""
 EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
 """The remedy for an option that gives no key and value."""
 
