@@ -105,20 +105,25 @@ def report_materialization(
     """Report a materialization that no run of this instance has made.
 
     - `tags`: VERSION, CODE and the `input_version_tags`
-    - `metadata`: what the page shows; without it, what it shows already, if that is of the same rows
+    - `metadata`: what the page shows; None: what it shows already, if that is of the same rows
 
     If the rows are the same, their checks are reported again, since Dagster shows checks by materialization.
     """
     key = asset_key(output.name)
-    last = last_materialization(instance, key)
-    with_same_rows = last if last is not None and _tags(last).get(VERSION) == tags[VERSION] else None
+    same_rows = _last_of_version(instance, key, tags[VERSION])
     if metadata is None:
-        metadata = {} if with_same_rows is None else {**with_same_rows.metadata, UNCHANGED: True}
+        metadata = {} if same_rows is None else {**same_rows.metadata, UNCHANGED: True}
     all_tags = {**tags, **_event_tags(tags)}
     instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
-    if with_same_rows is not None:
+    if same_rows is not None:
         for check_name in output.checks:
             _report_check_again(instance, dg.AssetCheckKey(key, check_name))
+
+
+def _last_of_version(instance: dg.DagsterInstance, key: dg.AssetKey, version: str) -> dg.AssetMaterialization | None:
+    """Return the last materialization that Dagster knows of an asset if it has this version, else None."""
+    last = last_materialization(instance, key)
+    return last if last is not None and _tags(last).get(VERSION) == version else None
 
 
 def _event_tags(tags: Mapping[str, str]) -> dict[str, str]:
@@ -185,12 +190,14 @@ def with_descendants(outputs: Sequence[AssetDeclaration], names: Iterable[str]) 
     for output in outputs:
         if chosen & set(output.depends_on):
             chosen.add(output.name)
-    prepared_tools: set[str] = set()
-    for output in outputs:
-        if output.name in chosen:
-            prepared_tools.update(name for name in output.depends_on if name.endswith("/prepared_tool"))
-    wanted = chosen | prepared_tools
+    wanted = chosen | _prepared_tools_of([output for output in outputs if output.name in chosen])
     return [output.name for output in outputs if output.name in wanted]
+
+
+def _prepared_tools_of(outputs: Sequence[AssetDeclaration]) -> set[str]:
+    """Return the names of the prepared tools that assets depend on."""
+    names = {name for output in outputs for name in output.depends_on}
+    return {name for name in names if name.endswith("/prepared_tool")}
 
 
 SHARD_LIST = "ccnet/shard_list"

@@ -130,8 +130,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
         ids = [*self._model.encoding.bos, *all_tokens.ids]
         continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
-        predictable_tokens = len(ids) - 1  # nothing predicts the first token
-        scored_tokens = min(continuation_tokens, predictable_tokens)
+        scored_tokens = min(continuation_tokens, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
         return self._score_last(ids[-self._model.context_length :], scored_tokens)

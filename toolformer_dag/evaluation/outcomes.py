@@ -284,19 +284,24 @@ def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, 
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
     """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
-    A cell is accuracy and 95 % interval in per cent: `95.0 (91.0-97.3)`. Baselines, which answer without a model, share
-    the last column (NO_MODEL) with the best of them: `12.0 (9.1-15.7) a + b`. Without baselines it is missing.
+    Baselines, which answer without a model, share the last column (NO_MODEL) with the best of them:
+    `12.0 (9.1-15.7) a + b`. Without baselines it is missing.
     scores: as `score_table` returns them.
     """
-    percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
-    cells = scores.with_columns(cell=pl.format("{} ({}-{})", *percent))
+    cells = scores.with_columns(cell=_accuracy_cell())
     is_baseline = pl.col("k").is_null()
-    of_models = cells.filter(~is_baseline)
-    of_baselines = cells.filter(is_baseline)
-    wide = of_models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
-    if of_baselines.is_empty():
+    baselines = cells.filter(is_baseline)
+    models = cells.filter(~is_baseline)
+    wide = models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
+    if baselines.is_empty():
         return wide
-    return wide.join(_best_baselines(of_baselines), on="benchmark", how="left", maintain_order="left")
+    return wide.join(_best_baselines(baselines), on="benchmark", how="left", maintain_order="left")
+
+
+def _accuracy_cell() -> pl.Expr:
+    """Return accuracy and 95 % interval as text in per cent: `95.0 (91.0-97.3)`."""
+    percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
+    return pl.format("{} ({}-{})", *percent)
 
 
 def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:

@@ -121,18 +121,15 @@ def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: 
 def _views() -> str:
     """Return the SQL of the views: the paper's figures and examples, and the comparing ones of paper_tables.sql."""
     figures = ", ".join(_sql_row(figure) for figure in paper_figures())
-    example_columns = list(COLUMN_COMMENTS["paper_examples"])  # also the order of the columns
-    example_rows = []
-    for example in FIGURES["example"]:
-        example_rows.append(_sql_row([example[column] for column in example_columns]))
-    examples = ", ".join(example_rows)
+    columns = list(COLUMN_COMMENTS["paper_examples"])
+    examples = ", ".join(_sql_row(example[column] for column in columns) for example in FIGURES["example"])
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
 FROM (VALUES {figures}) AS figures(paper_table, measure, model, item, "at", figure, place);
 COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a model on an item (benchmark, tool or corpus), at a tau_f (Table 2) or a k of decoding (Table 9); shares in per cent.';
 CREATE VIEW paper_examples AS
-SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(example_columns)});
+SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
 {sql_text(__package__, "paper_tables.sql")}
 {_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line

@@ -68,7 +68,7 @@ def _named_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def with_server_lanes(values: Values, root: Path) -> Values:
-    """Return the settings with a section under `tools` for each listed tool of each server.
+    """Return the settings with a lane, a section under `tools`, for each listed tool of each server.
 
     A section with `server` and `tool` gives the tool's lane its key and its values. Without one, the key follows from
     the tool's name (`lane_key`), and a section of that key gives the values.
