@@ -269,7 +269,7 @@ class _StoredMeasurement:
         return last_metadata(context) or self._shown(context, lake, stored_measurement(lake, self.name))
 
     def _shown(self, context: dg.AssetExecutionContext, lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
-        """Return what the page shows: the rows, and what is particular to accuracy or perplexity."""
+        """Return what the page shows: the rows, and the figures of accuracy or perplexity."""
         title = self.name.rpartition("/")[2]
         shown: dict[str, dg.MetadataValue] = {
             ROWS: dg.MetadataValue.int(result.rows.height),

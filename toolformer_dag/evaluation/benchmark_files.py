@@ -236,7 +236,7 @@ def benchmark(
 
 @contextmanager
 def expect_shape(where: str, details: str = "") -> Iterator[None]:
-    """Turn errors of looking up or converting a value inside the block into BenchmarkError.
+    """Turn a KeyError, TypeError and similar errors of the block into BenchmarkError: a record has another shape.
 
     where: the file and record, details: what is expected; both for the message.
     """

@@ -179,7 +179,7 @@ def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
 
 def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
     """Return the indices of the written calls that fit a right call."""
-    return [index for index, call in enumerate(written_calls) if _same(call, right_call)]
+    return [index for index, call in enumerate(written_calls) if _is_right_value(call, right_call)]
 
 
 def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
@@ -212,23 +212,22 @@ def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dic
     return False
 
 
-def _fit(arguments: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Return whether each argument has a right value and none is missing that must not be.
+def _arguments_fit(arguments: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Return whether each argument has a right value and no required argument is missing.
 
     It compares whole calls too, as {name of the function: its arguments}.
-    right: argument -> its right values; "" among them allows it to be missing.
+    right: argument -> its right values; an argument with "" among them is optional.
     """
     if not arguments.keys() <= right.keys():
         return False
-    for name, values in right.items():
-        right_values = _listed(values)
-        if name in arguments:
-            fits = any(_same(arguments[name], right_value) for right_value in right_values)
-        else:
-            fits = "" in right_values
-        if not fits:
-            return False
-    return True
+    return all(_argument_fits(arguments, name, _listed(values)) for name, values in right.items())
+
+
+def _argument_fits(arguments: Mapping[str, Any], name: str, right_values: Sequence[Any]) -> bool:
+    """Return whether an argument has one of its right values, or is missing and optional."""
+    if name not in arguments:
+        return "" in right_values
+    return any(_is_right_value(arguments[name], right_value) for right_value in right_values)
 
 
 def _listed(values: Any) -> list[Any]:
@@ -236,28 +235,27 @@ def _listed(values: Any) -> list[Any]:
     return values if isinstance(values, list) else [values]
 
 
-def _same(value: Any, right: Any) -> bool:
-    """Return whether a written value is the right one. True is not 1.
+def _is_right_value(value: Any, right: Any) -> bool:
+    """Return whether a written value is the right one; texts are compared without case and punctuation.
 
-    Texts are compared without case and punctuation, lists item by item, objects by the right values that `right` lists
-    for each key.
+    An object is right if each of its values is among those that `right` lists for its key. True is not 1.
     """
     if isinstance(right, dict):
-        return isinstance(value, dict) and _fit(value, right)
+        return isinstance(value, dict) and _arguments_fit(value, right)
     if isinstance(right, list):
-        return isinstance(value, list) and _same_items(value, right)
+        return isinstance(value, list) and _are_right_items(value, right)
     if isinstance(right, str):
-        return isinstance(value, str) and _plain(value) == _plain(right)
+        return isinstance(value, str) and _without_punctuation(value) == _without_punctuation(right)
     return isinstance(value, bool) == isinstance(right, bool) and bool(value == right)
 
 
-def _same_items(values: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Return whether two lists have the same items in the same order."""
+def _are_right_items(values: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Return whether two lists have equally many items, and each item of the first is right."""
     if len(values) != len(right):
         return False
-    return all(_same(value, right_value) for value, right_value in zip(values, right, strict=True))
+    return all(_is_right_value(value, right_value) for value, right_value in zip(values, right, strict=True))
 
 
-def _plain(text: str) -> str:
+def _without_punctuation(text: str) -> str:
     """Return a text for comparison: without case, white space and some punctuation, with one kind of quotes."""
     return re.sub(r"[\s,./_*^-]", "", text).casefold().replace("'", '"')

@@ -237,7 +237,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def _foreign_content(folder: Path) -> str | None:
-    """Return what a folder holds that no export wrote, as a clause; None if an export wrote all of it."""
+    """Return which file of a folder no export wrote, for the message; None if an export wrote all of them."""
     exported = read_exported(folder)
     if exported is None:
         return f"{folder} is not empty, and no export wrote it"

@@ -316,7 +316,10 @@ def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Overrid
 
 
 def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
-    """Return a path of keys in small letters with the capitals that the settings file has, if it has the keys."""
+    """Return the keys of the settings file that are these parts in small letters; unknown parts stay as they are.
+
+    ["models", "gpt2"] becomes ["models", "GPT2"] if the file has such a key.
+    """
     path = []
     table: Any = in_file
     for part in parts:
