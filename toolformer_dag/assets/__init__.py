@@ -32,34 +32,51 @@ from toolformer_dag.traces.trace_stages import trace_tables
 from toolformer_dag.training.checkpoint_outputs import CHECKPOINTS
 
 IN_BOTH_JOBS = (WAREHOUSE, DATASET, *SHOWN)
-"""What is made of the first job's rows and of the second job's measurements."""
+"""The assets that both jobs make: they show the first job's rows and the second job's measurements."""
 
 
 def outputs(plan: Plan) -> list[AssetDeclaration]:
-    """Return every asset of a plan but ccnet/shard_list, each after those that it depends on.
+    """Return the assets of a plan, each after its dependencies; ccnet/shard_list is not among them."""
+    return [*_stage_assets(plan), *_trained_and_measured(plan), *_shown_assets(plan), *_conversation_assets(plan)]
 
-    In this order: prepared tools, the tables of the stages, checkpoints, measurements, the warehouse with all of these,
-    C* as a data set, the tables of the paper, and what recorded conversations give.
-    """
-    by_hand = [plan.named(name) for name in BY_HAND]
-    in_warehouse = [*(output.name for output in shown_outputs(plan)), *by_hand]
-    return [
-        *(prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)),
-        *map(table, table_outputs(plan)),
-        *(checkpoint(plan, name) for name in CHECKPOINTS),
-        *(measurement(plan, name) for name in TABLES),
-        warehouse(plan, in_warehouse),
-        dataset(plan),
-        *(paper_table(plan, name) for name in SHOWN),
-        *map(table, trace_tables(plan)),
-        *trace_outputs(plan),
-    ]
+
+def _stage_assets(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of prepared tools and of the stages' tables."""
+    prepared_tools = [prepared_tool(lane) for lane in plan.lanes if prepares(lane.tool)]
+    tables = [table(output) for output in table_outputs(plan)]
+    return prepared_tools + tables
+
+
+def _trained_and_measured(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of checkpoints and of their measurements."""
+    checkpoints = [checkpoint(plan, name) for name in CHECKPOINTS]
+    measurements = [measurement(plan, name) for name in TABLES]
+    return checkpoints + measurements
+
+
+def _shown_assets(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets that show the others: the warehouse, C* as a data set, the paper's tables."""
+    paper_tables = [paper_table(plan, name) for name in SHOWN]
+    return [warehouse(plan, _warehouse_inputs(plan)), dataset(plan), *paper_tables]
+
+
+def _conversation_assets(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of recorded conversations; empty if the settings name none."""
+    tables = [table(output) for output in trace_tables(plan)]
+    return tables + trace_outputs(plan)
+
+
+def _warehouse_inputs(plan: Plan) -> list[str]:
+    """Return the names of the assets whose rows the warehouse holds."""
+    stage_tables = [output.name for output in shown_outputs(plan)]
+    trained_and_measured = [plan.named(name) for name in BY_HAND]
+    return stage_tables + trained_and_measured
 
 
 def outputs_so_far(plan: Plan) -> list[AssetDeclaration]:
-    """Return every asset of a plan and of those that it starts from, once each, in the order in which they are made.
+    """Return the assets of a plan and of the earlier rounds that it starts from, once each, in the order of making.
 
-    A plan of a later round starts from that of the round before: it reads its lanes and its checkpoint.
+    A later round reads the tool calls and the checkpoint of the round before.
     """
     by_name: dict[str, AssetDeclaration] = {}
     for project in plan.projects:
@@ -68,17 +85,28 @@ def outputs_so_far(plan: Plan) -> list[AssetDeclaration]:
 
 
 def graph(plan: Plan) -> list[dg.AssetsDefinition]:
-    """Return every asset that a plan has beside those of the plans that it starts from."""
-    before = {output.name for output in outputs_so_far(plan.start)} if plan.start else set()
-    added = [output for output in outputs(plan) if output.name not in before]
-    paper_names = set(map(plan.named, SHOWN))
-    assets = [asset_of(output, plan.suffix) for output in added if output.name not in paper_names]
-    assets.append(paper_assets([output for output in added if output.name in paper_names], plan))
-    return assets if plan.start else [shard_list(plan), *assets]
+    """Return Dagster's assets of a plan, without those of the earlier rounds that it starts from."""
+    new_outputs = _new_outputs(plan)
+    paper_names = {plan.named(name) for name in SHOWN}
+    paper_outputs = [output for output in new_outputs if output.name in paper_names]
+    other_outputs = [output for output in new_outputs if output.name not in paper_names]
+    assets = [asset_of(output, plan.suffix) for output in other_outputs]
+    assets.append(paper_assets(paper_outputs, plan))
+    if plan.start is None:  # later rounds share the list of shard files with the first
+        assets.insert(0, shard_list(plan))
+    return assets
+
+
+def _new_outputs(plan: Plan) -> list[AssetDeclaration]:
+    """Return the assets of a plan that no earlier round has."""
+    if plan.start is None:
+        return outputs(plan)
+    earlier_names = {output.name for output in outputs_so_far(plan.start)}
+    return [output for output in outputs(plan) if output.name not in earlier_names]
 
 
 def tell_of_lake(plan: Plan, instance: dg.DagsterInstance) -> None:
-    """Let the page of an instance show what the lake holds, whoever made it, and the shard files as they are now."""
+    """Report to a Dagster instance what the lake holds, whoever made it, and the current shard files."""
     observe(instance, plan)
     tell_dagster(outputs_so_far(plan), instance)
     for project in plan.projects:
@@ -94,89 +122,133 @@ QUEUED = (*UNFINISHED, dg.DagsterRunStatus.QUEUED)
 
 
 def jobs(plan: Plan) -> Sequence[Any]:  # Dagster does not export their type
-    """Return the jobs JOB and TRAINING_JOB for the assets of this plan.
-
-    Plans that it starts from have jobs of their own. What is made of the assets of both is in both.
-    """
-    executor = executor_of(plan.settings.execution.steps_at_once)
-    by_hand = list(map(plan.named, BY_HAND))
-    job_assets = [SHARD_LIST, *(output.name for output in outputs(plan) if output.name not in by_hand)]
-    training_job_assets = [*by_hand, *map(plan.named, IN_BOTH_JOBS)]
+    """Return the jobs JOB and TRAINING_JOB for the assets of this plan; earlier rounds have jobs of their own."""
+    by_hand = [plan.named(name) for name in BY_HAND]
+    shared = [plan.named(name) for name in IN_BOTH_JOBS]
+    all_names = [output.name for output in outputs(plan)]
+    computed = [name for name in all_names if name not in by_hand]
     return [
-        dg.define_asset_job(
-            f"{JOB}{plan.suffix}",
-            list(map(asset_key, job_assets)),
+        _job(
+            plan,
+            name=JOB,
+            assets=[SHARD_LIST, *computed],
             description="Compute what is out of date, from shards to C* and the warehouse; skip the rest.",
-            executor_def=executor,
         ),
-        dg.define_asset_job(
-            f"{TRAINING_JOB}{plan.suffix}",
-            list(map(asset_key, training_job_assets)),
+        _job(
+            plan,
+            name=TRAINING_JOB,
+            assets=[*by_hand, *shared],
             description="Finetune on C* and on C, measure both against the base model, and show it: warehouse, tables.",
-            executor_def=executor,
         ),
     ]
 
 
+def _job(plan: Plan, *, name: str, assets: Sequence[str], description: str) -> Any:
+    """Return a job that makes the assets of these names."""
+    return dg.define_asset_job(
+        f"{name}{plan.suffix}",
+        [asset_key(asset) for asset in assets],
+        description=description,
+        executor_def=executor_of(plan.settings.execution.steps_at_once),
+    )
+
+
 def shard_sensor(plan: Plan) -> dg.SensorDefinition:
-    """Return the sensor that looks at the shard files every `execution.sensor_seconds`. Each time it
+    """Return the sensor that checks the shard files every `execution.sensor_seconds`.
 
-    1. frees the slots of pools that killed runs still hold, since the next run would wait for them
-    2. reports the files to Dagster where they changed, so that what reads them shows as unsynced
-    3. with `execution.automation`, requests JOB where something is out of date, once per change (`_requested`)
-
-    Without automation it names no job, so that the page of the job does not say that it would be started.
+    Changed files are reported to Dagster, which then shows what reads them as unsynced. With `execution.automation`,
+    the sensor also requests JOB for what is out of date.
     """
     automation = plan.settings.execution.automation
     starts = f"starts {JOB}" if automation else "starts nothing: execution.automation is off"
 
     @dg.sensor(
         name="shard_files",
-        job_name=JOB if automation else None,
+        job_name=JOB if automation else None,  # the job's page names the sensors that start it
         minimum_interval_seconds=plan.settings.execution.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Observes the shard files, which shows what they make unsynced; {starts}.",
     )
-    def notice(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    def check_shard_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         free_slots_of_ended_runs(context.instance)  # or the next run from the UI would wait for ever
-        changed = observe(context.instance, plan)
-        if changed:  # a lake that was moved here is seen for the first time, and so are the files of a first run
-            with session():
-                tell_of_lake(plan.fresh(), context.instance)
+        changed = _report_changed_files(context.instance, plan)
         if automation:
-            return _requested(context, plan.fresh())
+            return _run_request(context, plan.fresh())
         return dg.SkipReason("observed" if changed else "no shard file changed; automation is off")
 
-    return notice
+    return check_shard_files
 
 
-def _requested(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
-    """Return a request to run JOB, or the reason for none: it runs already, failed on this state, has nothing to do.
+def _report_changed_files(instance: dg.DagsterInstance, plan: Plan) -> bool:
+    """Report the shard files to Dagster if they changed; return whether they did.
 
-    The state is a hash of settings, tools and shard files; the sensor's cursor holds that of the last request. So what
-    failed, or was ended by a person, is not tried again until one of them changes.
+    A change is also the first look at a lake that was moved here, so what the lake holds is reported with it.
     """
-    instance = context.instance
-    if instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))):
+    changed = observe(instance, plan)
+    if changed:
+        with session():
+            tell_of_lake(plan.fresh(), instance)
+    return changed
+
+
+def _run_request(context: dg.SensorEvaluationContext, plan: Plan) -> dg.SensorResult | dg.SkipReason:
+    """Return a request to run JOB, or why none is made.
+
+    The sensor's cursor holds the project's state at the last request: a run that failed, or that a person ended, is not
+    tried again in the same state.
+    """
+    if _is_queued_or_running(context.instance):
         return dg.SkipReason("the job is running already")
     all_outputs = outputs(plan)
-    state = fingerprint(
-        [{output.name: output.code_version for output in all_outputs}, plan.stamps, plan.conversation_stamps]
-    )
-    last_run = next(iter(instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
-    did_not_succeed = last_run is not None and last_run.status is not dg.DagsterRunStatus.SUCCESS
-    if did_not_succeed and context.cursor == state:
+    state = _project_state(plan, all_outputs)
+    last_run = _last_run(context.instance)
+    if context.cursor == state and _did_not_succeed(last_run):
         return dg.SkipReason("the last run did not succeed, and nothing changed since")
     with session():
         wanted = wanted_runs(stale_assets(all_outputs))
     if not wanted:
         return dg.SkipReason("nothing is out of date")
-    # Dagster starts no second run with the same key. The last run is part of it, since rows may be lost twice.
-    last_run_id = last_run.run_id if last_run else ""
-    request = dg.RunRequest(run_key=fingerprint([state, wanted, last_run_id]))
+    request = dg.RunRequest(run_key=_run_key(state, wanted, last_run))
     return dg.SensorResult([request], cursor=state)
 
 
+def _is_queued_or_running(instance: dg.DagsterInstance) -> bool:
+    """Return whether a run of JOB has not ended yet."""
+    return instance.get_runs_count(dg.RunsFilter(job_name=JOB, statuses=list(QUEUED))) > 0
+
+
+def _last_run(instance: dg.DagsterInstance) -> dg.DagsterRun | None:
+    """Return the newest run of JOB; None if there was none."""
+    return next(iter(instance.get_runs(dg.RunsFilter(job_name=JOB), limit=1)), None)
+
+
+def _project_state(plan: Plan, all_outputs: Sequence[AssetDeclaration]) -> str:
+    """Return a hash of a project's settings, tools, shard files and recorded conversations."""
+    code_versions = {output.name: output.code_version for output in all_outputs}
+    return fingerprint([code_versions, plan.stamps, plan.conversation_stamps])
+
+
+def _did_not_succeed(run: dg.DagsterRun | None) -> bool:
+    """Return whether there is a run and it did not succeed."""
+    return run is not None and run.status is not dg.DagsterRunStatus.SUCCESS
+
+
+def _run_key(state: str, wanted: Mapping[str, Sequence[str]], last_run: dg.DagsterRun | None) -> str:
+    """Return the key of a requested run; Dagster starts no second run with the same key.
+
+    The last run is part of it: rows that are lost twice in the same state need two runs.
+    """
+    last_run_id = last_run.run_id if last_run else ""
+    return fingerprint([state, wanted, last_run_id])
+
+
 def wanted_runs(stale: Mapping[str, Reasons]) -> dict[str, list[str]]:
-    """Return for which assets automation starts the job, and why: not for training, nor to retry what was lost."""
-    return {name: list(why.lines) for name, why in stale.items() if name not in BY_HAND and not why.retry_only}
+    """Return the stale assets for which automation starts JOB, with the reasons.
+
+    Training, measurements and retries of lost rows are left to a person.
+    """
+    wanted = {}
+    for name, reasons in stale.items():
+        if name not in BY_HAND and not reasons.retry_only:
+            wanted[name] = list(reasons.lines)
+    return wanted

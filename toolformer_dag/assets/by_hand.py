@@ -1,11 +1,13 @@
-"""The assets of the second job, a person's decision: M finetuned on C* and on C, and what that gains and costs.
+"""The assets of the second job, which a person starts: two finetuned checkpoints, and their measurements.
 
-C* are the texts with their calls in them, C the same texts without calls.
+One checkpoint is the model finetuned on C*, the texts with tool calls, the other on C, the same texts without calls.
 """
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -34,12 +36,14 @@ from toolformer_dag.evaluation.measurements import (
 from toolformer_dag.evaluation.question_overlap import overlap_counts
 from toolformer_dag.exports.model_card import add_evaluation, write_model_card
 from toolformer_dag.files import locked
+from toolformer_dag.lake.local_outputs import LocalOutput
 from toolformer_dag.lake.table import WHOLE, Lake
 from toolformer_dag.model.weights import checkpoint_folder
 from toolformer_dag.pipeline.augmented_corpus import NAME as CORPUS
 from toolformer_dag.pipeline.heldout_texts import NAME as HELDOUT_TEXTS
 from toolformer_dag.pipeline.heldout_texts import too_few
 from toolformer_dag.resources import Compute
+from toolformer_dag.settings.training_settings import TrainingSettings
 from toolformer_dag.training.checkpoint_outputs import (
     CHECKPOINTS,
     checkpoint_reasons,
@@ -47,6 +51,7 @@ from toolformer_dag.training.checkpoint_outputs import (
     too_few_to_train,
 )
 from toolformer_dag.training.training_report import (
+    TrainingData,
     TrainingError,
     TrainingReport,
     card_is_lost,
@@ -66,11 +71,8 @@ DESCRIPTIONS = {
 
 
 def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of a finetuned checkpoint, `name` being one of CHECKPOINTS.
-
-    Dagster calls its functions: `reasons` says why it is missing or out of date, `version` which one is stored, `make`
-    trains it.
-    """
+    """Return the asset of a finetuned checkpoint; `name` is one of CHECKPOINTS."""
+    trained = _TrainedCheckpoint(plan, name)
     return AssetDeclaration(
         name=plan.named(f"training/{name}"),
         settings=CHECKPOINTS[name].settings(plan),
@@ -78,77 +80,96 @@ def checkpoint(plan: Plan, name: str) -> AssetDeclaration:
         description=CHECKPOINTS[name].description,
         kinds={"pytorch", "huggingface"},
         pool="gpu",
-        reasons=partial(_untrained_reasons, plan, name),
-        version=partial(_trained_version, plan, name),
-        make=partial(_trained, plan, name),
+        reasons=trained.reasons,
+        version=trained.version,
+        make=trained.make,
     )
 
 
-def _untrained_reasons(plan: Plan, name: str) -> Reasons:
-    """Return why a checkpoint is missing or out of date. Another machine may have trained it."""
-    return shared_reasons(checkpoint_files(plan.settings, name), partial(checkpoint_reasons, plan, name))
+@dataclass(frozen=True, slots=True)
+class _TrainedCheckpoint:
+    """A checkpoint of a plan, in a folder on this machine and perhaps in an object store.
 
-
-def _trained_version(plan: Plan, name: str) -> str | None:
-    """Return the version of a finished checkpoint; None where there is none."""
-    report = read_report(checkpoint_folder(plan.settings, name))
-    return report.fingerprint if report else None
-
-
-def _trained(
-    plan: Plan, name: str, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
-) -> dg.MaterializeResult:
-    """Finetune a checkpoint where it is missing or out of date, and return what its page shows.
-
-    A checkpoint that is there and up to date is reused (`report.reused`), also one that another machine has trained.
-    Raises TrainingError where there are too few texts, and what training raises.
+    - `plan`: the project
+    - `name`: one of CHECKPOINTS
     """
-    compute.workers.close()  # finetuning and evaluation load models of their own
-    folder = checkpoint_folder(plan.settings, name)
-    data, _ = CHECKPOINTS[name].trained_on(plan)
+
+    plan: Plan
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint's folder."""
+        return checkpoint_folder(self.plan.settings, self.name)
+
+    @property
+    def files(self) -> LocalOutput:
+        """The checkpoint's files, which are exchanged with the object store."""
+        return checkpoint_files(self.plan.settings, self.name)
+
+    def reasons(self) -> Reasons:
+        """Return why the checkpoint is missing or out of date. Another machine may have trained it."""
+        return shared_reasons(self.files, partial(checkpoint_reasons, self.plan, self.name))
+
+    def version(self) -> str | None:
+        """Return the version of the finished checkpoint; None if there is none."""
+        report = read_report(self.folder)
+        return report.fingerprint if report else None
+
+    def make(self, context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
+        """Finetune the checkpoint unless it is up to date; return what its page shows.
+
+        A checkpoint that another machine has trained is reused too. Raises TrainingError if there are too few texts or
+        if training fails.
+        """
+        compute.workers.close()  # finetuning loads a model of its own
+        data, recipe = CHECKPOINTS[self.name].trained_on(self.plan)
+        _warn_of_few_texts(context, data)
+        with locked(self.folder.with_name("model.lock")):  # a run that trains the same waits, and finds it done
+            self.files.receive()
+            report = self._train(data, recipe, context)
+            curve = publish_curve(self.plan, self.name, report)
+            self.files.send()
+        if not report.reused:
+            note_cost(context, lake, self._cost(report))
+        return _checkpoint_result(str(self.folder), report, curve, heldout_texts=len(data.heldout))
+
+    def _train(self, data: TrainingData, recipe: TrainingSettings, context: dg.AssetExecutionContext) -> TrainingReport:
+        """Train unless the stored checkpoint is up to date, and write the model card; return the training's report."""
+        from toolformer_dag.training.launch import train
+
+        self._refuse_too_few_texts()
+        base_model = self.plan.settings.model
+        report = train(base_model, data, recipe, self.folder, progress(context, "steps"), _observing(context))
+        if not report.reused or card_is_lost(self.folder):
+            write_model_card(self.plan, self.name, report, len(data.heldout))
+            add_evaluation(self.folder, *measured_on(self.plan, self.name))
+        return report
+
+    def _refuse_too_few_texts(self) -> None:
+        """Raise TrainingError if the checkpoint has to be trained and there are too few texts."""
+        if not checkpoint_reasons(self.plan, self.name):
+            return
+        refusal = too_few_to_train(self.plan)
+        if refusal:
+            raise TrainingError(refusal)
+
+    def _cost(self, report: TrainingReport) -> StepCost:
+        """Return what training took; a token counts once for each epoch in which it was read."""
+        texts_read = report.steps * self.plan.settings.training.batch_size
+        epochs = texts_read / max(1, report.examples)
+        return StepCost(report.seconds, round(report.tokens * epochs))
+
+
+def _warn_of_few_texts(context: dg.AssetExecutionContext, data: TrainingData) -> None:
+    """Log a warning if few held-out texts choose the checkpoint."""
     warning = too_few(len(data.heldout), "choose the checkpoint")
     if warning:
         context.log.warning(warning)
-    with locked(folder.with_name("model.lock")):  # another run that trains the same waits, and finds the work done
-        report, curve = _train_and_publish(plan, name, context)
-    if not report.reused:
-        epochs = report.steps * plan.settings.training.batch_size / max(1, report.examples)
-        note_cost(context, lake, StepCost(report.seconds, round(report.tokens * epochs)))
-    return _checkpoint_result(str(folder), report, curve, heldout_texts=len(data.heldout))
-
-
-def _train_and_publish(plan: Plan, name: str, context: dg.AssetExecutionContext) -> tuple[TrainingReport, pl.DataFrame]:
-    """Train a checkpoint unless it is up to date; write its card, and send both to where the lake is.
-
-    Returns the report of the training, of this one or an earlier one, and its curve of losses.
-    """
-    from toolformer_dag.training.launch import train
-
-    folder = checkpoint_folder(plan.settings, name)
-    files = checkpoint_files(plan.settings, name)
-    data, recipe = CHECKPOINTS[name].trained_on(plan)
-    files.receive()  # what another machine has trained
-    _refuse_too_few_texts(plan, name)
-    report = train(plan.settings.model, data, recipe, folder, progress(context, "steps"), _observing(context))
-    if not report.reused or card_is_lost(folder):
-        write_model_card(plan, name, report, len(data.heldout))
-        add_evaluation(folder, *measured_on(plan, name))
-    curve = publish_curve(plan, name, report)
-    files.send()
-    return report, curve
-
-
-def _refuse_too_few_texts(plan: Plan, name: str) -> None:
-    """Raise TrainingError where a checkpoint has to be trained and there are too few texts."""
-    if not checkpoint_reasons(plan, name):
-        return
-    refusal = too_few_to_train(plan)
-    if refusal:
-        raise TrainingError(refusal)
 
 
 def _observing(context: dg.AssetExecutionContext) -> Callable[[int, Mapping[str, float]], None]:
-    """Return what training calls with what it measured at a step: the page draws it while training goes on."""
+    """Return a function that shows the measures of a training step on the asset's page while training goes on."""
 
     def observe(step: int, values: Mapping[str, float]) -> None:
         context.log_event(dg.AssetObservation(context.asset_key, metadata={"step": step, **values}))
@@ -161,7 +182,7 @@ def _checkpoint_result(
 ) -> dg.MaterializeResult:
     """Return what the page of a checkpoint shows.
 
-    heldout_texts: how many texts chose it, by their loss, among the checkpoints along the way.
+    heldout_texts: the number of texts whose loss chose the best of the checkpoints that training wrote.
     """
     shown: dict[str, Any] = {
         "checkpoint": dg.MetadataValue.path(folder),
@@ -177,18 +198,17 @@ def _checkpoint_result(
     warning = too_few(heldout_texts, "choose the checkpoint")
     if warning:
         shown["warning"] = warning
-    shown |= {
-        "texts longer than a sequence": report.split_texts,
-        "already finished before": report.reused,
-        UNCHANGED: report.reused,
-        "curves": dg.MetadataValue.md(loss_curve(curve)),
-    }
+    shown["texts longer than a sequence"] = report.split_texts
+    shown["already finished before"] = report.reused
+    shown[UNCHANGED] = report.reused
+    shown["curves"] = dg.MetadataValue.md(loss_curve(curve))
     return dg.MaterializeResult(data_version=dg.DataVersion(report.fingerprint), metadata=shown)
 
 
 def measurement(plan: Plan, name: str) -> AssetDeclaration:
-    """Return the asset of one of MEASURES."""
+    """Return the asset of a measurement; `name` is one of MEASURES."""
     reads = (*TRAINED, CORPUS, HELDOUT_TEXTS) if name == PERPLEXITY else TRAINED
+    stored = _StoredMeasurement(plan, name)
     return AssetDeclaration(
         name=plan.named(name),
         settings=SETTINGS[name](plan),
@@ -196,84 +216,103 @@ def measurement(plan: Plan, name: str) -> AssetDeclaration:
         description=DESCRIPTIONS[name],
         kinds={"pytorch"},
         pool="gpu",
-        reasons=partial(_unmeasured_reasons, plan, name),
-        version=partial(_measured_version, plan, name),
-        make=partial(_measured, plan, name),
+        reasons=stored.reasons,
+        version=stored.version,
+        make=stored.make,
     )
 
 
-def _unmeasured_reasons(plan: Plan, name: str) -> Reasons:
-    """Return why a measurement is missing or out of date."""
-    return Reasons({WHOLE: measurement_reasons(plan, name)})
+@dataclass(frozen=True, slots=True)
+class _StoredMeasurement:
+    """A measurement of a plan's checkpoints, stored as a table of the lake.
 
+    - `plan`: the project
+    - `name`: the table, one of MEASURES
+    """
 
-def _measured_version(plan: Plan, name: str) -> str | None:
-    """Return the version of a stored measurement; None where there is none."""
-    return plan.lake.table(name).part_version(WHOLE)
+    plan: Plan
+    name: str
 
+    def reasons(self) -> Reasons:
+        """Return why the measurement is missing or out of date."""
+        return Reasons({WHOLE: measurement_reasons(self.plan, self.name)})
 
-def _measured(
-    plan: Plan, name: str, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
-) -> dg.MaterializeResult:
-    """Return what the page of a measurement shows; measure where the stored one is missing or out of date."""
-    compute.workers.close()  # finetuning and evaluation load models of their own
-    stored_version = _measured_version(plan, name)
-    if stored_version is not None and not measurement_reasons(plan, name):
-        # Where another home has measured it, this one has not shown it yet.
-        shown = last_metadata(context) or _shown(context, lake, name, stored_measurement(lake, name))
-        return dg.MaterializeResult(data_version=dg.DataVersion(stored_version), metadata={**shown, UNCHANGED: True})
-    for checkpoint_name in CHECKPOINTS:  # those that another machine has trained
-        checkpoint_files(plan.settings, checkpoint_name).receive()
-    began = time.monotonic()
-    result = MEASURES[name](plan, progress(context, "questions" if name == ACCURACY else "models"))
-    note_cost(context, lake, StepCost(time.monotonic() - began, result.tokens, result.calls))
-    _add_to_model_cards(plan)
-    return dg.MaterializeResult(
-        data_version=dg.DataVersion(result.version), metadata=_shown(context, lake, name, result)
-    )
+    def version(self) -> str | None:
+        """Return the version of the stored measurement; None if there is none."""
+        return self.plan.lake.table(self.name).part_version(WHOLE)
+
+    def make(self, context: dg.AssetExecutionContext, lake: Lake, compute: Compute) -> dg.MaterializeResult:
+        """Measure unless the stored measurement is up to date; return what its page shows."""
+        compute.workers.close()  # evaluation loads models of its own
+        version = self.version()
+        if version is not None and not measurement_reasons(self.plan, self.name):
+            shown = {**self._shown_before(context, lake), UNCHANGED: True}
+            return dg.MaterializeResult(data_version=dg.DataVersion(version), metadata=shown)
+        result = self._measure(context, lake)
+        _add_to_model_cards(self.plan)
+        shown = self._shown(context, lake, result)
+        return dg.MaterializeResult(data_version=dg.DataVersion(result.version), metadata=shown)
+
+    def _measure(self, context: dg.AssetExecutionContext, lake: Lake) -> Measurement:
+        """Measure, publish the table and note the cost."""
+        for checkpoint_name in CHECKPOINTS:  # another machine may have trained them
+            checkpoint_files(self.plan.settings, checkpoint_name).receive()
+        unit = "questions" if self.name == ACCURACY else "models"
+        began = time.monotonic()
+        result = MEASURES[self.name](self.plan, progress(context, unit))
+        seconds = time.monotonic() - began
+        note_cost(context, lake, StepCost(seconds, result.tokens, result.calls))
+        return result
+
+    def _shown_before(self, context: dg.AssetExecutionContext, lake: Lake) -> Mapping[str, Any]:
+        """Return what the page shows already, or builds it if another Dagster home has measured."""
+        return last_metadata(context) or self._shown(context, lake, stored_measurement(lake, self.name))
+
+    def _shown(self, context: dg.AssetExecutionContext, lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
+        """Return what the page shows: the rows, and the figures of accuracy or perplexity."""
+        title = self.name.rpartition("/")[2]
+        shown: dict[str, dg.MetadataValue] = {
+            ROWS: dg.MetadataValue.int(result.rows.height),
+            title: dg.MetadataValue.md(frame_table(result.shown, result.shown.height)),
+            UNCHANGED: dg.MetadataValue.bool(False),
+        }
+        shown |= _accuracy_metadata(lake, result) if self.name == ACCURACY else _perplexity_metadata(context, result)
+        return shown
 
 
 def _add_to_model_cards(plan: Plan) -> None:
-    """Write what was measured of each checkpoint into its model card, here and in the object store."""
-    for checkpoint_name in CHECKPOINTS:
-        files = checkpoint_files(plan.settings, checkpoint_name)
+    """Write each checkpoint's measurements into its model card, here and in the object store."""
+    for name in CHECKPOINTS:
+        files = checkpoint_files(plan.settings, name)
         files.receive()  # a checkpoint that another machine has trained meanwhile stays
-        add_evaluation(checkpoint_folder(plan.settings, checkpoint_name), *measured_on(plan, checkpoint_name))
+        add_evaluation(checkpoint_folder(plan.settings, name), *measured_on(plan, name))
         files.send()
 
 
-def _shown(
-    context: dg.AssetExecutionContext, lake: Lake, name: str, result: Measurement
-) -> Mapping[str, dg.MetadataValue]:
-    """Return what the page of a measurement shows: its rows, and what is particular to accuracy or perplexity."""
-    more = _of_accuracy(lake, result) if name == ACCURACY else _of_perplexity(context, result)
-    return {
-        ROWS: dg.MetadataValue.int(result.rows.height),
-        name.rpartition("/")[2]: dg.MetadataValue.md(frame_table(result.shown, result.shown.height)),
-        UNCHANGED: dg.MetadataValue.bool(False),
-        **more,
-    }
-
-
-def _of_accuracy(lake: Lake, result: Measurement) -> Mapping[str, dg.MetadataValue]:
-    """Return accuracies in per cent, questions that stand in the corpus, those left out by reason, and a plot."""
+def _accuracy_metadata(lake: Lake, result: Measurement) -> dict[str, dg.MetadataValue]:
+    """Return accuracies in per cent, the questions that occur in the corpus, the records left out, and a plot."""
     percent = result.rows.with_columns(pl.col("accuracy", "low", "high") * 100)
     rounded = percent.with_columns(pl.col("accuracy").round(1))
-    shown = numbers(rounded, "accuracy", "benchmark", ", %")  # an entry for each benchmark
-    overlap = overlap_counts(lake.table(OVERLAP).read(WHOLE))
-    shown["in_corpus"] = dg.MetadataValue.md(frame_table(overlap, 30))
-    left_out = {benchmark: dict(reasons) for benchmark, reasons in result.left_out.items()}
-    if left_out:
+    shown = numbers(rounded, "accuracy", "benchmark", ", %")
+    shown["in_corpus"] = _overlap_table(lake)
+    if result.left_out:
+        left_out = {benchmark: dict(counts) for benchmark, counts in result.left_out.items()}
         shown["left_out"] = dg.MetadataValue.json(left_out)
     shown["plot"] = dg.MetadataValue.md(bars(percent, ("benchmark", "condition"), "accuracy"))
     return shown
 
 
-def _of_perplexity(context: dg.AssetExecutionContext, result: Measurement) -> Mapping[str, dg.MetadataValue]:
-    """Return perplexities, and a warning, which the log has too, where there are few held-out texts."""
+def _overlap_table(lake: Lake) -> dg.MetadataValue:
+    """Return a Markdown table of the questions that occur in the corpus, a row per benchmark."""
+    counts = overlap_counts(lake.table(OVERLAP).read(WHOLE))
+    return dg.MetadataValue.md(frame_table(counts, 30))
+
+
+def _perplexity_metadata(context: dg.AssetExecutionContext, result: Measurement) -> dict[str, dg.MetadataValue]:
+    """Return perplexities; if there are few held-out texts, also a warning, which is logged too."""
     shown = numbers(result.rows, "perplexity", "source")
-    texts = result.rows.filter(pl.col("source") == HELDOUT_C)["texts"].to_list()
-    warning = too_few(max(texts), "measure perplexity")
+    heldout_rows = result.rows.filter(pl.col("source") == HELDOUT_C)
+    warning = too_few(max(heldout_rows["texts"].to_list()), "measure perplexity")
     if warning:
         context.log.warning(warning)
         shown["warning"] = dg.MetadataValue.text(warning)

@@ -1,10 +1,10 @@
-"""What an asset is: what determines it, why it is out of date, what makes it; and the Dagster asset of that.
+"""An asset of the graph: what determines it, why it is out of date and what makes it.
 
-An `AssetDeclaration` says so. It is an asset of the graph and knows no run; `asset_of` makes Dagster's asset of it.
+`AssetDeclaration` holds this without knowing any run; `asset_of` makes Dagster's asset of it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -32,18 +32,18 @@ MEASURED_GROUPS = ("training", "evaluation", "tables")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetDeclaration:
-    """An asset.
+    """An asset of the graph.
 
     - `name`: such as "calculator/loss_deltas"
-    - `settings`: what determines it beside the assets that it depends on
-    - `depends_on`: the names of these
-    - `description`, `kinds`: what the page shows of it
-    - `pool`: steps with the same pool wait for each other
-    - `reasons`: why what is stored is missing, damaged or out of date
-    - `version`: the data version of what is stored; None where nothing is
-    - `make`: makes it. It takes the context and, by name, the resources that it needs: `lake`, `compute`
-    - `checks`: what each of its checks promises, by name. Where one fails, nothing that depends on the asset runs
-    - `group`: what it stands under in the graph, collapsed; empty for the first part of its name
+    - `settings`: what determines the asset, besides the assets that it depends on
+    - `depends_on`: the names of the assets that it depends on
+    - `description`, `kinds`: shown on the asset's page
+    - `pool`: steps with the same pool run one after another
+    - `reasons`: returns why what is stored is missing, damaged or out of date
+    - `version`: returns the data version of what is stored; None if nothing is
+    - `make`: makes the asset; it takes the context and, by name, the resources that it needs: `lake`, `compute`
+    - `checks`: name -> promise of each check. If one fails, nothing that depends on the asset runs
+    - `group`: the asset's group in the graph; empty for the first part of its name
     """
 
     name: str
@@ -72,8 +72,8 @@ class AssetDeclaration:
 def shared_reasons(files: LocalOutput, reasons: Callable[[], Sequence[str]]) -> Reasons:
     """Download newer files of other machines, then return why the files here are out of date.
 
-    reasons: called after the download; returns why they are out of date, an empty list where they are not. Files that
-    are not in the object store yet count as out of date too.
+    Files that the object store does not have yet count as out of date.
+    reasons: called after the download; returns an empty list for current files.
     """
     files.receive()
     outdated = reasons()
@@ -90,20 +90,16 @@ def asset_key(name: str) -> dg.AssetKey:
 def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
     """Return the Dagster asset of an output, with its checks.
 
-    suffix: ends the names of the plan's resources, so that two plans can be in one code location; empty for most.
+    suffix: ends the names of the plan's resources, so that two plans can share a code location; empty for most.
     """
     resource_keys = _resource_keys(output, suffix)
 
     def make(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         resources = {name: getattr(context.resources, key) for name, key in resource_keys.items()}
-        return _materialized(output, context, resources)
+        return _run_step(output, context, resources)
 
-    key = asset_key(output.name)
-    checks = []
-    for name, promise in output.checks.items():
-        checks.append(dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise))
     return dg.asset(
-        key=key,
+        key=asset_key(output.name),
         group_name=output.group_name,
         deps=[asset_key(name) for name in output.depends_on],
         code_version=output.code_version,
@@ -112,61 +108,81 @@ def asset_of(output: AssetDeclaration, suffix: str) -> dg.AssetsDefinition:
         pool=output.pool,
         op_tags=step_tags(output.pool),
         required_resource_keys=set(resource_keys.values()),
-        check_specs=checks,
+        check_specs=_check_specs(output),
         description=output.description,
         metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, suffix))},
     )(make)
 
 
-def _materialized(
+def _check_specs(output: AssetDeclaration) -> list[dg.AssetCheckSpec]:
+    """Return the checks of an output; a failed check stops what depends on it."""
+    key = asset_key(output.name)
+    specs = []
+    for name, promise in output.checks.items():
+        specs.append(dg.AssetCheckSpec(name, asset=key, blocking=True, description=promise))
+    return specs
+
+
+def _run_step(
     output: AssetDeclaration, context: dg.AssetExecutionContext, resources: Mapping[str, Any]
 ) -> dg.MaterializeResult:
-    """Make an output as a step of a run, and return its result.
+    """Make an output as a step of a run and return its result; whoever watches the run sees the progress.
 
-    Who watches the run sees how the step goes and how it ended. What an interrupted step has spent is noted. An error
-    that comes of a full disk or of too little memory is raised as UserError, which says so.
+    Raises UserError if the disk or the memory is full, else what making the output raises.
     resources: those that `output.make` takes, by name.
     """
     if runs_alone(context):  # this process has no other step, and nobody else ends it
         end_with_parent()
     lake: Lake | None = resources.get("lake")
     with step(context, output.name) as running, _turn(running, output.pool, lake), session():
-        try:
+        with _failure_noted(context, lake, running):
             result: dg.MaterializeResult = output.make(context, **resources)
-        except BaseException as error:
-            if lake is not None:
-                note_failure(context, lake, running)
-            limit = None if isinstance(error, UserError) else limit_met(error)  # such as "the disk is full"
-            if limit:
-                raise UserError(f"{error}: {limit}; what was committed is kept") from error
-            raise
         metadata = result.metadata or {}
         running.end(metadata)
         tag_outcome(context, output.name, metadata)
         return result
 
 
+@contextmanager
+def _failure_noted(context: dg.AssetExecutionContext, lake: Lake | None, running: Running) -> Iterator[None]:
+    """Note what the step has spent if the block raises or is interrupted.
+
+    An error of a full disk or of too little memory becomes a UserError that says so.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if lake is not None:
+            note_failure(context, lake, running)
+        if isinstance(error, UserError):
+            raise
+        limit = limit_met(error)  # such as "the disk is full"
+        if limit:
+            raise UserError(f"{error}: {limit}; what was committed is kept") from error
+        raise
+
+
 def _resource_keys(output: AssetDeclaration, suffix: str) -> dict[str, str]:
-    """Return the names by which Dagster knows the resources that an output takes, by the parameter that takes them."""
+    """Return the parameters of `output.make` that take a resource, each with the resource's name in Dagster."""
     parameters = signature(output.make).parameters
     return {name: f"{key}{suffix}" for name, key in RESOURCES.items() if name in parameters}
 
 
 def _turn(running: Running, pool: str, lake: Lake | None) -> AbstractContextManager[None]:
-    """Hold a pool of the lake inside the block, so that runs of other Dagster instances take turns too.
+    """Hold a pool of the lake inside the block; without a lake, do nothing.
 
-    Dagster's own pools know the runs of one instance. Without a lake nothing is held.
+    Dagster's own pools know the runs of one instance only; this one makes runs of other instances wait too.
     """
     return nullcontext() if lake is None else lake.storage.claimed(pool, running.wait)
 
 
 def explorer_address(name: str, suffix: str) -> str:
-    """Return the address at which `toolformer-dag explore`, while it is served, shows what an asset made.
+    """Return the address at which `toolformer-dag explore` shows the asset of this name, while it is served.
 
-    name: of the asset, such as "calculator/loss_deltas", whose calls are shown. suffix: of the plan; see `asset_of`.
+    suffix: what the names of the plan's groups end with; empty for most plans.
     """
     group, _, stage = name.partition("/")
-    group = group.removesuffix(suffix)  # the key of a tool, or of a group of assets
+    group = group.removesuffix(suffix)
     if group in MEASURED_GROUPS and stage != "table_2":
         return f"{EXPLORER}#view=runs"
     if group in ASSET_GROUPS:

@@ -33,7 +33,7 @@ UNCHANGED = "unchanged"
 
 
 def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
-    """Return what a run cost a table, under the names that the page shows."""
+    """Return what this run computed of a table and what that cost, under the names that the page shows."""
     return {
         "seconds": dg.MetadataValue.float(round(report.seconds, 3)),
         "computed": dg.MetadataValue.int(report.computed),
@@ -45,26 +45,26 @@ def this_run(report: TableReport) -> dict[str, dg.MetadataValue]:
 
 
 def last_metadata(context: dg.AssetExecutionContext, key: dg.AssetKey | None = None) -> Mapping[str, Any]:
-    """Return the metadata of the asset's last materialization: a step that skips itself shows it again.
+    """Return the metadata of an asset's last materialization, which a step shows again if it has nothing to do.
 
-    `key`: the asset, where the step makes several.
+    key: the asset, for a step that makes several.
     """
     last = last_materialization(context.instance, key or context.asset_key)
     return dict(last.metadata) if last else {}
 
 
 def last_materialization(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetMaterialization | None:
-    """Return what Dagster learned last of an asset."""
+    """Return the last materialization of an asset that Dagster knows of."""
     event = instance.get_latest_materialization_event(key)
     return event.asset_materialization if event else None
 
 
 def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[str, dg.MetadataValue]:
-    """Return a measure per row as numbers, of which the UI draws trends: `accuracy, %: calendar, toolformer`.
+    """Return one number per row, such as `accuracy, %: calendar, toolformer`; the UI draws trends of them.
 
-    - `measure`: the column that holds it; rows without it are left out
-    - `of`: the column that names what was measured, beside the column `condition`
-    - `unit`: what follows the measure in the name, such as ", %"
+    - `measure`: the column with the number; rows without it are left out
+    - `of`: the column that names what was measured; the name ends with the column `condition`
+    - `unit`: follows the measure in the name, such as ", %"
     """
     measured = rows.select(of, "condition", measure).drop_nulls()
     shown: dict[str, dg.MetadataValue] = {}
@@ -74,7 +74,7 @@ def numbers(rows: pl.DataFrame, measure: str, of: str, unit: str = "") -> dict[s
 
 
 def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count") -> str:
-    """Return a markdown table of counts, the largest first; of equal ones the first stays first."""
+    """Return a Markdown table of counts, the largest first; equal counts stay in order."""
     if not counts:
         return "none"
     rows = pl.DataFrame(Counter(counts).most_common(), [heading, figure], orient="row")
@@ -82,12 +82,12 @@ def counts_table(heading: str, counts: Mapping[str, int], figure: str = "count")
 
 
 def frame_table(frame: pl.DataFrame, rows: int = PREVIEW_ROWS, characters: int = PREVIEW_CHARACTERS) -> str:
-    """Return the first rows as a markdown table; longer cells are cut."""
+    """Return the first rows of a frame as a Markdown table, each cell cut to `characters`."""
     return table(frame.columns, frame.head(rows).iter_rows(), partial(_cell, characters=characters))
 
 
 def _cell(value: object, characters: int) -> str:
-    """Return a value for a cell: a number or a date as it is, anything else as text of at most so many characters."""
+    """Return a cell's text; anything but numbers, dates and None is cut to `characters`."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if value is None or isinstance(value, int | date):
@@ -96,10 +96,10 @@ def _cell(value: object, characters: int) -> str:
 
 
 def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
-    """Return text of the web or of a tool for a cell of a markdown table, shown as it is and on one line.
+    """Return text of the web or of a tool as one line of code for a cell of a Markdown table, cut to `characters`.
 
-    A span of code is the only markdown in which nothing has a meaning: no HTML, no image, no link, no address. Control
-    characters and marks that reverse the direction become spaces; a long text is cut.
+    Inside a span of code Markdown has no HTML, image, link or address. Control characters and marks that reverse the
+    direction of writing become spaces.
     """
     printable = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(printable.split())
@@ -107,9 +107,15 @@ def as_text(text: str, characters: int = PREVIEW_CHARACTERS) -> str:
         return ""
     if len(line) > characters:
         line = line[: characters - 1] + "…"
+    return _code_span(line)
+
+
+def _code_span(line: str) -> str:
+    """Return a line as a Markdown span of code that a cell of a table can hold."""
     # A span of code ends at a run of backticks as long as the one that began it: this one is longer than any inside.
     longest_run = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest_run + 1)
     # A table reads a backslash before a bar as part of the bar: \| becomes \ |, and the bar is written as BAR.
-    parted = re.sub(r"\\(?=\|)", r"\\ ", line)
-    return f"{fence} {parted.replace('|', BAR)} {fence}"
+    separated = re.sub(r"\\(?=\|)", r"\\ ", line)
+    content = separated.replace("|", BAR)
+    return f"{fence} {content} {fence}"

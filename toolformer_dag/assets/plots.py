@@ -1,6 +1,6 @@
-"""Plots for the UI, on dark and light, as SVG. Dagster hides Markdown of 1,000 characters behind a click.
+"""Plots for the UI, as SVG in Markdown, for dark and light pages; short, since Dagster folds long Markdown.
 
-Above each stands its legend, in the colors of what it names, and at the ends of both axes stand their numbers.
+The legend is above each plot, in the colors of the curves; numbers are at the ends of both axes.
 """
 
 import math
@@ -32,11 +32,13 @@ ABOVE = 16
 BELOW = 17
 """Room for the numbers of the horizontal axis."""
 TEXT_HEIGHT = 9
-"""Pixels by which a text at the upper end of an axis is lowered, so that it stands below that end."""
+"""Pixels by which a text at the upper end of an axis is lowered, so that it is below that end."""
 TEXT_BELOW = 13
 """Pixels from the horizontal axis down to the foot of its numbers."""
 LAST_NUMBER_WIDTH = 30
 """Pixels by which the number at the right end of the horizontal axis begins before that end."""
+LEGEND_X = (0, 140, 280)
+"""Where the labels of a legend begin, in pixels."""
 BAR = 18
 """Height of a bar with the space around it."""
 BLUE = "#48f"
@@ -63,7 +65,7 @@ class AxisEnds(NamedTuple):
 
 
 def drawn(plot: Plot) -> str:
-    """Draw what a stage shows; returns Markdown."""
+    """Return the picture of a stage's plot as Markdown."""
     match plot:
         case DeltaHistogram():
             return delta_histogram(plot.deltas, plot.tau_f)
@@ -74,114 +76,148 @@ def drawn(plot: Plot) -> str:
 
 
 def delta_histogram(deltas: pl.DataFrame, tau_f: float | None) -> str:
-    """Draw how L- - L+ is distributed over a lane's scored calls, counts by their logarithm, and where tau_f cuts.
+    """Return a histogram of L- - L+ over scored calls as Markdown, with counts on a log scale and a line at tau_f.
 
-    Needs a column `delta`; returns Markdown. No call is kept where tau_f is None.
+    deltas: has a column `delta`. tau_f: None if no call is kept; then there is no line.
     """
     counts = histogram(deltas["delta"]).tolist()
-    most = max(*counts, 1)
-    parts = [f"<path d='{_outline(counts, most)}' fill='{BLUE}'/>"]
+    highest_count = max(*counts, 1)
+    parts = [f"<path d='{_outline(counts, highest_count)}' fill='{BLUE}'/>"]
     legend = {"calls, log scale": BLUE}
     if tau_f is not None:
-        low, high = CLIPPED
-        tau_f_in_picture = min(max(tau_f, low), high)
-        x = round((tau_f_in_picture - low) / (high - low) * WIDTH)
-        parts.append(_line(f"M{x} 0V{HEIGHT}"))
+        parts.append(_line(f"M{_histogram_x(tau_f)} 0V{HEIGHT}"))
         legend[f"tau_f {tau_f:.4g}"] = RED
-    return _picture("calls by delta", legend, _axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, most)), *parts)
+    axes = _axes("delta, nats", AxisEnds(*CLIPPED), AxisEnds(0, highest_count))
+    return _picture("calls by delta", legend, axes, *parts)
 
 
-def _outline(counts: Sequence[int], most: int) -> str:
-    """Return the SVG path around the bars of a histogram, `V` to a height and `h` by a width; `most` fills HEIGHT.
+def _histogram_x(delta: float) -> int:
+    """Return the pixels from the left end of a histogram to a delta; beyond the ends, those of the end."""
+    low, high = CLIPPED
+    clipped = min(max(delta, low), high)
+    return round((clipped - low) / (high - low) * WIDTH)
 
-    Neighbours of one count are drawn as one wide bar, which keeps the path short.
+
+def _outline(counts: Sequence[int], highest_count: int) -> str:
+    """Return the SVG path around the bars of a histogram; the highest count fills HEIGHT.
+
+    The path goes up or down to a height with `V` and right by a width with `h`. Neighbours with equal counts are one
+    wide bar, which keeps it short.
     """
     bar_width = WIDTH // BINS
     path = f"M0 {HEIGHT}"
     for count, equal_counts in groupby(counts):
-        top = HEIGHT - round(math.log1p(count) / math.log1p(most) * HEIGHT)
-        bars = len(list(equal_counts))
-        path += f"V{top}h{bar_width * bars}"
+        top = HEIGHT - round(math.log1p(count) / math.log1p(highest_count) * HEIGHT)
+        bar_count = len(list(equal_counts))
+        path += f"V{top}h{bar_width * bar_count}"
     return f"{path}V{HEIGHT}"
 
 
 def histogram(deltas: pl.Series) -> np.ndarray:
-    """Count the calls of each of BINS, whose upper end is not in it; outside of CLIPPED they count in the outermost."""
-    return np.histogram(deltas.drop_nulls().clip(*CLIPPED), np.linspace(*CLIPPED, BINS + 1))[0]
+    """Return how many deltas each of BINS holds; deltas outside CLIPPED count in the outermost bins."""
+    edges = np.linspace(*CLIPPED, BINS + 1)
+    return np.histogram(deltas.drop_nulls().clip(*CLIPPED), edges)[0]
 
 
 def chance_curves(rates: pl.DataFrame) -> str:
-    """Draw the false discovery rate (blue) and its one-sided 95 % bound (orange) over tau_f, and the level of 5 %.
+    """Return the false discovery rate over tau_f, its one-sided 95 % bound and the level of 5 %, as Markdown.
 
-    Needs tau_f, fdr, fdr_high; returns Markdown.
+    rates: has the columns tau_f, fdr and fdr_high.
     """
     sampled = _sampled(rates.sort("tau_f"))
     tau_f = sampled["tau_f"].to_list()
     x_ends = AxisEnds(tau_f[0], tau_f[-1])
     y_ends = AxisEnds(0, 1)
     level_y = round(HEIGHT * (1 - LEVEL))
-    legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
     parts = [
         _curve(tau_f, sampled["fdr"].to_list(), BLUE, x_ends, y_ends),
         _curve(tau_f, sampled["fdr_high"].to_list(), ORANGE, x_ends, y_ends),
         _line(f"M0 {level_y}H{WIDTH}"),
     ]
+    legend = {"share by chance": BLUE, "95 % bound": ORANGE, f"{LEVEL:.0%}": RED}
     return _picture("share by chance", legend, _axes("tau_f", x_ends, y_ends), *parts)
 
 
 def frontier_curve(frontier: pl.DataFrame) -> str:
-    """Draw the nats that calls gain over what they cost, a point per tau_f, and a ring at the tau_f that applies.
+    """Return the nats that calls gain over their cost, one point per tau_f and a ring at today's tau_f, as Markdown.
 
-    Needs tau_f, today (whether it is the tau_f that applies), nats, cost. Returns Markdown.
+    frontier: has the columns tau_f, today (whether this tau_f applies), nats and cost.
     """
-    falling = frontier.sort("tau_f", descending=True)
-    # Thresholds that keep the same calls are one point. Of many points some are left out, but today's stays.
-    distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
-    points = pl.concat([_sampled(distinct), falling.filter("today")]).sort("tau_f", descending=True)
+    points = _frontier_points(frontier)
     costs = points["cost"].to_list()
     nats = points["nats"].to_list()
     x_ends = AxisEnds.of(costs)
     y_ends = AxisEnds.of(nats)
+    rings = _rings(points.filter("today"), x_ends, y_ends)
     legend = {"nats that calls gain": BLUE}
-    parts = [_curve(costs, nats, BLUE, x_ends, y_ends)]
-    # Today's point is there twice where it was sampled: it gets one ring.
-    for point in points.filter("today").unique(("cost", "nats")).iter_rows(named=True):
-        [x] = _placed([point["cost"]], x_ends, WIDTH)
-        [from_below] = _placed([point["nats"]], y_ends, HEIGHT)
-        y = HEIGHT - from_below
-        parts.append(f"<circle cx='{x}' cy='{y}' r='5' fill='none' stroke='{RED}'/>")
+    if rings:
         legend["at today's tau_f"] = RED
-    return _picture("nats over cost", legend, _axes("cost", x_ends, y_ends), *parts)
+    axes = _axes("cost", x_ends, y_ends)
+    return _picture("nats over cost", legend, axes, _curve(costs, nats, BLUE, x_ends, y_ends), *rings)
+
+
+def _frontier_points(frontier: pl.DataFrame) -> pl.DataFrame:
+    """Return at most POINTS distinct points and today's, by falling tau_f."""
+    falling = frontier.sort("tau_f", descending=True)
+    distinct = falling.unique(("cost", "nats"), keep="first", maintain_order=True)
+    with_today = pl.concat([_sampled(distinct), falling.filter("today")])
+    return with_today.sort("tau_f", descending=True)
+
+
+def _rings(points: pl.DataFrame, x_ends: AxisEnds, y_ends: AxisEnds) -> list[str]:
+    """Return the SVG of a red ring around each distinct point of cost and nats."""
+    rings = []
+    for point in points.unique(("cost", "nats")).iter_rows(named=True):
+        [x] = _pixels([point["cost"]], x_ends, WIDTH)
+        [from_below] = _pixels([point["nats"]], y_ends, HEIGHT)
+        rings.append(f"<circle cx='{x}' cy='{HEIGHT - from_below}' r='5' fill='none' stroke='{RED}'/>")
+    return rings
 
 
 def loss_curve(curve: pl.DataFrame) -> str:
-    """Draw the training loss (blue) and the held-out perplexity (orange) over steps, each on a scale of its own.
+    """Return training loss and held-out perplexity over steps as Markdown, each measure on a scale of its own.
 
-    Needs step, measure, value; values that are NaN or infinite are left out. The left scale belongs to the first
-    measure, the right one to the second; further measures are not drawn. Returns Markdown.
+    curve: has the columns step, measure and value. The first measure is blue with its scale on the left, the second
+    orange with its scale on the right; further measures and values that are not finite are left out.
     """
     finite = curve.filter(pl.col("value").is_finite())
     steps = AxisEnds(0, max(finite["step"].to_list(), default=0))
-    colors = (BLUE, ORANGE)
-    scales_x = (-LEFT, WIDTH + 3)  # where the numbers of each scale begin: left and right of the plot
+    by_measure = finite.group_by("measure", maintain_order=True)
     parts: list[str] = []
     legend: dict[str, str] = {}
-    by_measure = finite.group_by("measure", maintain_order=True)
-    for ((measure,), points), color, scale_x in zip(by_measure, colors, scales_x, strict=False):
-        sampled = _sampled(points.sort("step"))
-        values = sampled["value"].to_list()
-        scale = AxisEnds.of(values)
-        parts.append(_curve(sampled["step"].to_list(), values, color, steps, scale))
-        parts.append(_text(scale_x, _number(scale.high), TEXT_HEIGHT, color))
-        parts.append(_text(scale_x, _number(scale.low), HEIGHT, color))
-        legend[str(measure).removeprefix("training ")] = color
+    for ((measure,), points), style in zip(by_measure, LOSS_CURVES, strict=False):
+        parts += _curve_with_scale(points, steps, style)
+        legend[str(measure).removeprefix("training ")] = style.color
     return _picture("curves", legend, _axes("steps", steps), *parts)
 
 
-def start_curves(rows: pl.DataFrame) -> str:
-    """Draw questions answered right (blue) and questions with a call (orange) over min_probability, in per cent.
+class CurveStyle(NamedTuple):
+    """How a curve with a scale of its own is drawn. `scale_x`: where the numbers of its scale begin, in pixels."""
 
-    Needs min_probability, accuracy, calls. Returns Markdown.
+    color: str
+    scale_x: int
+
+
+LOSS_CURVES = (CurveStyle(BLUE, -LEFT), CurveStyle(ORANGE, WIDTH + 3))
+"""Of the training loss, its scale left of the plot, and of the held-out perplexity, its scale right of it."""
+
+
+def _curve_with_scale(points: pl.DataFrame, steps: AxisEnds, style: CurveStyle) -> list[str]:
+    """Return the SVG of a curve and of the numbers at the ends of its scale."""
+    sampled = _sampled(points.sort("step"))
+    values = sampled["value"].to_list()
+    scale = AxisEnds.of(values)
+    return [
+        _curve(sampled["step"].to_list(), values, style.color, steps, scale),
+        _text(style.scale_x, _number(scale.high), TEXT_HEIGHT, style.color),
+        _text(style.scale_x, _number(scale.low), HEIGHT, style.color),
+    ]
+
+
+def start_curves(rows: pl.DataFrame) -> str:
+    """Return right answers (blue) and questions with a call (orange) over min_probability, in per cent, as Markdown.
+
+    rows: has the columns min_probability, accuracy and calls.
     """
     probabilities = rows["min_probability"].to_list()
     x_ends = AxisEnds.of(probabilities)
@@ -196,7 +232,7 @@ def start_curves(rows: pl.DataFrame) -> str:
 
 
 class Bars(NamedTuple):
-    """How a view is drawn: the columns that name a bar, and the one whose figure it is."""
+    """How a view is drawn: the columns that name a bar, and the column of its length."""
 
     named: Sequence[str]
     figure: str
@@ -214,44 +250,61 @@ PLOTTED: Mapping[str, Bars] = {
 
 
 def bars(rows: pl.DataFrame, named: Sequence[str], figure: str) -> str:
-    """Draw a bar per row with its figure and, where it has low and high, its 95 % interval; the paper's are grey.
+    """Return one bar per row as Markdown, with its number and, if the row has low and high, its 95 % interval.
 
     - `named`: the columns that name a bar
-    - `figure`: the column of its length; a row without it has no bar
+    - `figure`: the column of its length; rows without it are left out
 
-    Returns Markdown.
+    The paper's figures are grey.
     """
-    drawn_rows = rows.drop_nulls(figure).to_dicts()
-    longest = max((row.get("high") or row[figure] for row in drawn_rows), default=0) or 1
-    parts = []
-    for number, row in enumerate(drawn_rows):
-        top = number * BAR
-        name = ", ".join(escape(str(row[column])) for column in named if row[column] is not None)
-        parts += _bar(row, top + 9, figure, longest)
-        parts.append(_text(WIDTH + 5, f"{row[figure]:,.4g}  {name}", top + TEXT_BELOW))
-    height = len(drawn_rows) * BAR
+    bar_rows = rows.drop_nulls(figure).to_dicts()
+    longest = _longest(bar_rows, figure)
+    parts: list[str] = []
+    for index, row in enumerate(bar_rows):
+        parts += _bar(row, index * BAR, figure, longest)
+        parts.append(_bar_name(row, index * BAR, named, figure))
+    height = len(bar_rows) * BAR
+    unit = f"{figure}, %" if figure == "accuracy" else ""
+    axes = _axes(unit, AxisEnds(0, longest), height=height)
+    return _picture("plot", _bar_legend(bar_rows, figure), axes, *parts, width=2 * WIDTH, height=height)
+
+
+def _longest(rows: Sequence[Mapping[str, Any]], figure: str) -> float:
+    """Return the highest value of the bars and of the upper ends of their intervals; 1 if all are 0."""
+    return max((row.get("high") or row[figure] for row in rows), default=0) or 1
+
+
+def _bar_legend(rows: Sequence[Mapping[str, Any]], figure: str) -> dict[str, str]:
+    """Return the legend of a bar chart, label -> color."""
     legend = {figure: BLUE}
-    if any(row.get("figures_of") == FIGURES_OF_PAPER for row in drawn_rows):
+    if any(row.get("figures_of") == FIGURES_OF_PAPER for row in rows):
         legend["the paper's"] = GREY
     legend["95 % interval"] = RED
-    unit = f"{figure}, %" if figure == "accuracy" else ""
-    return _picture(
-        "plot", legend, _axes(unit, AxisEnds(0, longest), height=height), *parts, width=2 * WIDTH, height=height
-    )
+    return legend
 
 
-def _bar(row: Mapping[str, Any], y: int, figure: str, longest: float) -> list[str]:
-    """Draw a bar around `y`, and its interval in it: from 0 where it has none. `longest`: the value at full width."""
+def _bar_name(row: Mapping[str, Any], top: int, named: Sequence[str], figure: str) -> str:
+    """Return the SVG of a bar's number and name, to the right of the plot."""
+    names = [escape(str(row[column])) for column in named if row[column] is not None]
+    return _text(WIDTH + 5, f"{row[figure]:,.4g}  {', '.join(names)}", top + TEXT_BELOW)
+
+
+def _bar(row: Mapping[str, Any], top: int, figure: str, longest: float) -> list[str]:
+    """Return the SVG of a bar and of the interval in it, which begins at 0 if the row has no `low`.
+
+    longest: the value at full width.
+    """
     length = _width(row[figure], longest)
     low = _width(row.get("low"), longest)
     high = _width(row.get("high"), longest)
+    y = top + BAR // 2
     color = GREY if row.get("figures_of") == FIGURES_OF_PAPER else BLUE
     bar = f"<path d='M0 {y}h{max(length, 0)}' stroke='{color}' stroke-width='12'/>"
     return [bar, _line(f"M{low} {y}H{high}")]
 
 
 def _width(value: float | None, longest: float) -> int:
-    """Return the pixels of a value, of which `longest` has WIDTH; 0 where there is none."""
+    """Return the pixels of a value where `longest` has WIDTH; 0 for None."""
     return round((value or 0) / longest * WIDTH)
 
 
@@ -262,69 +315,84 @@ def _sampled(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _curve(x: Sequence[float], y: Sequence[float], color: str, x_ends: AxisEnds, y_ends: AxisEnds) -> str:
-    """Draw a line through points. `x_ends`, `y_ends`: the values at the ends of the axes."""
-    columns = _placed(x, x_ends, WIDTH)
-    rows = [HEIGHT - pixels for pixels in _placed(y, y_ends, HEIGHT)]  # SVG counts from above
+    """Return the SVG of a line through points. x_ends, y_ends: the values at the ends of the axes."""
+    columns = _pixels(x, x_ends, WIDTH)
+    rows = [HEIGHT - pixels for pixels in _pixels(y, y_ends, HEIGHT)]  # SVG counts from above
     path = f"M{columns[0]} {rows[0]}"
     for (column, next_column), (row, next_row) in zip(pairwise(columns), pairwise(rows), strict=True):
         path += f"l{next_column - column} {next_row - row}"
     return f"<path d='{path}' fill='none' stroke='{color}'/>"
 
 
-def _placed(values: Sequence[float], ends: AxisEnds, size: int) -> list[int]:
-    """Return how many pixels from the lower end of an axis of `size` pixels each value lies."""
+def _pixels(values: Sequence[float], ends: AxisEnds, size: int) -> list[int]:
+    """Return the distance of each value from the lower end of an axis of `size` pixels."""
     extent = ends.high - ends.low or 1
     return [round((value - ends.low) / extent * size) for value in values]
 
 
 def _axes(title: str, x_ends: AxisEnds, y_ends: AxisEnds | None = None, height: int = HEIGHT) -> str:
-    """Return the SVG of both axes, with the numbers at their ends; `title`: what the horizontal one measures.
+    """Return the SVG of both axes with the numbers at their ends; the vertical one has none without `y_ends`.
 
-    The vertical axis has no numbers where `y_ends` is None.
+    title: what the horizontal axis measures.
     """
-    below = height + TEXT_BELOW
-    texts = [
-        _text(0, _number(x_ends.low), below),
-        _text(WIDTH - LAST_NUMBER_WIDTH, _number(x_ends.high), below),
-    ]
+    parts = [f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"]
+    parts += _x_numbers(x_ends, height)
     if y_ends is not None:
-        texts.append(_text(-LEFT, _number(y_ends.high), TEXT_HEIGHT))
-        texts.append(_text(-LEFT, _number(y_ends.low), height))
-    texts.append(_text(WIDTH // 3, title, below))
-    lines = f"<path d='M0 0V{height}H{WIDTH}' fill='none' stroke='#888'/>"
-    return "".join((lines, *texts))
+        parts += _y_numbers(y_ends, height)
+    parts.append(_text(WIDTH // 3, title, height + TEXT_BELOW))
+    return "".join(parts)
+
+
+def _x_numbers(ends: AxisEnds, height: int) -> list[str]:
+    """Return the SVG of the numbers below the horizontal axis."""
+    below = height + TEXT_BELOW
+    return [_text(0, _number(ends.low), below), _text(WIDTH - LAST_NUMBER_WIDTH, _number(ends.high), below)]
+
+
+def _y_numbers(ends: AxisEnds, height: int) -> list[str]:
+    """Return the SVG of the numbers left of the vertical axis."""
+    return [_text(-LEFT, _number(ends.high), TEXT_HEIGHT), _text(-LEFT, _number(ends.low), height)]
 
 
 def _number(value: float) -> str:
-    """Write a whole number with its digits, any other and very large ones with three significant digits."""
-    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
+    """Return a whole number below a million with its digits, any other number with three significant digits."""
+    is_short_whole = value == round(value) and abs(value) < 1e6
+    return f"{value:,.0f}" if is_short_whole else f"{value:.3g}"
 
 
 def _text(x: int, text: object, y: int, color: str = "") -> str:
-    """Write text whose lower left corner is at (x, y), in the color of the picture's texts if none is given."""
+    """Return the SVG of a text whose lower left corner is at (x, y); without a color it has the picture's."""
     fill = f" fill='{color}'" if color else ""
     return f"<text x='{x}' y='{y}'{fill}>{text}</text>"
 
 
 def _line(path: str) -> str:
-    """Draw a red line: a threshold, a level, an interval."""
+    """Return the SVG of a red line: a threshold, a level, an interval."""
     return f"<path d='{path}' stroke='{RED}'/>"
 
 
 def _picture(name: str, legend: Mapping[str, str], *parts: str, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return Markdown of an image that brings its data along.
+    """Return the Markdown of an image whose address holds the SVG itself.
 
-    - `legend`: what is drawn, and in which color; the first three are shown
-    - `width`, `height`: of the plot, without the room around it
+    - `legend`: label -> color; the first three are shown
+    - `width`, `height`: of the plot, without the margins
     """
-    whole_width = width + 2 * LEFT
-    whole_height = height + ABOVE + BELOW
+    frame_width = width + 2 * LEFT
+    frame_height = height + ABOVE + BELOW
     frame = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{whole_width}' height='{whole_height}' "
-        f"viewBox='{-LEFT} {-ABOVE} {whole_width} {whole_height}' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{frame_width}' height='{frame_height}' "
+        f"viewBox='{-LEFT} {-ABOVE} {frame_width} {frame_height}' "
         "style='font:12px sans-serif' fill='#888'>"
     )
-    labels = [_text(x, label, -4, color) for x, (label, color) in zip((0, 140, 280), legend.items(), strict=False)]
-    svg = "".join((frame, *labels, *parts, "</svg>")).encode("ascii", "xmlcharrefreplace").decode()
-    address = "".join(ESCAPED.get(char, char) for char in svg)
+    svg = "".join((frame, *_legend_texts(legend), *parts, "</svg>"))
+    ascii_svg = svg.encode("ascii", "xmlcharrefreplace").decode()
+    address = "".join(ESCAPED.get(char, char) for char in ascii_svg)
     return f"![{name}](<data:image/svg+xml,{address}>)"
+
+
+def _legend_texts(legend: Mapping[str, str]) -> list[str]:
+    """Return the SVG of the first labels of a legend, side by side above the plot."""
+    texts = []
+    for x, (label, color) in zip(LEGEND_X, legend.items(), strict=False):
+        texts.append(_text(x, label, -4, color))
+    return texts

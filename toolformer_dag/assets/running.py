@@ -1,4 +1,4 @@
-"""A step while it runs: its progress for whoever watches and for the log, its cost, its tags."""
+"""A running step: its progress for whoever watches and for the log, its cost, the tags of its run."""
 
 import json
 import threading
@@ -25,11 +25,11 @@ from toolformer_dag.lake.table import Lake
 from toolformer_dag.resources.live_runs import run_folder
 
 LOG_EVERY_SECONDS = 15.0
-"""How often the log of a run gets a line about a step that goes on."""
+"""How often a running step writes its progress to the log of the run."""
 WRITE_EVERY_SECONDS = 0.3
-"""How often at most a step writes down how it gets on, when its stage says so."""
+"""How often at most a step writes its progress down when its stage reports units."""
 TELL_EVERY_SECONDS = 1.0
-"""How often it does so while its stage says nothing."""
+"""How often it writes its progress down while its stage reports nothing."""
 CHANGED = "toolformer/changed"
 """The tag of a run that says which settings changed: `calculator.tau_f 0.5 -> 0.8`."""
 COMPUTED = "toolformer/computed"
@@ -37,21 +37,22 @@ COMPUTED = "toolformer/computed"
 SKIPPED = "toolformer/skipped"
 """The tag of a run with the number of its assets for which there was nothing to compute."""
 BETWEEN = "; "
-"""What stands between the entries of a tag."""
+"""Separates the entries of a tag."""
 
 
 @dataclass
 class Step:
-    """How a step of a run gets on: an asset that is being made.
+    """The progress of a step of a run: an asset that is being made.
 
-    - `name`: of the asset
-    - `unit`: what `done` and `total` count, such as "texts"; a total of 0 is unknown
-    - `tokens`, `calls`: what was spent so far
-    - `waits`: the process of another run for which it waited last; empty where it did not wait
-    - `outcome`: what came of it; None while it runs
+    - `name`: the asset's name
+    - `unit`: what `done` and `total` count, such as "texts"
+    - `total`: 0 if unknown
+    - `tokens`, `calls`: spent so far
+    - `waits`: the process of another run for which the step waited last; empty if it did not wait
+    - `outcome`: how the step ended; None while it runs
     - `began`: when it began, by the machine's monotonic clock
-    - `expected`: an estimate of the tokens that it takes in all; 0 where there is none
-    - `measured`: whether that rests on chunks that are done, or on the plan alone
+    - `expected`: an estimate of all tokens that the step takes; 0 if there is none
+    - `measured`: whether the estimate rests on finished chunks, not on the plan alone
     """
 
     name: str
@@ -68,117 +69,116 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the step began; the clock is the machine's."""
+        """The seconds since the step began."""
         return time.monotonic() - self.began
 
     @property
     def under_way(self) -> str:
-        """Return `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; what is not known is left out.
+        """The progress as text: `312 of 800 texts, 5,120 tokens/s, 0:01:12 left`; unknown figures are left out.
 
-        Before the first unit is done, tokens are shown beside those that are expected:
-        `9,800 of some 25,000 tokens, 5,120 tokens/s, measuring the time left`.
+        Before the first unit is done it counts tokens: `9,800 of some 25,000 tokens, 5,120 tokens/s, ...`.
         """
         seconds = max(self.seconds, 1e-3)
-        parts = []
+        rate = f"{self.tokens / seconds:,.0f} tokens/s" if self.tokens else ""
+        parts = [self._done_so_far(), rate, self._time_left(seconds)]
+        return ", ".join(part for part in parts if part)
+
+    def _done_so_far(self) -> str:
+        """Return `312 of 800 texts`; of tokens before the first unit is done, empty if nothing is known."""
         if not self.done and 0 < self.tokens < self.expected:
-            parts.append(f"{self.tokens:,} of some {self.expected:,.0f} tokens")
-        elif self.total:
-            parts.append(f"{self.done:,} of {self.total:,} {self.unit}")
-        elif self.done:
-            parts.append(f"{self.done:,} {self.unit}")
-        if self.tokens:
-            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        time_left = self._time_left(seconds)
-        if time_left is not None:
-            parts.append(time_left)
-        return ", ".join(parts)
+            return f"{self.tokens:,} of some {self.expected:,.0f} tokens"
+        if self.total:
+            return f"{self.done:,} of {self.total:,} {self.unit}"
+        return f"{self.done:,} {self.unit}" if self.done else ""
 
-    def _time_left(self, seconds: float) -> str | None:
-        """Return how long the rest takes if it goes on as in the `seconds` so far; None where nobody can tell.
-
-        It is told by the share of the expected tokens that are done, where these are known, else by the share of units:
-        texts differ in length.
-        """
-        if self.expected > self.tokens:
-            if self.tokens and not self.measured:  # the expected tokens are a plan, and loading the model took time
-                return "measuring the time left"
-            share_done = self.tokens / self.expected
-        elif self.total:
-            share_done = self.done / self.total
-        else:
-            return None
+    def _time_left(self, seconds: float) -> str:
+        """Return how long the rest takes at the pace of the `seconds` so far; empty if that is unknown."""
+        only_planned = self.tokens and not self.measured  # loading the model took a part of the time
+        if self.expected > self.tokens and only_planned:
+            return "measuring the time left"
+        share_done = self._share_done()
         if not 0 < share_done < 1:
-            return None
+            return ""
         seconds_left = seconds / share_done * (1 - share_done)
         return f"{timedelta(seconds=round(seconds_left))} left"
+
+    def _share_done(self) -> float:
+        """Return the share of the work that is done, by tokens if possible, else by units; 0 if unknown."""
+        if self.expected > self.tokens:
+            return self.tokens / self.expected
+        return self.done / self.total if self.total else 0.0
 
     def end(self, metadata: Mapping[str, Any]) -> None:
         """Set the outcome: `443 rows in 12.1 s, 5,010 tokens/s`, or `unchanged`.
 
-        `metadata`: that of the materialization, as Dagster's values or plain ones.
+        metadata: of the materialization, as Dagster's values or plain ones.
         """
-        shown = {name: getattr(value, "value", value) for name, value in metadata.items()}
-        if shown.get(UNCHANGED):
+        values = {name: getattr(value, "value", value) for name, value in metadata.items()}
+        if values.get(UNCHANGED):
             self.outcome = "unchanged"
-            return
+        else:
+            self.outcome = self._result(values.get(ROWS), values.get(TOKENS, 0))
+
+    def _result(self, rows: int | None, tokens: int) -> str:
+        """Return `443 rows in 12.1 s, 5,010 tokens/s`, of a step without rows `done in 12.1 s`."""
         seconds = max(self.seconds, 1e-3)
-        rows = shown.get(ROWS)
         result = "done" if rows is None else f"{rows:,} rows"
-        tokens = shown.get(TOKENS, 0)
         rate = f", {tokens / seconds:,.0f} tokens/s" if tokens else ""
-        self.outcome = f"{result} in {seconds:,.1f} s{rate}"
+        return f"{result} in {seconds:,.1f} s{rate}"
 
 
-class _Passed(NamedTuple):
-    """The chunks of a step that are done: the tokens that they were estimated to take, and what they took."""
+class _FinishedChunks(NamedTuple):
+    """Tokens of a step's finished chunks: what the plan estimated for them, and what they took."""
 
     estimated: float = 0.0
     spent: int = 0
 
 
 class Running(Step):
-    """A step of this process. `write` brings its figures up to date and writes them down for whoever watches the run.
+    """A step of this process.
 
-    - `file`: where; None where nobody watches
-    - `spent`: asks what it has spent so far
-    - `ahead`: asks what its units take, as planned
+    - `file`: where `write` writes the progress; None if nobody watches
+    - `spent`: returns what the step has spent so far
+    - `ahead`: returns what its units take by the plan
     """
 
     file: Path | None = None
     spent: Callable[[], Spent] = Spent
     ahead: Callable[[], Ahead] = Ahead
-    _passed: _Passed = _Passed()
+    _finished: _FinishedChunks = _FinishedChunks()
 
     def wait(self, holder: str) -> None:
-        """Tell for which process of another run over the lake this step waits."""
+        """Write down that the step waits for a process of another run over the lake."""
         self.waits = holder
         self.write()
 
     def write(self) -> None:
-        """Tell how the step gets on, within a chunk too. While the disk is full the figures of before stay."""
-        spent = self.spent()
-        ahead = self.ahead()
-        self.tokens = spent.tokens
-        self.calls = spent.calls
-        self.total = self.total or ahead.units
-        if self.unit == "calls":  # calls are told one by one, where the stage counts whole chunks
-            self.done = max(self.done, min(self.calls, self.total))
-        self.expected = self._expected_tokens(ahead)
-        self.measured = self._passed.estimated > 0
+        """Update the figures and write them to the file; a full disk keeps the file as it was."""
+        self._update(self.spent(), self.ahead())
         if self.file is not None:
             with suppress(WriteError):
                 write_whole(self.file, json.dumps(asdict(self)).encode())
 
-    def _expected_tokens(self, ahead: Ahead) -> float:
-        """Return the tokens that the step takes in all: those spent, and the estimate for the rest.
+    def _update(self, spent: Spent, ahead: Ahead) -> None:
+        """Set the figures to what was spent so far and what the plan expects."""
+        self.tokens = spent.tokens
+        self.calls = spent.calls
+        self.total = self.total or ahead.units
+        if self.unit == "calls":  # the stage reports whole chunks, but single calls are known
+            self.done = max(self.done, min(self.calls, self.total))
+        self.expected = self._expected_tokens(ahead)
+        self.measured = self._finished.estimated > 0
 
-        The estimate is corrected by how far off it was for the chunks that are done.
+    def _expected_tokens(self, ahead: Ahead) -> float:
+        """Return the tokens that the step takes in all: spent ones, and the plan's estimate for the rest.
+
+        The estimate is scaled by what finished chunks took in comparison to theirs.
         """
-        if ahead.tokens_done != self._passed.estimated:  # a chunk ended since it was asked last
-            self._passed = _Passed(ahead.tokens_done, self.tokens)
-        passed = self._passed
-        correction = passed.spent / passed.estimated if passed.estimated else 1.0
-        return passed.spent + (ahead.tokens - passed.estimated) * correction
+        if ahead.tokens_done != self._finished.estimated:  # another chunk has ended
+            self._finished = _FinishedChunks(ahead.tokens_done, self.tokens)
+        finished = self._finished
+        scale = finished.spent / finished.estimated if finished.estimated else 1.0
+        return finished.spent + (ahead.tokens - finished.estimated) * scale
 
 
 _current: ContextVar[Running] = ContextVar("current")
@@ -187,7 +187,7 @@ _current: ContextVar[Running] = ContextVar("current")
 
 @contextmanager
 def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
-    """Write down the step that runs inside the block, and its end: `failed: REASON` where the block raises."""
+    """Write down the progress of the step that runs inside the block; `failed: REASON` if the block raises."""
     running = Running(name)
     if not context.instance.is_ephemeral:
         running.file = run_folder(context.instance, context.run) / f"{file_name(name)}.json"
@@ -207,7 +207,7 @@ def step(context: dg.AssetExecutionContext, name: str) -> Iterator[Running]:
 
 @contextmanager
 def _written_now_and_then(running: Running) -> Iterator[None]:
-    """Write a step down every TELL_EVERY_SECONDS inside the block, by a thread of its own."""
+    """Write the step's progress down every TELL_EVERY_SECONDS inside the block, in a thread."""
     ended = threading.Event()
 
     def write_until_the_end() -> None:
@@ -223,7 +223,7 @@ def _written_now_and_then(running: Running) -> Iterator[None]:
 
 
 class _Progress:
-    """Passes on what a stage says of its units: to whoever watches the run, and to the run's log now and then."""
+    """Takes the units that a stage has done, and writes them now and then to the step's file and to the run's log."""
 
     def __init__(self, context: dg.AssetExecutionContext, running: Running) -> None:
         self._context = context
@@ -232,7 +232,7 @@ class _Progress:
         self._written_at = 0.0
 
     def advance(self, done: int, total: int) -> None:
-        """Take the units that are done, and how many there are; 0 where nobody knows."""
+        """Take the number of units that are done and of all units, 0 if unknown."""
         self._running.done = done
         self._running.total = total
         now = time.monotonic()
@@ -250,16 +250,11 @@ def progress(
     spent: Callable[[], Spent] = Spent,
     ahead: Callable[[], Ahead] = Ahead,
 ) -> Callable[[int, int], None]:
-    """Return a function that the running step calls as `advance(done, total)`; total is 0 where nobody knows it.
+    """Return a function `advance(done, total)` that reports the progress of the running step.
 
-    - `unit`: what both count, such as "texts"
-    - `spent`: returns what went through the model and the tools in this process so far; a step without it tells its
-      cost at the end (`note_cost`)
-    - `ahead`: returns what the units will take, as planned
-
-    What is shown of the running step, the value of the context variable `_current`, is changed accordingly.
-
-    The log of the run gets a line every LOG_EVERY_SECONDS.
+    - `unit`: what done and total count, such as "texts"; a total of 0 is unknown
+    - `spent`: returns the tokens and calls of this process so far; a step without it reports its cost at the end
+    - `ahead`: returns what the units take by the plan
     """
     running = _current.get()
     spent_before = spent()
@@ -275,10 +270,10 @@ def runs_alone(context: dg.AssetExecutionContext) -> bool:
 
 
 def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> None:
-    """Add a row to the lake's table of costs, and show what the running step spent.
+    """Add a row to the lake's table of costs, and show the cost as what the running step has spent.
 
-    Over an object store the row is written while the next step runs, and a warning in the log says where that failed.
-    Over a folder raises WriteError.
+    On an object store the row is written in the background, and an error is logged as a warning; in a folder it raises
+    WriteError.
     """
     total = Spent(cost.tokens, cost.calls)
     _current.get().spent = lambda: total
@@ -290,9 +285,10 @@ def note_cost(context: dg.AssetExecutionContext, lake: Lake, cost: StepCost) -> 
 def note_changes(
     context: dg.AssetExecutionContext, lake: Lake, settings: Sequence[FieldChange], kept: KeptCounts | None
 ) -> None:
-    """Add to the lake's table of changes which settings a step found changed, and the calls kept before and after it.
+    """Add the settings that a step found changed, and the calls kept before and after, to the lake's table of changes.
 
-    Where the rows cannot be written, the same holds as in `note_cost`.
+    On an object store the rows are written in the background, and an error is logged as a warning; in a folder it
+    raises WriteError.
     """
     asset = context.asset_key.to_user_string()
     warning = f"what {asset} changed is not in `changes`"
@@ -300,10 +296,10 @@ def note_changes(
 
 
 def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, write: Callable[[], None]) -> None:
-    """Call `write`, which adds rows to a log of the lake, such as costs.
+    """Call `write`, which adds rows to a table of the lake that logs runs.
 
-    Over a folder it is called at once, and what it raises is raised. Over an object store it is called while the next
-    step runs, and its error becomes a warning in the run's log. warning: what that says is missing.
+    On an object store it is called in the background, and its error is logged after the words of `warning`; in a folder
+    it is called here, and raises its error.
     """
     is_object_store = lake.storage.first_wins
 
@@ -317,15 +313,15 @@ def _write_log(context: dg.AssetExecutionContext, lake: Lake, warning: str, writ
 
 
 def note_failure(context: dg.AssetExecutionContext, lake: Lake, failed: Running) -> None:
-    """Add what a step cost that failed or was interrupted; a warning in the log where that cannot be written."""
-    failed.write()  # what was spent since it was last written
+    """Add the cost of a failed or interrupted step to the lake's table of costs; log a warning if that fails."""
+    failed.write()  # update what was spent
     with _warned(context, f"the cost of {failed.name} is not in `costs`"):
         note_cost(context, lake, StepCost(failed.seconds, failed.tokens, failed.calls, failed=True))
 
 
 @contextmanager
 def _warned(context: dg.AssetExecutionContext, warning: str) -> Iterator[None]:
-    """Turn a UserError inside the block into a warning in the run's log, behind the words of `warning`."""
+    """Turn a UserError of the block into a warning in the run's log: `warning`, then the error."""
     try:
         yield
     except UserError as error:  # the disk or the store may be what failed
@@ -333,7 +329,7 @@ def _warned(context: dg.AssetExecutionContext, warning: str) -> Iterator[None]:
 
 
 def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> None:
-    """Add settings that changed to the run's tag `toolformer/changed`."""
+    """Add changed settings to the run's tag CHANGED."""
     group = context.asset_key.path[0]
     changes = [f"{group}.{change}" for change in changed]
     if changes:
@@ -341,9 +337,9 @@ def tag_changes(context: dg.AssetExecutionContext, changed: Sequence[str]) -> No
 
 
 def tag_outcome(context: dg.AssetExecutionContext, name: str, metadata: Mapping[str, Any]) -> None:
-    """Add an asset to the run's tag of what was computed, or count it in the tag of what was skipped.
+    """Add an asset to the run's tag COMPUTED, or count it in the tag SKIPPED.
 
-    `metadata`: that of its materialization. An asset that does not say whether anything changed is in neither tag.
+    metadata: of the asset's materialization; without the entry UNCHANGED neither tag changes.
     """
     value = metadata.get(UNCHANGED)
     unchanged = getattr(value, "value", value)  # Dagster's value, or a plain one
@@ -354,19 +350,19 @@ def tag_outcome(context: dg.AssetExecutionContext, name: str, metadata: Mapping[
 
 
 def _with_entries(value: str | None, entries: Sequence[str]) -> str:
-    """Return the value of a tag with these entries, each once."""
+    """Return a tag's value with these entries added, each once. value: None if there is no tag yet."""
     before = value.split(BETWEEN) if value else []
     return BETWEEN.join(dict.fromkeys([*before, *entries]))
 
 
 def _with_one_more(value: str | None) -> str:
-    """Return the value of a tag that counts, one higher."""
+    """Return the value of a counting tag plus one. value: None if there is no tag yet."""
     return str(int(value or 0) + 1)
 
 
 def _change_tag(context: dg.AssetExecutionContext, tag: str, changed: Callable[[str | None], str]) -> None:
-    """Replace a tag of the run. `changed`: returns its new value, given the one so far or None."""
-    with locked(Path(context.instance.root_directory) / "run_tags.lock"):  # steps at once change theirs too
+    """Replace a tag of the run. changed: returns the new value for the present one or None."""
+    with locked(Path(context.instance.root_directory) / "run_tags.lock"):  # concurrent steps change tags too
         run = context.instance.get_run_by_id(context.run.run_id)
         if run is not None:
             context.instance.add_run_tags(run.run_id, {tag: changed(run.tags.get(tag))})

@@ -1,7 +1,7 @@
-"""What is out of date, by the records in the lake alone; what Dagster learns of the lake and of the shard files.
+"""Find out what is out of date, by the records in the lake alone, and report the lake's state to Dagster.
 
-Dagster knows an asset by its last materialization, whose tags hold versions. Where somebody else made what the lake
-holds, such as another home or the command line, a materialization without a run tells it so.
+Dagster knows an asset by its last materialization, whose tags hold versions. What another Dagster home or the command
+line has made is reported as a materialization without a run.
 """
 
 import gc
@@ -21,19 +21,19 @@ VERSION = "dagster/data_version"
 CODE = "dagster/code_version"
 """The tag of a materialization with the version of the settings that it was made with."""
 READ = "dagster/input_data_version/"
-"""What the tag with the version of an input begins with; the name of the input follows."""
+"""Begins the tag with the version of an input; the name of the input follows."""
 READ_EVENT = "dagster/input_event_pointer/"
-"""The same of the event that had this version. Dagster takes an input for a new one where either tag is lacking."""
+"""Begins the tag with the event of this version. Dagster takes an input for a new one if either tag is missing."""
 NO_EVENT = "NULL"
-"""The value of READ_EVENT where the event does not matter: Dagster compares those of partitions alone."""
+"""The value of READ_EVENT for any event: Dagster compares events of partitions only."""
 OUT_OF_DATE = "out of date"
-"""The code version told of what is stored and out of date: it equals no asset's, so that the page shows it unsynced."""
+"""The reported code version of a stored asset that is out of date: it equals none, so the page shows it unsynced."""
 
 
 def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
-    """Return every missing or stale asset, upstream first, and why.
+    """Return every missing or stale asset with the reasons, in the order of `outputs`.
 
-    An asset whose inputs are stale is itself fresh until they were made again with other content, as in Dagster's UI.
+    An asset with stale inputs counts as fresh until these are made again with other content, as in Dagster's UI.
     """
     gc.disable()  # the records of 100,000 parts hold no reference cycles; looking for some took a third of the time
     try:
@@ -46,47 +46,48 @@ def stale_assets(outputs: Sequence[AssetDeclaration]) -> dict[str, Reasons]:
 def tell_dagster(outputs: Sequence[AssetDeclaration], instance: dg.DagsterInstance) -> None:
     """Report to Dagster what the lake holds, so that its page marks exactly what `stale_assets` lists.
 
-    Dagster knows only the runs of its own home: a lake that was moved, or that another home filled, would look unsynced
-    or missing. Of each asset that is stored:
-
-    - nothing is reported where Dagster knows it as it is
-    - where it is fresh, a materialization with its versions
-    - where it is out of date and Dagster knows an earlier state, nothing: the page compares that with the settings
-    - where it is out of date and Dagster knows nothing of it, a materialization with the code version OUT_OF_DATE
-
-    outputs: each after those that it depends on. Call `observe` before, so that the shard files are known.
+    Dagster knows only the runs of its own home: a lake that was moved, or filled elsewhere, would look unsynced.
+    outputs: each after its dependencies. Call `observe` first, so that the shard files are known.
     """
-    known_versions = _shard_list_version(instance)
+    versions = _shard_list_version(instance)
     for output in outputs:
         stored_version = output.version()
-        if stored_version is None:
-            continue
-        known_versions[output.name] = stored_version
-        tags = {VERSION: stored_version, CODE: output.code_version}
-        input_tags = input_version_tags(output, known_versions)
-        if is_known(instance, asset_key(output.name), tags, input_tags):
-            continue
-        is_out_of_date = bool(output.reasons())
-        if is_out_of_date:
-            last = last_materialization(instance, asset_key(output.name))
-            if last is not None:
-                # What depends on it is compared with the version that the page shows.
-                known_versions[output.name] = _tags(last).get(VERSION, stored_version)
-                continue
-            tags[CODE] = OUT_OF_DATE
-        report_materialization(instance, output, tags | input_tags)
+        if stored_version is not None:
+            versions[output.name] = _report_stored(instance, output, stored_version, versions)
+
+
+def _report_stored(
+    instance: dg.DagsterInstance, output: AssetDeclaration, stored_version: str, input_versions: Mapping[str, str]
+) -> str:
+    """Report a stored asset unless Dagster knows it; return the version that the page shows from now on.
+
+    An outdated asset keeps an earlier state that Dagster knows, since the page compares that with the settings. If
+    Dagster knows none, it gets the code version OUT_OF_DATE.
+    """
+    key = asset_key(output.name)
+    tags = {VERSION: stored_version, CODE: output.code_version}
+    input_tags = input_version_tags(output, input_versions)
+    if is_known(instance, key, tags, input_tags):
+        return stored_version
+    if output.reasons():
+        last = last_materialization(instance, key)
+        if last is not None:
+            return _tags(last).get(VERSION, stored_version)
+        tags[CODE] = OUT_OF_DATE
+    report_materialization(instance, output, tags | input_tags)
+    return stored_version
 
 
 def _shard_list_version(instance: dg.DagsterInstance) -> dict[str, str]:
-    """Return the version of the list of shard files by its name, as Dagster knows it; empty where it knows none."""
+    """Return {SHARD_LIST: its version} as Dagster knows it; empty if Dagster knows none."""
     last = last_materialization(instance, SHARDS)
     return {} if last is None else {SHARD_LIST: _tags(last)[VERSION]}
 
 
 def input_version_tags(output: AssetDeclaration, versions: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that tell Dagster from which versions of its inputs an output was made.
+    """Return the tags that tell Dagster from which versions of its inputs an asset was made.
 
-    versions: by the name of an asset; inputs that are not among them get no tag.
+    versions: asset name -> version; inputs that are missing here get no tag.
     """
     tags = {}
     for name in output.depends_on:
@@ -103,28 +104,30 @@ def report_materialization(
 ) -> None:
     """Report a materialization that no run of this instance has made.
 
-    - `tags`: its VERSION and CODE, and those of `input_version_tags`
-    - `metadata`: what the page shows of it; None: what it shows already, where that is of the same rows
+    - `tags`: VERSION, CODE and the `input_version_tags`
+    - `metadata`: what the page shows; None: what it shows already, if that is of the same rows
 
-    Where the rows are the same, it reports how their checks ended once more, since Dagster shows checks by
-    materialization.
+    If the rows are the same, their checks are reported again, since Dagster shows checks by materialization.
     """
     key = asset_key(output.name)
-    last = last_materialization(instance, key)
-    has_same_rows = last is not None and _tags(last).get(VERSION) == tags[VERSION]
+    same_rows = _last_of_version(instance, key, tags[VERSION])
     if metadata is None:
-        metadata = {}
-        if last is not None and has_same_rows:
-            metadata = {**last.metadata, UNCHANGED: True}
-    materialization = dg.AssetMaterialization(key, metadata=metadata, tags={**tags, **_event_tags(tags)})
-    instance.report_runless_asset_event(materialization)
-    if has_same_rows:
+        metadata = {} if same_rows is None else {**same_rows.metadata, UNCHANGED: True}
+    all_tags = {**tags, **_event_tags(tags)}
+    instance.report_runless_asset_event(dg.AssetMaterialization(key, metadata=metadata, tags=all_tags))
+    if same_rows is not None:
         for check_name in output.checks:
             _report_check_again(instance, dg.AssetCheckKey(key, check_name))
 
 
+def _last_of_version(instance: dg.DagsterInstance, key: dg.AssetKey, version: str) -> dg.AssetMaterialization | None:
+    """Return the last materialization that Dagster knows of an asset if it has this version, else None."""
+    last = last_materialization(instance, key)
+    return last if last is not None and _tags(last).get(VERSION) == version else None
+
+
 def _event_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the second tag that Dagster wants of each input, READ_EVENT beside READ; its value does not matter."""
+    """Return a tag READ_EVENT for each tag READ: Dagster wants both of each input, and ignores the value."""
     event_tags = {}
     for tag in tags:
         if tag.startswith(READ):
@@ -134,7 +137,7 @@ def _event_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _report_check_again(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> None:
-    """Report how a check ended last, for the materialization that was reported since; nothing where it never ended."""
+    """Report a check's last result for the newest materialization; do nothing if the check never ended."""
     record = instance.get_latest_asset_check_evaluation_record(check)
     evaluation = record.evaluation if record is not None else None
     if evaluation is None:  # the run ended before the check
@@ -160,8 +163,8 @@ def is_known(
 ) -> bool:
     """Return whether the last materialization that Dagster knows of an asset has these tags.
 
-    - `tags`: tags that it must have; it may have others
-    - `input_tags`: its tags of input versions (`input_version_tags`) must be exactly these; None: they do not count
+    - `tags`: must be among its tags
+    - `input_tags`: must be exactly its tags of input versions (`input_version_tags`); None: any will do
     """
     last = last_materialization(instance, key)
     if last is None:
@@ -174,24 +177,27 @@ def is_known(
 
 
 def _tags(materialization: dg.AssetMaterialization) -> Mapping[str, str]:
-    """Return the tags of a materialization, which has none without versions."""
+    """Return the tags of a materialization; empty if it has none."""
     return materialization.tags or {}
 
 
 def with_descendants(outputs: Sequence[AssetDeclaration], names: Iterable[str]) -> list[str]:
-    """Return `names` and everything that depends on them, in order, and the prepared tools that they call.
+    """Return `names`, everything that depends on them, and the prepared tools that these need, in order.
 
-    `outputs`: all assets, each after those that it depends on.
+    outputs: all assets, each after its dependencies.
     """
     chosen = set(names)
     for output in outputs:
         if chosen & set(output.depends_on):
             chosen.add(output.name)
-    called: set[str] = set()
-    for output in outputs:
-        if output.name in chosen:
-            called.update(name for name in output.depends_on if name.endswith("/prepared_tool"))
-    return [output.name for output in outputs if output.name in chosen | called]
+    wanted = chosen | _prepared_tools_of([output for output in outputs if output.name in chosen])
+    return [output.name for output in outputs if output.name in wanted]
+
+
+def _prepared_tools_of(outputs: Sequence[AssetDeclaration]) -> set[str]:
+    """Return the names of the prepared tools that assets depend on."""
+    names = {name for output in outputs for name in output.depends_on}
+    return {name for name in names if name.endswith("/prepared_tool")}
 
 
 SHARD_LIST = "ccnet/shard_list"
@@ -200,7 +206,7 @@ SHARDS = asset_key(SHARD_LIST)
 
 
 def shard_list(plan: Plan) -> dg.AssetsDefinition:
-    """Return the asset of the shard files, which has another version whenever a file comes, goes or changes."""
+    """Return the asset of the shard files, whose version changes whenever a file comes, goes or changes."""
 
     @dg.asset(
         key=SHARDS,
@@ -222,7 +228,7 @@ def shard_list(plan: Plan) -> dg.AssetsDefinition:
 
 
 def observe(instance: dg.DagsterInstance, plan: Plan) -> bool:
-    """Tell Dagster which shard files there are, where they changed since it last learned; return whether they did."""
+    """Report the shard files to Dagster if they changed since it last learned of them; return whether they did."""
     state = {VERSION: fingerprint(plan.fresh().stamps)}
     if is_known(instance, SHARDS, state):
         return False

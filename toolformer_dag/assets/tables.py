@@ -1,7 +1,7 @@
-"""The assets of the stages: each brings its table up to date, or finds that nothing changed and skips itself.
+"""The assets of the stages: each brings its table up to date, or finds that nothing changed.
 
-A stage is a step of the method, such as loss_deltas; what its asset shows, warns of and refuses stands in its own file
-(`Stage.asset`, `Stage.checks`). No stage is named here.
+A stage is a step of the method, such as loss_deltas. What its asset shows, warns of and refuses is in the stage's own
+file (`Stage.asset`, `Stage.checks`); no stage is named here.
 """
 
 import time
@@ -40,15 +40,13 @@ from toolformer_dag.tools.tool import Tool
 
 
 def table(output: TableOutput) -> AssetDeclaration:
-    """Return the asset of a table, a stage's for a lane where it has lanes. It computes missing rows in chunks."""
+    """Return the asset of a stage's table."""
     stage = output.stage
-    lane = output.lane_or_none
-    needed_assets = [*_prepared_tools(output), *_checkpoint_of(output)]
     return AssetDeclaration(
         name=output.name,
         settings=output.settings,
-        depends_on=(*output.depends_on, *needed_assets),
-        description=f"{stage.description} {lane.tool.name}." if lane else stage.description,
+        depends_on=(*output.depends_on, *_prepared_tools(output), *_checkpoint_of(output)),
+        description=_description(output),
         kinds=stage.kinds,
         pool=tool_pool(output.lane) if stage.pool == "tools" else stage.pool,
         reasons=partial(table_reasons, output),
@@ -59,13 +57,19 @@ def table(output: TableOutput) -> AssetDeclaration:
     )
 
 
+def _description(output: TableOutput) -> str:
+    """Return what the page says of a table; a table of one tool names it."""
+    lane = output.lane_or_none
+    return f"{output.stage.description} {lane.tool.name}." if lane else output.stage.description
+
+
 def _bring_up_to_date(
     output: TableOutput, context: dg.AssetExecutionContext, lake: Lake, compute: Compute
 ) -> dg.MaterializeResult:
-    """Compute what is out of date in a table; log its warnings, its cost and what changed. Return what its page shows.
+    """Compute what is out of date in a table, log cost and changes, and return what its page shows.
 
-    A stage may end every run at its table, for example because no call was kept: then this raises the stage's error,
-    once the rows are stored. Raises what `update` raises too.
+    A stage may end every run at its table, for example if no call was kept: its error is raised once the rows are
+    stored. Raises what `update` raises too.
     """
     asset = output.stage.asset
     stored_before = _Stored.of(output)
@@ -78,6 +82,11 @@ def _bring_up_to_date(
     _log(context, output, report)
     _note_cost(context, lake, report, stored_before)
     _note_changes(context, lake, report, stored_before)
+    return _result(context, output, report)
+
+
+def _result(context: dg.AssetExecutionContext, output: TableOutput, report: TableReport) -> dg.MaterializeResult:
+    """Return the result of a step: the version of the rows, what the page shows, how the checks ended."""
     return dg.MaterializeResult(
         data_version=dg.DataVersion(report.data_version),
         metadata=_metadata(context, output, report),
@@ -86,7 +95,7 @@ def _bring_up_to_date(
 
 
 def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Compute) -> TableReport:
-    """Bring the rows of a table up to date, with the progress of the step for whoever watches."""
+    """Bring the rows of a table up to date while the step's progress is shown."""
     workers = compute.workers
     worker = compute.worker
     advance = progress(context, output.stage.unit, spent=lambda: workers.spent, ahead=lambda: worker.ahead)
@@ -96,8 +105,8 @@ def _updated(output: TableOutput, context: dg.AssetExecutionContext, compute: Co
 def table_reasons(output: TableOutput) -> Reasons:
     """Return why a table is out of date.
 
-    Where nothing differs, but the stage ends every run at this table (`StageAsset.refuses`), it counts as out of date
-    for that reason, so that the next run meets it and says so again.
+    A table at which its stage ends every run (`StageAsset.refuses`) is out of date for that reason, so that the next
+    run stops there again and says why.
     """
     reasons = differences(output)
     if reasons:
@@ -107,7 +116,7 @@ def table_reasons(output: TableOutput) -> Reasons:
 
 
 def tool_pool(lane: Lane) -> str:
-    """Return the pool of a lane's tool: runs take turns calling it, and other lanes' tools are called meanwhile."""
+    """Return the pool of a lane's tool: runs call one tool in turns, but different tools at the same time."""
     return f"tools/{lane.tool.key}"
 
 
@@ -117,17 +126,17 @@ def prepares(tool: Tool) -> bool:
 
 
 def _prepared_tools(output: TableOutput) -> list[str]:
-    """Return the assets of what the tools that a stage calls prepare before their first call."""
+    """Return the names of the prepared-tool assets of the tools that a stage calls."""
     return [_prepared_name(lane) for lane in output.stage.asset.calls(output) if prepares(lane.tool)]
 
 
 def _prepared_name(lane: Lane) -> str:
-    """Return the name of the asset of what a lane's tool prepares."""
+    """Return the name of the asset for what a lane's tool prepares before its first call."""
     return f"{lane.tool.key}/prepared_tool"
 
 
 def _checkpoint_of(output: TableOutput) -> list[str]:
-    """Return the asset of the checkpoint that computes a table; none where another model does, or no model.
+    """Return the name of the checkpoint that computes a table, as a list; empty if another model or no model does.
 
     A plan of a later round starts from the checkpoint of the round before.
     """
@@ -135,13 +144,13 @@ def _checkpoint_of(output: TableOutput) -> list[str]:
     asks_a_model = output.stage.pool == "gpu"
     if start is None or not asks_a_model:
         return []
-    if output.settings["model"] != output.plan.proposer:  # the base model computes it, not the checkpoint
+    if output.settings["model"] != output.plan.proposer:  # the base model computes it
         return []
     return [start.named("training/finetuned_checkpoint")]
 
 
 def _group(output: TableOutput) -> str:
-    """Return one group for all lanes of a server, which may be dozens; empty for any other table."""
+    """Return the group of a server's tables, one for its dozens of tools; empty for other tables."""
     server = output.lane.tool.server if output.lane_or_none else ""
     return f"server_{lane_key(server)}{output.plan.suffix}" if server else ""
 
@@ -150,8 +159,8 @@ def _group(output: TableOutput) -> str:
 class _Stored:
     """What a table held before a step.
 
-    - `version`: the data version of its rows; None where nothing was stored
-    - `kept_calls`: how many calls the lane kept; None for a table that does not hold the kept calls of a lane
+    - `version`: the data version of its rows; None if nothing was stored
+    - `kept_calls`: how many calls the table's lane (its tool) kept; None for a table without kept calls
     """
 
     version: str | None
@@ -159,7 +168,7 @@ class _Stored:
 
     @staticmethod
     def of(output: TableOutput) -> "_Stored":
-        """Read it from the lake, where no row is opened."""
+        """Read it from the lake, without opening rows."""
         kept_calls = None
         if output.stage.asset.keeps_calls:
             kept_calls = sum(pointer.rows for pointer in output.table.pointers().values())
@@ -176,7 +185,7 @@ def _log(context: dg.AssetExecutionContext, output: TableOutput, report: TableRe
 
 
 def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
-    """Add what the step cost to the lake's table of costs; nothing for a step without cost and without other rows."""
+    """Add the step's cost to the lake's table of costs, unless it cost nothing and the rows stayed the same."""
     cost = StepCost(
         report.seconds,
         tokens=token_count(report.work.tokens),
@@ -189,7 +198,7 @@ def _note_cost(context: dg.AssetExecutionContext, lake: Lake, report: TableRepor
 
 
 def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableReport, before: _Stored) -> None:
-    """Add to the lake's table of changes the settings that changed, and the kept calls where these are others now.
+    """Add the changed settings to the lake's table of changes, and the kept calls if they changed.
 
     Calls that a first run keeps are no change.
     """
@@ -197,13 +206,13 @@ def _note_changes(context: dg.AssetExecutionContext, lake: Lake, report: TableRe
     kept = None
     if before.kept_calls is not None and before.version is not None:
         kept = KeptCounts(before.kept_calls, sum(report.rows.values()))
-    has_other_calls = kept is not None and report.data_version != before.version
-    if settings or has_other_calls:
+    calls_changed = kept is not None and report.data_version != before.version
+    if settings or calls_changed:
         note_changes(context, lake, settings, kept)
 
 
 def _promises(stage: Stage) -> dict[str, str]:
-    """Return what the checks of a stage promise, by name: that its keys are unique, and its own."""
+    """Return check name -> promise for a stage: unique keys, and the stage's own checks."""
     promises = {"unique_keys": f"No two rows have the same {', '.join(stage.key)}."}
     for name, check in stage.checks.items():
         promises[name] = check.promise
@@ -211,7 +220,7 @@ def _promises(stage: Stage) -> dict[str, str]:
 
 
 def _check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResult]:
-    """Return how the checks of a table ended; one that no row breaks has passed."""
+    """Return the result of each check of a table; it passed if no row breaks it."""
     results = []
     for name in _promises(stage):
         broken = report.violations.get(name, 0)
@@ -222,21 +231,21 @@ def _check_results(stage: Stage, report: TableReport) -> list[dg.AssetCheckResul
 def _metadata(
     context: dg.AssetExecutionContext, output: TableOutput, report: TableReport
 ) -> dict[str, dg.MetadataValue]:
-    """Return what Dagster's page of a table shows: what this run cost, and what the rows are.
+    """Return what the page of a table shows: what this run cost, and what the rows are.
 
-    Where nothing changed, the rows are shown as the last run showed them, if this Dagster instance knows of one.
+    Unchanged rows are shown as they were shown last, if this Dagster instance has shown them.
     """
-    last_metadata_shown = last_metadata(context) if report.unchanged else {}
-    if last_metadata_shown:
-        return {**last_metadata_shown, **this_run(report)}
+    shown_before = last_metadata(context) if report.unchanged else {}
+    if shown_before:
+        return {**shown_before, **this_run(report)}
     metadata = {}
-    for name, value in output.stage.asset.shows(output).items():  # what only this stage shows
+    for name, value in output.stage.asset.shows(output).items():
         metadata[name] = metadata_value(value)
     return {**metadata, **_row_metadata(output, report)}
 
 
 def metadata_value(value: ShownValue) -> dg.MetadataValue:
-    """Return a value that a stage shows as Dagster shows it: a frame and a plot in Markdown, as table and picture."""
+    """Return Dagster's form of a value that a stage shows; tables and plots become Markdown."""
     match value:
         case int():
             return dg.MetadataValue.int(value)
@@ -251,25 +260,37 @@ def metadata_value(value: ShownValue) -> dg.MetadataValue:
 
 
 def _row_metadata(output: TableOutput, report: TableReport) -> dict[str, dg.MetadataValue]:
-    """Return what is shown of every table: counts, what the run cost, rejections, columns and the first rows."""
-    columns = [
-        dg.TableColumn(name, str(column.dtype), column.description) for name, column in output.stage.columns.items()
-    ]
-    tokens = {kind: count for kind, count in report.work.tokens.items() if kind not in NO_TOKENS}
+    """Return what every table shows: counts, what the run cost, rejections, columns and the first rows."""
     filled_parts = [part for part, count in report.rows.items() if count]
     return {
         ROWS: dg.MetadataValue.int(sum(report.rows.values())),
         **this_run(report),
-        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
-        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
-        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
-        "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
+        **_count_tables(report),
+        "dagster/column_schema": dg.MetadataValue.table_schema(_table_schema(output.stage)),
         "first rows": dg.MetadataValue.md(frame_table(_first_rows(output, filled_parts))),
     }
 
 
+def _count_tables(report: TableReport) -> dict[str, dg.MetadataValue]:
+    """Return tokens by kind, rejections by reason and rows by shard, as Markdown tables."""
+    tokens = {kind: count for kind, count in report.work.tokens.items() if kind not in NO_TOKENS}
+    return {
+        "tokens": dg.MetadataValue.md(counts_table("kind", tokens)),
+        "rejections": dg.MetadataValue.md(counts_table("reason", report.rejections)),
+        "rows per shard": dg.MetadataValue.md(counts_table("shard", report.rows, "rows")),
+    }
+
+
+def _table_schema(stage: Stage) -> dg.TableSchema:
+    """Return the columns of a stage's table with their types and descriptions."""
+    columns = []
+    for name, column in stage.columns.items():
+        columns.append(dg.TableColumn(name, str(column.dtype), column.description))
+    return dg.TableSchema(columns)
+
+
 def _first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.DataFrame:
-    """Return the first PREVIEW_ROWS rows of a table. `filled_parts`: its parts that have rows, in order."""
+    """Return the first PREVIEW_ROWS rows of a table. filled_parts: its parts with rows, in order."""
     if not filled_parts:
         return output.stage.schema.to_frame()
     # each part has a row at least, so that no more of them are opened
@@ -277,7 +298,7 @@ def _first_rows(output: TableOutput, filled_parts: Sequence[str]) -> pl.DataFram
 
 
 def prepared_tool(lane: Lane) -> AssetDeclaration:
-    """Return the asset of what a tool makes before its first call; making it again finds it there."""
+    """Return the asset of what a lane's tool makes before its first call, such as an index."""
     settings = {"version": lane.tool.version, "options": lane.identity()}
     return AssetDeclaration(
         name=_prepared_name(lane),
@@ -293,10 +314,10 @@ def prepared_tool(lane: Lane) -> AssetDeclaration:
 
 
 def _prepare(lane: Lane, settings: Mapping[str, Any], context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """Let a tool make what it needs before its first call, such as an index of passages; return what that took.
+    """Let a tool make what it needs before its first call, such as an index of passages.
 
-    settings: those that determine what it makes. The result is marked as changed (UNCHANGED is False) if the tool
-    reported progress; else nobody knows whether it made something or found it there, and the mark is missing.
+    The result says that something changed if the tool reported progress; without progress nobody knows.
+    settings: what determines the tool's result.
     """
     began = time.monotonic()
     advance = progress(context, "passages")

@@ -1,7 +1,7 @@
 """The asset of the file that shows the judged calls of recorded conversations."""
 
-from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -29,27 +29,23 @@ TRACES = "traces/judged"
 
 
 def trace_outputs(plan: Plan) -> list[AssetDeclaration]:
-    """Return the asset of traces.duckdb, a file of views over the tables of recorded conversations.
-
-    The list is empty for a plan without these tables.
-    """
+    """Return the asset of traces.duckdb, a file of views over recorded conversations; empty without such tables."""
     tables = trace_tables(plan)
     if not tables:
         return []
     database = traces_database(plan.settings)
-    return [
-        AssetDeclaration(
-            name=TRACES,
-            settings={"views": fingerprint([TABLES, VIEWS]), "share": plan.settings.traces.share},
-            depends_on=tuple(table.name for table in tables),
-            description="Whether what follows recorded tool calls rests on their results: traces.duckdb.",
-            kinds={"duckdb"},
-            pool="lake",
-            reasons=partial(_reasons, plan),
-            version=partial(made_from, database),
-            make=partial(_build, plan),
-        )
-    ]
+    declaration = AssetDeclaration(
+        name=TRACES,
+        settings={"views": fingerprint([TABLES, VIEWS]), "share": plan.settings.traces.share},
+        depends_on=tuple(table.name for table in tables),
+        description="Whether what follows recorded tool calls rests on their results: traces.duckdb.",
+        kinds={"duckdb"},
+        pool="lake",
+        reasons=partial(_reasons, plan),
+        version=partial(made_from, database),
+        make=partial(_make, plan),
+    )
+    return [declaration]
 
 
 def _reasons(plan: Plan) -> Reasons:
@@ -58,27 +54,38 @@ def _reasons(plan: Plan) -> Reasons:
     return Reasons({} if is_current else {WHOLE: ["rows, views or the share changed, or there is no file"]})
 
 
-def _build(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """Build the file where it is out of date, and show the verdicts by tool.
+def _make(plan: Plan, context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+    """Build the file if it is out of date, and show the verdicts by tool.
 
-    It is built too where this Dagster instance has not shown it yet, as after another home has made it.
+    A file that this Dagster instance has not shown yet is built too: another home has made it.
     """
     refuse_unread(plan)
     database = traces_database(plan.settings)
     last_shown = last_metadata(context)
-    shown: Mapping[str, Any] = {**last_shown, UNCHANGED: True}
     if _reasons(plan) or not last_shown:
-        fresh = beside(database, ".duckdb")
-        try:
-            build_file(plan, fresh, traces_version(plan))
-            replace_whole(fresh, database)
-        finally:
-            fresh.unlink(missing_ok=True)
-        tools = query(database, "FROM trace_tools")
-        shown = {
-            ROWS: int(tools["calls"].sum()),
-            "verdicts": dg.MetadataValue.md(frame_table(tools, tools.height)),
-            "file": dg.MetadataValue.path(str(database)),
-            UNCHANGED: False,
-        }
+        _build(plan, database)
+        shown = _verdicts(database)
+    else:
+        shown = {**last_shown, UNCHANGED: True}
     return dg.MaterializeResult(data_version=dg.DataVersion(made_from(database) or ""), metadata=shown)
+
+
+def _build(plan: Plan, database: Path) -> None:
+    """Build the file under another name and replace the old one with it."""
+    fresh = beside(database, ".duckdb")
+    try:
+        build_file(plan, fresh, traces_version(plan))
+        replace_whole(fresh, database)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _verdicts(database: Path) -> dict[str, Any]:
+    """Return what the page shows of a file that was built: the verdicts by tool."""
+    tools = query(database, "FROM trace_tools")
+    return {
+        ROWS: int(tools["calls"].sum()),
+        "verdicts": dg.MetadataValue.md(frame_table(tools, tools.height)),
+        "file": dg.MetadataValue.path(str(database)),
+        UNCHANGED: False,
+    }

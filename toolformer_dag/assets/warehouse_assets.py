@@ -1,16 +1,18 @@
-"""What the lake holds, for people and programs: the warehouse, C* as a data set, the paper's tables (as one step).
+"""Assets that show the lake to people and programs: the warehouse, C* as a data set, the paper's tables.
 
-The warehouse is a DuckDB file with all tables of the lake. C* are the texts with their calls in them. The tables of the
-paper are read from the warehouse and stored nowhere else.
+The warehouse is a DuckDB file with all tables of the lake. C* are the texts with their tool calls. The paper's tables
+are read from the warehouse in one step and stored nowhere else.
 """
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
+import polars as pl
 
 from toolformer_dag.assets.declaration import OWNERS, AssetDeclaration, asset_key, explorer_address, shared_reasons
 from toolformer_dag.assets.metadata import (
@@ -39,7 +41,7 @@ from toolformer_dag.exports.corpus_export import (
     export_corpus,
     tells_the_same,
 )
-from toolformer_dag.exports.dataset_folder import read_exported
+from toolformer_dag.exports.dataset_folder import Exported, read_exported
 from toolformer_dag.exports.export_forms import ExportForm, text_form
 from toolformer_dag.identity import fingerprint
 from toolformer_dag.lake.table import Lake
@@ -71,12 +73,12 @@ EXAMPLE_CHARACTERS = 320
 
 
 class _Warehouse:
-    """The warehouse of a plan: its file, and the tables and lanes that it holds."""
+    """The warehouse of a plan: its file, and the tables and lanes (one per tool) that it holds."""
 
     def __init__(self, plan: Plan) -> None:
-        named = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
+        labels = {"profile": plan.settings.profile, "model.name": plan.settings.model.name}
         self._plan = plan
-        self._declared = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names, named)
+        self._declared = CallWarehouse(all_tables(shown_outputs(plan)), plan.lane_names, labels)
         self._database = plan.settings.warehouse
         self.settings = self._declared.settings
 
@@ -87,11 +89,11 @@ class _Warehouse:
         return shared_reasons(files, check)
 
     def version(self) -> str:
-        """Return the version of the file that would be built of the lake now."""
+        """Return the version that a file built from the lake now would have."""
         return version(self._plan.lake, self._declared)
 
     def make(self, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-        """Build the file where it is out of date, or where this Dagster instance has not seen it. Show its tables."""
+        """Build the file if it is out of date or this Dagster instance has not shown it yet; show its tables."""
         lake.storage.wait_for_writes()  # the costs of the steps before
         for name, damage in withdraw_damaged(lake).items():
             context.log.warning(f"{name} is left out until it is made again: {damage}")
@@ -117,16 +119,16 @@ class _Warehouse:
         }
 
 
-def warehouse(plan: Plan, above: Sequence[str]) -> AssetDeclaration:
+def warehouse(plan: Plan, inputs: Sequence[str]) -> AssetDeclaration:
     """Return the asset of the DuckDB file: all tables of the lake, with the views of views.sql.
 
-    `above`: the assets whose rows it holds.
+    inputs: the names of the assets whose rows it holds.
     """
     content = _Warehouse(plan)
     return AssetDeclaration(
         name=plan.named(WAREHOUSE),
         settings=content.settings,
-        depends_on=tuple(above),
+        depends_on=tuple(inputs),
         description="Every scored call in one DuckDB file: loss_deltas, the other tables, the views.",
         kinds={"duckdb"},
         pool="lake",
@@ -137,10 +139,7 @@ def warehouse(plan: Plan, above: Sequence[str]) -> AssetDeclaration:
 
 
 def dataset(plan: Plan) -> AssetDeclaration:
-    """Return the asset of C*, the texts with their calls, as a Hugging Face data set in the form `text`.
-
-    It is out of date where C* or what its card says of the project has changed.
-    """
+    """Return the asset of C*, the texts with their tool calls, as a Hugging Face data set."""
     form = text_form()
     return AssetDeclaration(
         name=plan.named(DATASET),
@@ -161,41 +160,51 @@ def _dataset_reasons(plan: Plan, form: ExportForm) -> Reasons:
 
 
 def _exported_version(folder: Path) -> str | None:
-    """Return the version of an exported data set; None where there is none."""
+    """Return the version of an exported data set; None if there is none."""
     exported = read_exported(folder)
     return exported.version if exported else None
 
 
 def _export(plan: Plan, form: ExportForm, context: dg.AssetExecutionContext, lake: Lake) -> dg.MaterializeResult:
-    """Write the data set where its rows, or what its card says of the project, are out of date.
+    """Write the data set if its rows, or what its card says of the project, are out of date.
 
     lake: not read here; a step that takes this resource waits until no other step of the pool uses the lake.
     """
-    folder = asset_folder(plan)
-    has_current_rows = not _dataset_reasons(plan, form)
-    unchanged = has_current_rows and tells_the_same(plan, folder)
-    exported = read_exported(folder) if unchanged else None
-    if exported is None:
-        exported = export_corpus(plan, folder, form, of_the_lake=True)
-        asset_files(plan).send()
+    current = _current_dataset(plan, form)
+    exported = current or _exported_anew(plan, form)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(exported.version),
         metadata={
             ROWS: sum(exported.rows.values()),
             "rows": dg.MetadataValue.md(counts_table("split", exported.rows)),
-            "folder": dg.MetadataValue.path(str(folder)),
-            UNCHANGED: unchanged,
+            "folder": dg.MetadataValue.path(str(asset_folder(plan))),
+            UNCHANGED: current is not None,
             TOKENS: 0,
             CALLS: 0,
         },
     )
 
 
+def _current_dataset(plan: Plan, form: ExportForm) -> Exported | None:
+    """Return the stored data set if its rows and its card are up to date, else None."""
+    if _dataset_reasons(plan, form):
+        return None
+    folder = asset_folder(plan)
+    return read_exported(folder) if tells_the_same(plan, folder) else None
+
+
+def _exported_anew(plan: Plan, form: ExportForm) -> Exported:
+    """Write the data set, and upload it if there is an object store."""
+    exported = export_corpus(plan, asset_folder(plan), form, of_the_lake=True)
+    asset_files(plan).send()
+    return exported
+
+
 def paper_table(plan: Plan, name: str) -> AssetDeclaration:
     """Return the asset of a table of the paper, such as "tables/gsm8k".
 
-    Nothing is stored: the table is read again whenever the warehouse is another one. So it has no version of its own,
-    and never a reason to be out of date.
+    Nothing is stored: the table is read from each new warehouse. So the asset has no version of its own and is never
+    out of date.
     """
     return AssetDeclaration(
         name=plan.named(name),
@@ -211,24 +220,9 @@ def paper_table(plan: Plan, name: str) -> AssetDeclaration:
 
 
 def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDefinition:
-    """Return the assets of the paper's tables as one step, which opens the warehouse once for all of them.
-
-    Dagster may select some of the tables; only these are read.
-    """
+    """Return the assets of the paper's tables as one step, which opens the warehouse once for all selected tables."""
     step_name = f"{STEP}{plan.suffix}"
-    specs = [
-        dg.AssetSpec(
-            asset_key(output.name),
-            group_name=step_name,
-            deps=[asset_key(above) for above in output.depends_on],
-            code_version=output.code_version,
-            kinds=set(output.kinds),
-            owners=OWNERS,
-            description=output.description,
-            metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, plan.suffix))},
-        )
-        for output in outputs
-    ]
+    specs = [_paper_spec(output, plan.suffix) for output in outputs]
 
     @dg.multi_asset(name=step_name, specs=specs, can_subset=True, pool="lake", op_tags=step_tags("lake"))
     def tables(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
@@ -242,11 +236,25 @@ def paper_assets(outputs: Sequence[AssetDeclaration], plan: Plan) -> dg.AssetsDe
     return tables
 
 
-def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
-    """Report the paper's tables to Dagster where this instance does not know them as the stored warehouse has them.
+def _paper_spec(output: AssetDeclaration, suffix: str) -> dg.AssetSpec:
+    """Return Dagster's specification of a paper's table. suffix: ends the names of the plan's groups."""
+    return dg.AssetSpec(
+        asset_key(output.name),
+        group_name=f"{STEP}{suffix}",
+        deps=[asset_key(name) for name in output.depends_on],
+        code_version=output.code_version,
+        kinds=set(output.kinds),
+        owners=OWNERS,
+        description=output.description,
+        metadata={"explore": dg.MetadataValue.url(explorer_address(output.name, suffix))},
+    )
 
-    Nothing is reported of a warehouse that is missing or out of date.
-    outputs: all assets of the plan. Call `tell_dagster` before, so that the warehouse is known.
+
+def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.DagsterInstance) -> None:
+    """Report the paper's tables to Dagster if this instance does not know them as the stored warehouse has them.
+
+    Does nothing if the warehouse is missing or out of date.
+    outputs: all assets of the plan. Call `tell_dagster` first, so that the warehouse is known.
     """
     output_by_name = {output.name: output for output in outputs}
     stored_warehouse = output_by_name[plan.named(WAREHOUSE)]
@@ -254,20 +262,29 @@ def tell_tables(outputs: Sequence[AssetDeclaration], plan: Plan, instance: dg.Da
     if warehouse_version is None:
         return
     versions = {stored_warehouse.name: warehouse_version}
-    tables = [output_by_name[plan.named(name)] for name in SHOWN]
-    unknown_tables = [table for table in tables if not _is_known_table(instance, table, versions)]
-    if not unknown_tables or stored_warehouse.reasons():
-        return
-    with opened(plan.settings.warehouse, CLOSED) as connection:
-        for table in unknown_tables:
+    paper_tables = [output_by_name[plan.named(name)] for name in SHOWN]
+    unknown_tables = [table for table in paper_tables if not _is_known_table(instance, table, versions)]
+    if unknown_tables and not stored_warehouse.reasons():
+        _report_tables(instance, plan, unknown_tables, versions)
+
+
+def _report_tables(
+    instance: dg.DagsterInstance, plan: Plan, tables: Sequence[AssetDeclaration], versions: Mapping[str, str]
+) -> None:
+    """Report tables of the paper to Dagster. versions: asset name -> version of what they are read from."""
+    with opened(plan.settings.warehouse, CLOSED) as warehouse:
+        for table in tables:
             last = last_materialization(instance, asset_key(table.name))
-            shown = _shown_table(table, connection, last.metadata if last else {})
+            shown = _shown_table(table, warehouse, last.metadata if last else {})
             tags = {VERSION: shown.version, CODE: table.code_version, **input_version_tags(table, versions)}
             report_materialization(instance, table, tags, shown.metadata)
 
 
 def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versions: Mapping[str, str]) -> bool:
-    """Return whether Dagster knows a table of the paper, as it is shown now, of the warehouse of these versions."""
+    """Return whether Dagster knows a table of the paper as it is shown now.
+
+    versions: asset name -> version of what the table is read from.
+    """
     return is_known(
         instance,
         asset_key(table.name),
@@ -277,55 +294,93 @@ def _is_known_table(instance: dg.DagsterInstance, table: AssetDeclaration, versi
 
 
 def _table(name: str) -> PaperTable:
-    """Return the table of the paper of an asset's name."""
+    """Return the table of the paper for the name of its asset."""
     return TABLES[name.rpartition("/")[2]]
 
 
 def _shown(
     context: dg.AssetExecutionContext, output: AssetDeclaration, warehouse: "DuckDBPyConnection"
 ) -> dg.MaterializeResult:
-    """Show a table of the paper as the result of its asset."""
+    """Return the result of the asset of a paper's table."""
     key = asset_key(output.name)
     shown = _shown_table(output, warehouse, last_metadata(context, key))
     return dg.MaterializeResult(asset_key=key, data_version=dg.DataVersion(shown.version), metadata=shown.metadata)
 
 
 class ShownTable(NamedTuple):
-    """What the page shows of a table of the paper. `version`: of its rows, its notes and the way they are shown."""
+    """What the page shows of a table of the paper. `version`: of its rows, its notes and how they are shown."""
 
     version: str
     metadata: Mapping[str, Any]
 
 
 def _shown_table(output: AssetDeclaration, warehouse: "DuckDBPyConnection", last: Mapping[str, Any]) -> ShownTable:
-    """Return a table of the paper as numbers, Markdown and a plot.
+    """Return what the page of a paper's table shows.
 
-    last: the metadata that was shown last; it is shown again, marked UNCHANGED, where nothing has changed.
+    last: the metadata that was shown last; it is shown again, marked UNCHANGED, if the content is the same.
     """
-    table = _table(output.name)
-    rows = table.rows(warehouse)
-    remarks = notes(warehouse, table)
-    called = tools_called(warehouse, table)  # None for most tables
-    start_rates = over_min_probability(warehouse, table)  # None for most tables
-    called_json = None if called is None else called.write_json()
-    start_rates_json = None if start_rates is None else start_rates.write_json()
-    content = [rows.write_json(), remarks, called_json, start_rates_json]
-    version = fingerprint([output.code_version, content])
+    content = _TableContent.read(_table(output.name), warehouse)
+    version = fingerprint([output.code_version, content.identity()])
     if getattr(last.get("content"), "value", None) == version:
         return ShownTable(version, {**last, UNCHANGED: True})
-    shown = {
-        ROWS: rows.height,
-        "table": dg.MetadataValue.md(frame_table(table.wide(rows), rows.height, EXAMPLE_CHARACTERS)),
-    }
-    if called is not None:
-        shown["tools called"] = dg.MetadataValue.md(frame_table(called, called.height))
-    if start_rates is not None:
-        shown["over min_probability"] = dg.MetadataValue.md(start_curves(start_rates))
-    shown |= {
-        "notes": dg.MetadataValue.md("\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in remarks)),
-        "content": version,
-        UNCHANGED: False,
-        "numbers": dg.MetadataValue.json({"rows": rows.to_dicts()}),
-        "plot": dg.MetadataValue.md(bars(rows, *PLOTTED[table.view])),
-    }
-    return ShownTable(version, shown)
+    return ShownTable(version, {**content.metadata(), "content": version, UNCHANGED: False})
+
+
+@dataclass(frozen=True, slots=True)
+class _TableContent:
+    """The content of a table of the paper.
+
+    - `table`: which table it is
+    - `rows`: its rows
+    - `notes`: the sentences below it
+    - `called`: which tools were called, for tables of benchmarks, else None
+    - `start_rates`: calls and right answers by `decoding.min_probability`, for Table 9, else None
+    """
+
+    table: PaperTable
+    rows: pl.DataFrame
+    notes: list[str]
+    called: pl.DataFrame | None
+    start_rates: pl.DataFrame | None
+
+    @staticmethod
+    def read(table: PaperTable, warehouse: "DuckDBPyConnection") -> "_TableContent":
+        """Read the content of a table from the warehouse."""
+        return _TableContent(
+            table=table,
+            rows=table.rows(warehouse),
+            notes=notes(warehouse, table),
+            called=tools_called(warehouse, table),
+            start_rates=over_min_probability(warehouse, table),
+        )
+
+    def identity(self) -> list[Any]:
+        """Return the content in a form that can be fingerprinted."""
+        called_json = None if self.called is None else self.called.write_json()
+        start_rates_json = None if self.start_rates is None else self.start_rates.write_json()
+        return [self.rows.write_json(), self.notes, called_json, start_rates_json]
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the content as Dagster shows it: numbers, Markdown and plots."""
+        wide = self.table.wide(self.rows)
+        return {
+            ROWS: self.rows.height,
+            "table": dg.MetadataValue.md(frame_table(wide, self.rows.height, EXAMPLE_CHARACTERS)),
+            **self._some_tables_only(),
+            "notes": dg.MetadataValue.md(self._list_of_notes()),
+            "numbers": dg.MetadataValue.json({"rows": self.rows.to_dicts()}),
+            "plot": dg.MetadataValue.md(bars(self.rows, *PLOTTED[self.table.view])),
+        }
+
+    def _some_tables_only(self) -> dict[str, dg.MetadataValue]:
+        """Return what only tables of benchmarks and Table 9 show; empty for the other tables."""
+        shown: dict[str, dg.MetadataValue] = {}
+        if self.called is not None:
+            shown["tools called"] = dg.MetadataValue.md(frame_table(self.called, self.called.height))
+        if self.start_rates is not None:
+            shown["over min_probability"] = dg.MetadataValue.md(start_curves(self.start_rates))
+        return shown
+
+    def _list_of_notes(self) -> str:
+        """Return the notes as a Markdown list."""
+        return "\n".join(f"- {as_text(note, EXAMPLE_CHARACTERS)}" for note in self.notes)

@@ -1,7 +1,7 @@
 """Ask models the questions of a benchmark, zero-shot, under each condition (paper, section 4.2).
 
-A condition is a model and k of decoding. What a model writes is a generation, stored in the lake's row store of
-generations, so that a later run judges it again without the model.
+A condition is a model and a k of decoding: a call may begin if ` [` is among the k likeliest next tokens. Generated
+texts are stored in the lake, so that a later run judges them again without the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,10 +41,10 @@ Result = TypeVar("Result")
 def compared(
     settings: Settings, measure: Callable[[LanguageModel, list[Condition]], Iterable[Result]]
 ) -> Iterator[Result]:
-    """Yield the results of `measure` for each of `compared_models`, as they are computed.
+    """Yield the results of `measure` for each model that is evaluated.
 
-    Models are loaded in turn, and only a single model is in memory unless `measure` keeps a reference. The first
-    condition of each model is without calls.
+    Models are loaded one after another; only one is in memory unless `measure` keeps a reference. The first condition
+    of each model is without calls.
     """
     for compared_model in compared_models(settings):
         yield from measure(load_identified(compared_model.settings, compared_model.folder), compared_model.conditions)
@@ -53,9 +53,9 @@ def compared(
 class ComparedModel(NamedTuple):
     """A model that is evaluated.
 
-    - `settings`: of which the name is not used where there is a folder.
-    - `folder`: that of a checkpoint; None for the model that the settings name.
-    - `conditions`: under which it is asked; the first is without calls.
+    - `settings`: the model's settings; with a `folder`, their `name` is not used
+    - `folder`: of a checkpoint; None for the model that the settings name
+    - `conditions`: under which the model answers; the first is without calls
     """
 
     settings: ModelSettings
@@ -64,29 +64,32 @@ class ComparedModel(NamedTuple):
 
 
 def compared_models(settings: Settings) -> list[ComparedModel]:
-    """Return the models that are evaluated, each with the conditions under which it answers.
+    """Return the models that are evaluated: the base model, the checkpoints, those of `[evaluation.models]`."""
+    base = ComparedModel(settings.model, folder=None, conditions=[BASE])
+    return [base, *_compared_checkpoints(settings), *_further_models(settings)]
 
-    They are the base model, the finetuned checkpoints, and the models of `[evaluation.models]`. A condition is a name
-    for the tables, such as "Toolformer", and a k of decoding: a call may begin where ` [` is among the k likeliest
-    tokens, so k = 0 writes no calls.
-    """
-    models = [ComparedModel(settings.model, folder=None, conditions=[BASE])]
+
+def _compared_checkpoints(settings: Settings) -> Iterator[ComparedModel]:
+    """Yield the finetuned checkpoints with their conditions."""
     for name, checkpoint in CHECKPOINTS.items():
         folder = str(checkpoint_folder(settings, name))
         conditions = _conditions(settings, checkpoint.condition, calls=checkpoint.calls)
-        models.append(ComparedModel(settings.model, folder, conditions))
+        yield ComparedModel(settings.model, folder, conditions)
+
+
+def _further_models(settings: Settings) -> Iterator[ComparedModel]:
+    """Yield the models of `[evaluation.models]` with their conditions."""
     for name, model in settings.evaluation.models.items():
         other_model = settings.model.other(model.name, model.revision)
         conditions = _conditions(settings, name, calls=model.tools)
-        models.append(ComparedModel(other_model, folder=None, conditions=conditions))
-    return models
+        yield ComparedModel(other_model, folder=None, conditions=conditions)
 
 
 def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Condition]:
-    """Return the conditions under which a model answers; the first is always without calls (k = 0).
+    """Return the conditions under which a model answers; the first is without calls (k = 0).
 
-    calls: whether the model was finetuned to call tools. If so, conditions with the k of [decoding] and with each other
-    k of [evaluation] (Table 9) follow.
+    calls: whether the model was finetuned to call tools; then conditions with the k of [decoding] and each other k of
+    [evaluation] follow (Table 9).
     """
     if not calls:
         return [Condition(model, NO_CALLS)]
@@ -101,12 +104,13 @@ def _conditions(settings: Settings, model: str, *, calls: bool) -> list[Conditio
 class Asking:
     """A model with the settings under which it answers.
 
-    - `lanes`: the tools with their settings.
-    - `language_model`: loaded by `load_identified`.
-    - `k`: a call may begin where ` [` is among the k likeliest tokens; 0 writes no calls.
-    - `withheld`: names of tools that may not be called, as written in texts ("QA").
+    - `settings`: of the project
+    - `lanes`: the tools with their settings
+    - `language_model`: loaded by `load_identified`
+    - `k`: a call may begin if ` [` is among the k likeliest tokens; 0 writes no calls
+    - `withheld`: names of tools that may not be called, as written in texts ("QA")
     - `function_calls`: above 0, each question brings functions, which are called in place of the lanes' tools, at most
-      so many times per text.
+      so many times per text
     """
 
     settings: Settings
@@ -117,27 +121,29 @@ class Asking:
     function_calls: int = 0
 
     def identity(self) -> dict[str, Any]:
-        """Return everything besides prompt and context that determines a generated text: the key of stored texts.
+        """Return everything that determines a generated text besides its prompt and context: the key of stored texts.
 
-        - k = 0: the model and the settings of decoding; tools do not matter, since no call is written.
-        - with `function_calls`: also the settings of calling a question's functions, which stand in its context.
-        - else: also the tools and their settings.
+        Without calls (k = 0) tools do not matter. With `function_calls`, the functions are in the question's context.
         """
-        identity: dict[str, Any] = {
-            "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
-            **determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability")),
-            "decoding": DECODING,
-            "names": sorted(lane.tool.name for lane in self.lanes),  # no look-alike of a call to them is written
-            "columns": list(ROW),
-        }
+        identity = self._model_identity()
         if self.k == 0:
             return identity
         if self.function_calls:
             return {**identity, **self._function_identity()}
         return {**identity, **self._tool_identity()}
 
+    def _model_identity(self) -> dict[str, Any]:
+        """Return what determines a generated text without calls."""
+        return {
+            "model": {**self.language_model.identity, "dtype": self.language_model.dtype},
+            **determining(self.settings.decoding, but=("k", "calls", "depth", "tools", "min_probability")),
+            "decoding": DECODING,
+            "names": sorted(lane.tool.name for lane in self.lanes),  # no look-alike of a call to them is written
+            "columns": list(ROW),
+        }
+
     def _function_identity(self) -> dict[str, Any]:
-        """Return the settings that determine the calls of functions that a question brings."""
+        """Return the settings that determine the calls of a question's functions."""
         decoding = {**determining(self.settings.decoding), "k": self.k}
         return {
             "functions": [OFFERING, self.function_calls, decoding],
@@ -146,33 +152,27 @@ class Asking:
 
     def _tool_identity(self) -> dict[str, Any]:
         """Return what determines the calls that are written and their results: thresholds, tools, withheld tools."""
-        identity: dict[str, Any] = {}
-        thresholds = start_thresholds(self.lanes)  # the least probability of ` [` by tool, where settings have it
-        if thresholds:
-            identity["min_probability"] = thresholds
-        identity["k"] = self.k
-        identity |= determining(self.settings.decoding, "calls", "depth")
-        identity |= offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools)
-        identity["max_call_tokens"] = self.settings.sampling.max_call_tokens
-        identity["tools"] = {lane.tool.key: result_settings(lane) for lane in self.lanes}
-        identity["withheld"] = sorted(self._not_called)
-        return identity
+        thresholds = start_thresholds(self.lanes)  # tool -> least probability of ` [`; empty if no setting has it
+        return {
+            **({"min_probability": thresholds} if thresholds else {}),
+            "k": self.k,
+            **determining(self.settings.decoding, "calls", "depth"),
+            **offer_identity([lane.tool for lane in self.lanes], self.settings.decoding.tools),
+            "max_call_tokens": self.settings.sampling.max_call_tokens,
+            "tools": {lane.tool.key: result_settings(lane) for lane in self.lanes},
+            "withheld": sorted(self._not_called),
+        }
 
     def write(
         self, prompts: Sequence[str], contexts: Sequence[str], max_new_tokens: int | None = None
     ) -> list[Generation]:
         """Generate a text per prompt, greedily, with calls of tools and their results.
 
-        contexts: for each prompt the date that the calendar returns ("2019-01-01"), or "". With `function_calls`, the
-            JSON of the functions that the question brings; they are called in place of the lanes' tools.
+        contexts: per prompt the date that the calendar returns ("2019-01-01"), or ""; with `function_calls`, the JSON
+            of the question's functions.
         max_new_tokens: the setting of [decoding] if None.
         """
-        rules = replace(
-            rules_for(self.language_model, self.lanes, self.settings),
-            k=self.k,
-            withheld=self._not_called,
-            max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
-        )
+        rules = self._rules(max_new_tokens)
         brings_functions = self.function_calls > 0 and self.k > 0
         if not brings_functions:
             return generate(rules, prompts, contexts)
@@ -182,10 +182,19 @@ class Asking:
             texts += generate(rules_of_prompt, [prompt])
         return texts
 
-    def _rules_with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
-        """Return a copy of the rules of decoding in which the functions of a question replace the lanes' tools.
+    def _rules(self, max_new_tokens: int | None) -> DecodingRules:
+        """Return the rules of decoding for the lanes' tools."""
+        return replace(
+            rules_for(self.language_model, self.lanes, self.settings),
+            k=self.k,
+            withheld=self._not_called,
+            max_new_tokens=max_new_tokens or self.settings.decoding.max_new_tokens,
+        )
 
-        functions: by name. A text may hold at least `function_calls` calls, and a chain of calls may be as long.
+    def _rules_with_functions(self, rules: DecodingRules, functions: Mapping[str, Tool]) -> DecodingRules:
+        """Return the rules of decoding with the functions of a question (by name) in place of the lanes' tools.
+
+        A text may hold at least `function_calls` calls, and a chain of calls may be as long.
         """
         return replace(
             rules,
@@ -203,7 +212,7 @@ class Asking:
 
 
 GENERATIONS = "evaluation/generations"
-"""The row store of what models wrote."""
+"""The name of the row store of generated texts."""
 CHUNK = 256
 """Prompts that are generated before their rows are stored; a killed run loses at most these."""
 KEY = ("prompt", "context")
@@ -225,10 +234,10 @@ ROW = pl.Schema(
 
 
 class Generations(NamedTuple):
-    """What was written after the prompts of some questions.
+    """Generated texts for some questions.
 
-    - `texts`: a generation per question, in order.
-    - `fresh`: the rows, with the columns of ROW, that were generated now because the store lacked them.
+    - `texts`: one per question, in order
+    - `fresh`: the rows (ROW) that were generated now because the store lacked them
     """
 
     texts: list[Generation]
@@ -238,31 +247,48 @@ class Generations(NamedTuple):
 def generations(
     store: RowStore, asking: Asking, questions: Sequence[BenchmarkQuestion], advance: Callable[[int], None]
 ) -> Generations:
-    """Return what the model writes after the prompt of each question; only what `store` lacks is generated.
+    """Return a generated text per question, from the store where it has one, else from the model.
 
     advance: called with the number of questions answered so far.
 
-    Generations with a lost call (time limit, connection, outage) are not stored, so that the next run retries them.
-    Raises StorageError, WriteError.
+    Texts with a lost call (time limit, connection, outage) are not stored, so that the next run retries them. Raises
+    StorageError, WriteError.
     """
-    pairs = [(question.prompt, question.context) for question in questions]
-    requested = pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
+    requested = _distinct_prompts(questions)
     missing = requested.join(store.stored(requested), on=KEY, how="anti", maintain_order="left")
-    chunks = [ROW.to_frame()]  # no rows; gives the columns where nothing is generated
-    for start in range(0, missing.height, CHUNK):
-        advance(len(questions) - missing.height + start)
-        chunks.append(_generated(store, asking, missing[start : start + CHUNK]))
-    fresh = pl.concat(chunks)
+    answered_before = len(questions) - missing.height
+    fresh = _generate_missing(store, asking, missing, lambda generated: advance(answered_before + generated))
     generation_of = _generations_by_key(pl.concat([fresh, store.stored(requested)]))
     # A stored row that is damaged since it was looked up above is in neither frame.
-    damaged = requested.height - len(generation_of)
-    if damaged:
+    if len(generation_of) < requested.height:
+        damaged = requested.height - len(generation_of)
         raise StorageError(f"{damaged} rows of {store.name} were damaged during reading; run again")
-    return Generations([generation_of[pair] for pair in pairs], fresh)
+    texts = [generation_of[question.prompt, question.context] for question in questions]
+    return Generations(texts, fresh)
+
+
+def _distinct_prompts(questions: Sequence[BenchmarkQuestion]) -> pl.DataFrame:
+    """Return the prompts and contexts (KEY) of questions, each pair once, in order."""
+    pairs = [(question.prompt, question.context) for question in questions]
+    return pl.DataFrame(pairs, schema=KEY, orient="row").unique(maintain_order=True)
+
+
+def _generate_missing(
+    store: RowStore, asking: Asking, missing: pl.DataFrame, advance: Callable[[int], None]
+) -> pl.DataFrame:
+    """Generate and store a text for each prompt (KEY), CHUNK at a time; return the rows (ROW).
+
+    advance: called before each chunk with the number of texts generated so far.
+    """
+    chunks = [ROW.to_frame()]  # no rows; gives the columns if nothing is generated
+    for start in range(0, missing.height, CHUNK):
+        advance(start)
+        chunks.append(_generated(store, asking, missing[start : start + CHUNK]))
+    return pl.concat(chunks)
 
 
 def _generations_by_key(rows: pl.DataFrame) -> dict[tuple[str, str], Generation]:
-    """Return the generations of stored rows (ROW) by prompt and context."""
+    """Return the generated texts of stored rows (ROW) by prompt and context."""
     generation_of = {}
     for row in rows.iter_rows(named=True):
         generation_of[row["prompt"], row["context"]] = _generation(row)
@@ -270,26 +296,27 @@ def _generations_by_key(rows: pl.DataFrame) -> dict[tuple[str, str], Generation]
 
 
 def _generated(store: RowStore, asking: Asking, chunk: pl.DataFrame) -> pl.DataFrame:
-    """Let the model answer each prompt of a chunk; return the answers (ROW), and append them to the row store.
+    """Let the model answer each prompt of a chunk (KEY); return the rows (ROW), and store them.
 
-    chunk: the columns KEY (prompt, context). An answer with a lost call (time limit, broken connection) is returned and
-    not stored, so that the next run asks again.
+    A text with a lost call (time limit, broken connection) is returned but not stored, so that the next run asks again.
     """
-    prompts = chunk["prompt"].to_list()
-    contexts = chunk["context"].to_list()
-    texts = asking.write(prompts, contexts)
+    texts = asking.write(chunk["prompt"].to_list(), chunk["context"].to_list())
     rows = []
-    has_lost_call = []
-    for prompt, context, text in zip(prompts, contexts, texts, strict=True):
-        rows.append({"prompt": prompt, "context": context, **asdict(text)})
-        has_lost_call.append(any(is_lost(call) for call in text.calls))
+    for key, text in zip(chunk.to_dicts(), texts, strict=True):
+        rows.append({**key, **asdict(text)})
     frame = pl.DataFrame(rows, schema=ROW)
-    store.append(frame.filter(~pl.Series(has_lost_call, dtype=pl.Boolean)))
+    is_whole = [not _has_lost_call(text) for text in texts]
+    store.append(frame.filter(pl.Series(is_whole, dtype=pl.Boolean)))
     return frame
 
 
+def _has_lost_call(text: Generation) -> bool:
+    """Return whether a call of the text has no result because of a time limit, a connection or an outage."""
+    return any(is_lost(call) for call in text.calls)
+
+
 def _generation(row: Mapping[str, Any]) -> Generation:
-    """Return the Generation that a stored row (ROW) holds."""
+    """Return the generated text that a stored row (ROW) holds."""
     return Generation(
         text=row["text"],
         plain=row["plain"],
@@ -305,9 +332,9 @@ def _generation(row: Mapping[str, Any]) -> Generation:
 class BenchmarkOutcomes:
     """The answers of a model to a benchmark under a condition.
 
-    - `outcomes`: an outcome per question, in order.
-    - `store`: the name of the row store of the generations.
-    - `tokens`, `calls`: what was written and called now, without what an earlier run had stored.
+    - `outcomes`: one per question, in order
+    - `store`: the name of the row store with the generated texts
+    - `tokens`, `calls`: generated and called now, without what an earlier run had stored
     """
 
     outcomes: list[QuestionOutcome]
@@ -324,11 +351,10 @@ def benchmark_outcomes(
     benchmark: Benchmark,
     advance: Callable[[int], None] = lambda answered: None,
 ) -> BenchmarkOutcomes:
-    """Ask a model a benchmark's questions; it may call the tools of all `lanes` that are not withheld.
+    """Ask a model a benchmark's questions and judge the answers; stored texts of earlier runs are judged again.
 
+    The model may call the tools of all `lanes` that the benchmark does not withhold. Raises StorageError, WriteError.
     advance: called with the number of questions answered so far.
-
-    Generations in the lake from earlier runs are reused and judged again. Raises StorageError, WriteError.
     """
     asking = Asking(
         settings=settings,
@@ -340,13 +366,20 @@ def benchmark_outcomes(
     )
     store = Lake.of(settings.paths).rows(GENERATIONS, asking.identity(), KEY, ROW)
     written = generations(store, asking, benchmark.questions, advance)
-    lane_of = {lane.tool.name: lane.tool.key for lane in lanes}
-    outcomes = []
-    for number, text in enumerate(written.texts, 1):
-        outcomes.append(judge(benchmark, number, condition, text, lane_of))
     return BenchmarkOutcomes(
-        outcomes=outcomes,
+        outcomes=_judged(benchmark, condition, written.texts, lanes),
         store=store.name,
         tokens=int(written.fresh["tokens"].sum()),
         calls=int(written.fresh["calls"].list.len().sum()),
     )
+
+
+def _judged(
+    benchmark: Benchmark, condition: Condition, texts: Sequence[Generation], lanes: Sequence[Lane]
+) -> list[QuestionOutcome]:
+    """Return the outcome of each question of a benchmark. texts: one per question, in order."""
+    lane_of = {lane.tool.name: lane.tool.key for lane in lanes}
+    outcomes = []
+    for number, text in enumerate(texts, 1):
+        outcomes.append(judge(benchmark, number, condition, text, lane_of))
+    return outcomes

@@ -12,10 +12,10 @@ from unicodedata import normalize
 class BenchmarkQuestion:
     """A question: the model continues `prompt`, and any of `answers` is right.
 
-    - `tool`: the key of the tool that the question targets, else empty.
-    - `context`: the ISO date that the calendar returns; for a question that brings its own functions, these as JSON;
-      else empty.
-    - `wording`: the template or type of the question, else empty.
+    - `tool`: the key of the tool that the question needs, else empty
+    - `context`: the ISO date that the calendar returns; for a question that brings its own functions, the functions as
+      JSON; else empty
+    - `wording`: the template or type of the question, else empty
     """
 
     prompt: str
@@ -31,14 +31,14 @@ Rule = Callable[[str, Sequence[str]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """Questions with the rule that judges what is written after their prompts.
+    """Questions with the rule that judges the texts after their prompts.
 
-    - `correct`: the rule.
-    - `withheld`: names, in the text, of tools that may not be called because they would make the benchmark trivial.
-    - `left_out`: the number of the source's records that are no question here, by reason.
-    - `calls_nothing`: whether exactly the answers without a call are right; `correct` is then not used.
-    - `function_calls`: where questions bring their own functions, the most calls of an answer, which is judged by its
-      calls alone; 0 where the tools of the settings are called.
+    - `correct`: the rule
+    - `withheld`: names, in the text, of tools that may not be called because they would make the benchmark trivial
+    - `left_out`: reason -> number of the source's records that are no question here
+    - `calls_nothing`: whether exactly the answers without a call are right; `correct` is then not used
+    - `function_calls`: if questions bring their own functions, the most calls of an answer, which is judged by its
+      calls alone; 0 if the tools of the settings are called
     """
 
     name: str
@@ -55,17 +55,17 @@ SIGN = r"(?:(?<!\w)[-\u2212])?"
 NUMBER = re.compile(rf"{SIGN}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|{SIGN}\.\d+")
 """A number, maybe with commas between thousands."""
 EQUALS = re.compile(r"(?<![^\n=?&<.])(?P<side>[^\n=?&<.]*+)=")
-"""A `=` with what stands before it, since the sign at which an equation or a parameter of an address begins."""
+"""A `=` with the text before it, back to the beginning of the equation or of a parameter of an address."""
 SIDE = re.compile(r"\d|[\s%)]\Z|\b[a-zA-Z]\Z")
-"""Occurs in what stands before the `=` of an equation, but not in that of `width=300` or `?id=77`."""
+"""Occurs in the text before the `=` of an equation, but not before that of `width=300` or `?id=77`."""
 WORD = re.compile(r"(?<![.,])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.\d+)(?![.,]?\d|[^\W_])|[^\W_]+(?:(?<!\d)[+#]+)?")
 """A word: a number with its commas and decimals, or letters and digits, as in `C++`."""
 
 
 def in_first_words(output: str, answers: Sequence[str], words: int) -> bool:
-    """Return whether any of `answers` occurs within the first `words` words of `output`; empty answers do not.
+    """Return whether one of `answers` occurs within the first `words` words of `output`, without case.
 
-    The first words are separated by white space. They are compared with an answer by WORD, without case.
+    The first words are separated by white space; within them, a word is what WORD matches. Empty answers never occur.
     """
     first_words = _words(" ".join(output.split()[:words]))
     return any(_holds(first_words, _words(answer)) for answer in answers)
@@ -80,7 +80,7 @@ in_first_twenty_words: Rule = partial(in_first_words, words=20)
 
 
 def number_is_right(output: str, answers: Sequence[str]) -> bool:
-    """Judge ASDiv, SVAMP and MAWPS: return whether the predicted number is within 0.005 of an answer."""
+    """Return whether the predicted number is within 0.005 of an answer: the rule of ASDiv, SVAMP and MAWPS."""
     predicted = predicted_number(output)
     if predicted is None:
         return False
@@ -88,9 +88,9 @@ def number_is_right(output: str, answers: Sequence[str]) -> bool:
 
 
 def predicted_number(output: str) -> Decimal | None:
-    """Return the first number, or the first number after `=` of an equation such as `5+3=8` (footnote 7).
+    """Return the first number after `=` of an equation such as `5+3=8`, else the first number; None without numbers.
 
-    Return None where there is no number.
+    See footnote 7 of the paper.
     """
     match = None
     right_side = _right_side_start(output)
@@ -102,7 +102,7 @@ def predicted_number(output: str) -> Decimal | None:
 
 
 def _right_side_start(output: str) -> int | None:
-    """Return the character after the first `=` of an equation; None without an equation."""
+    """Return the index of the character after the first `=` of an equation; None without an equation."""
     for equals in EQUALS.finditer(output):
         begins_line = output[equals.start() - 1 : equals.end()] == "\n="
         if begins_line or SIDE.search(equals["side"]):
@@ -116,17 +116,18 @@ def numbers_in(text: str) -> list[Decimal]:
 
 
 def _number(text: str) -> Decimal:
+    """Return the value of a number as NUMBER matches it: 1,200.5."""
     return Decimal(text.replace(",", "").replace("\u2212", "-"))
 
 
 def _words(text: str) -> list[str]:
-    """Split a text into words by WORD, without case and without the commas of numbers."""
+    """Return the words of a text (WORD), without case and without the commas of numbers."""
     composed = normalize("NFC", text)  # `é` is one letter, or `e` and an accent
     return [word.replace(",", "") for word in WORD.findall(composed.casefold())]
 
 
 def _holds(words: list[str], answer: list[str]) -> bool:
-    """Return whether the words of an answer occur in `words` one after another; False without words."""
+    """Return whether the words of an answer occur in `words` one after another; False for an empty answer."""
     if not answer:
         return False
     return any(words[start : start + len(answer)] == answer for start in range(len(words)))

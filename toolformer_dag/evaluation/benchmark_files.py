@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,17 +26,13 @@ class BenchmarkError(UserError):
 
 
 def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterator[Any]:
-    """Yield the records of a file, whichever of these it is:
+    """Yield the records of a table (`.csv`, `.tsv`), of JSON lines, or of a JSON list. Raises BenchmarkError.
 
-    - a table (`.csv`, `.tsv`): a record per row
-    - JSON lines: a record per line
-    - a JSON list, or an object that has the list under `key`: its items
-    - a JSON object without `key`: a single record, where `lone` is true or the file is a `.jsonl`; else an error
-
-    Raises BenchmarkError.
+    - `key`: the key under which a JSON object has the list
+    - `lone`: whether a JSON object without `key` is a record by itself; in a `.jsonl` file it is always
     """
     if file.suffix.lower() in (".csv", ".tsv"):
-        yield from _table_rows(file)
+        yield from _table_records(file)
         return
     try:
         parsed = json.loads(_text(file))
@@ -48,7 +44,7 @@ def records(file: Path, key: str | None = None, *, lone: bool = False) -> Iterat
         yield parsed
     elif isinstance(parsed, list) and parsed:
         yield from parsed
-    else:  # an object with its list under `key`; all else is an error there
+    else:
         yield from list_in(parsed, file, key)
 
 
@@ -66,40 +62,58 @@ LIST_ITEM = re.compile(rf"[\[\s,]*+(?P<literal>{QUOTED})", re.DOTALL)
 """An item of such a list, with what stands before it."""
 
 
-def _table_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table by heading; without headings, as in DPR's `nq-test.qa.csv`, question and answers.
+def _table_records(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield a record per row of a table; cells with answers become lists. Raises BenchmarkError.
 
-    Tabs separate columns where the first line has one, else commas; quotes are doubled within quotes (RFC 4180).
-    Answers are lists, all other cells texts. Raises BenchmarkError.
+    A table without headings, such as DPR's `nq-test.qa.csv`, has the columns question and answers.
+    """
+    rows = _cells(file)
+    names = ["question", "answers"]
+    first_number = 1
+    if rows and _are_headings(rows[0]):
+        names = [name.strip() for name in rows.pop(0)]
+        first_number = 2
+    for number, row in enumerate(rows, first_number):
+        if len(row) != len(names):
+            raise BenchmarkError(
+                f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
+                "benchmark's own file"
+            )
+        yield _table_record(names, row)
+
+
+def _are_headings(cells: Sequence[str]) -> bool:
+    """Return whether the cells of a first row are headings: one of them is a known heading."""
+    return any(cell.strip().lower() in HEADINGS for cell in cells)
+
+
+def _cells(file: Path) -> list[list[str]]:
+    """Return the cells of each row that is not empty. Raises BenchmarkError.
+
+    Tabs separate cells if the first line has one, else commas; quotes are doubled within quotes (RFC 4180).
     """
     text = _text(file)
     first_line = text.partition("\n")[0]
     delimiter = "\t" if "\t" in first_line else ","
     try:
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        rows = [row for row in lines if row]
+        return [row for row in lines if row]
     except csv.Error as error:
         raise BenchmarkError(f"{file} is not readable CSV ({error}); give the benchmark's own file") from error
-    has_headings = bool(rows) and any(cell.strip().lower() in HEADINGS for cell in rows[0])
-    names = ["question", "answers"]
-    if has_headings:
-        names = [name.strip() for name in rows.pop(0)]
-    for number, row in enumerate(rows, 2 if has_headings else 1):
-        if len(row) != len(names):
-            raise BenchmarkError(
-                f"{file}, row {number} has {len(row)} cells and not {len(names)} ({', '.join(names)}); give the "
-                "benchmark's own file"
-            )
-        record: dict[str, Any] = {}
-        for name, cell in zip(names, row, strict=True):
-            record[name] = _cell_answers(cell) if name in ANSWER_HEADINGS else cell
-        yield record
+
+
+def _table_record(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    """Return the cells of a row by heading; cells with answers become lists."""
+    record: dict[str, Any] = {}
+    for name, cell in zip(names, row, strict=True):
+        record[name] = _cell_answers(cell) if name in ANSWER_HEADINGS else cell
+    return record
 
 
 def _cell_answers(cell: str) -> list[str]:
     """Return the answers of a cell: a text, or a list as Python or numpy writes it (`['a', "b"]`, `['a' 'b']`).
 
-    A list with an item that Python cannot read, such as `'\\x'`, is a text.
+    A list with an item that Python cannot read, such as `'\\x'`, counts as a text.
     """
     if not LIST_CELL.fullmatch(cell):
         return [cell]
@@ -115,7 +129,7 @@ def _cell_answers(cell: str) -> list[str]:
 
 
 def field_of(record: Any, *names: str) -> Any:
-    """Return the value of the first of `names` that a record has. Raises KeyError with the first where it has none."""
+    """Return the value of the first of `names` that a record has. Raises KeyError if it has none."""
     for name in names:
         if name in record:
             return record[name]
@@ -137,7 +151,7 @@ def json_file(file: Path) -> Any:
 def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
     """Return `parsed` if it is a list; with a `key`, the list under that key of the object `parsed`.
 
-    file: whose content was parsed. Raises BenchmarkError where there is no list.
+    Raises BenchmarkError if there is no list. file: named in the message.
     """
     listed = parsed
     if key is not None:
@@ -149,7 +163,7 @@ def list_in(parsed: Any, file: Path, key: str | None) -> list[Any]:
 
 
 def files(folder: Path, *patterns: str) -> list[Path]:
-    """Return the files of a folder that match a pattern, sorted. Raises BenchmarkError where none matches."""
+    """Return the files of a folder that match a pattern, sorted. Raises BenchmarkError if none matches."""
     matching: list[Path] = []
     for pattern in patterns:
         matching += folder.glob(pattern)
@@ -159,16 +173,13 @@ def files(folder: Path, *patterns: str) -> list[Path]:
 
 
 def content(path: Path) -> str:
-    """Hash the content of a file, or of all files below a folder with their names, to 32 hexadecimal characters.
+    """Return a hash (32 hexadecimal characters) of a file, or of the names and contents of all files in a folder.
 
-    Raises BenchmarkError where one of them cannot be read, or is no regular file.
+    Raises BenchmarkError if a file cannot be read or is no regular file.
     """
-    paths = [path]
-    if path.is_dir():
-        paths = sorted(file for file in path.rglob("*") if file.is_file())
     digest = hashlib.blake2b(digest_size=16)
     try:
-        for file in paths:
+        for file in _files_below(path):
             require_regular(file)
             digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
             digest.update(file.read_bytes())
@@ -180,8 +191,15 @@ def content(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _files_below(path: Path) -> list[Path]:
+    """Return a file as a list, or all files below a folder, sorted."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
 def _described(value: Any) -> str:
-    """Say for a message what a value is: its fields, or its type."""
+    """Return what a value is, for a message: its fields or its type."""
     if not isinstance(value, dict):
         return f"it holds {type(value).__name__} {value!r:.40}"
     return f"it has the fields {', '.join(map(str, value)) or 'none'}"[:200]
@@ -197,7 +215,7 @@ def benchmark(
 ) -> Benchmark:
     """Convert the records of all files to the questions of a benchmark; records without a question are counted.
 
-    sources: the records by file.
+    sources: file -> its records.
     convert: returns the question of a record, or the reason why it has none.
     correct, withheld: as in Benchmark.
     shapes: the shapes that a record may have, for messages.
@@ -218,9 +236,9 @@ def benchmark(
 
 @contextmanager
 def expect_shape(where: str, details: str = "") -> Iterator[None]:
-    """Raise BenchmarkError with `where` and `details` where the block fails because a record has another shape.
+    """Turn a KeyError, TypeError and similar errors of the block into BenchmarkError: a record has another shape.
 
-    Errors of another kind than those of looking up and converting values are passed on.
+    where: the file and record, details: what is expected; both for the message.
     """
     try:
         yield
@@ -231,7 +249,10 @@ def expect_shape(where: str, details: str = "") -> Iterator[None]:
 
 
 def _converted(where: str, record: Any, convert: Callable[[Any], QuestionOrReason], shapes: str) -> QuestionOrReason:
-    """Convert a record and check its question; see `benchmark`. where: the file and record for messages."""
+    """Return the checked question of a record, or the reason why it has none.
+
+    where: the file and record, shapes: the known shapes of records; both for messages.
+    """
     details = f": {_described(record)}; known: {shapes}" if shapes else ""
     with expect_shape(where, details):
         result = convert(record)
@@ -258,7 +279,7 @@ def _answerable(question: BenchmarkQuestion) -> QuestionOrReason:
 
 
 def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
-    """Read a file, which may be compressed. Raises BenchmarkError with the remedy."""
+    """Return the text of a file, which may be compressed. Raises BenchmarkError with the remedy."""
     try:
         return text_of(file)
     except (OSError, ValueError) as error:
@@ -266,39 +287,42 @@ def _text(file: Path, remedy: str = "give the benchmark's own file") -> str:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """Parse JSON, or raise BenchmarkError, which says what the text is instead, such as a page of HTML.
+    """Return the value of a JSON text. Raises BenchmarkError, which says what else the text is, such as HTML.
 
     where: the file and line, for the message.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # also for too many digits or brackets
-        reason = str(error)
-        if COMMA.search(text):
-            reason += ", after a comma too many"
-        kind = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
-        if kind:
-            reason = f"it is {kind}"
+        reason = _json_fault(text, error)
         raise BenchmarkError(f"{where} is not readable JSON ({reason}); give the benchmark's own file") from error
 
 
+def _json_fault(text: str, error: Exception) -> str:
+    """Return why a text is no JSON: the kind of file that it is, or the parser's error."""
+    kind = kind_in_words(text[:HEAD_BYTES].encode(errors="replace"))
+    if kind:
+        return f"it is {kind}"
+    return f"{error}, after a comma too many" if COMMA.search(text) else str(error)
+
+
 def completion(statement: str) -> str:
-    """Format the prompt of LAMA and TempLAMA (appendix C.1)."""
+    """Return the prompt of LAMA and TempLAMA for a statement without its end (appendix C.1)."""
     return f"Please complete the following text so that it is factually correct: {statement}"
 
 
 def mathematics(context: str, question: str) -> str:
-    """Format the prompt of ASDiv, SVAMP and MAWPS (appendix C.2); `context` may be empty."""
+    """Return the prompt of ASDiv, SVAMP and MAWPS (appendix C.2); `context` may be empty."""
     return f"{context} {question} The answer is".lstrip()
 
 
 def question_answering(question: str) -> str:
-    """Format the prompt of WebQuestions, Natural Questions, TriviaQA and Dateset (appendix C.3); it ends with `?`."""
+    """Return the prompt of WebQuestions, Natural Questions, TriviaQA and Dateset (appendix C.3); it ends with `?`."""
     return f"Answer the following question: {question.rstrip().removesuffix('?')}?"
 
 
 def multilingual(paragraph: str, question: str) -> str:
-    """Format the prompt of MLQA (appendix C.4)."""
+    """Return the prompt of MLQA (appendix C.4)."""
     return (
         f"Your task is to answer a question based on the following paragraph: {paragraph} "
         f"Now answer the following question in English: {question}"
@@ -316,7 +340,7 @@ TITLE = re.compile(rf"(?<={BLANK})(?= = [^=\n].*[^=] = {BLANK})")
 def wikitext(file: Path) -> list[str]:
     """Return the articles of a WikiText file, each with its title; tokenization and `<unk>` stay unchanged.
 
-    Raises BenchmarkError for a file that cannot be read or holds no text.
+    Raises BenchmarkError if the file cannot be read or holds no text.
     """
     text = _text(file, WIKITEXT)
     # With a blank line before it, a title at the beginning of the file is found like the others.

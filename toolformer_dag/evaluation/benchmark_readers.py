@@ -1,10 +1,10 @@
-"""Read the paper's benchmarks and others from their files; Dateset, which is generated, is in dateset.py (section 4.2).
+"""Read the paper's benchmarks (section 4.2) and others from their files; dateset.py generates Dateset.
 
-A reader of a file converts each record to a question, or to the reason why it has none.
+Each record becomes a question, or the reason why it is left out, such as "mask_not_last".
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -66,6 +66,7 @@ def lama(folder: Path) -> list[Benchmark]:
 
 
 def _lama_subset(name: str, folder: Path, convert: Callable[[Any], QuestionOrReason]) -> Benchmark:
+    """Return a subset of LAMA. convert: returns the question of a record, or the reason why it has none."""
     return benchmark(
         name=name,
         sources={file: json_lines(file) for file in files(folder, "*.jsonl")},
@@ -76,7 +77,7 @@ def _lama_subset(name: str, folder: Path, convert: Callable[[Any], QuestionOrRea
 
 
 def _templates(file: Path) -> dict[str, str]:
-    """Read the templates of T-REx by relation."""
+    """Return the templates of T-REx, relation -> template. Raises BenchmarkError."""
     templates = {}
     for number, record in enumerate(json_lines(file), 1):
         with expect_shape(f"{file}, record {number}"):
@@ -85,7 +86,7 @@ def _templates(file: Path) -> dict[str, str]:
 
 
 def _squad(record: Any) -> QuestionOrReason:
-    """Return the question of a record of LAMA's SQuAD, whose sentences have masks already."""
+    """Return the question of a record of LAMA's SQuAD, whose sentence has a mask already."""
     sentences = record["masked_sentences"]
     if len(sentences) != 1:
         return "several_sentences"
@@ -93,7 +94,10 @@ def _squad(record: Any) -> QuestionOrReason:
 
 
 def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionOrReason:
-    """Return the question of a record whose statement is a template of its relation. key: the relation's field."""
+    """Return the question of a record that a template turns into a statement.
+
+    templates: relation -> template. key: the record's field with the relation.
+    """
     template = templates.get(record[key])
     if template is None:
         return "unknown_relation"
@@ -101,7 +105,10 @@ def _templated(record: Any, templates: Mapping[str, str], key: str) -> QuestionO
 
 
 def _lama_question(masked: str, answer: str) -> QuestionOrReason:
-    """Return the question of a statement with a mask, which has to be its end, since the model continues it."""
+    """Return the question of a statement with a mask, `Jane Austen wrote [MASK].`
+
+    The model continues the statement, so the mask has to be its end; else the reason "mask_not_last" is returned.
+    """
     *before, after = MASK.split(masked)
     statement = masked[: masked.rfind("[")].rstrip()
     if not (before and statement and AFTER_MASK.fullmatch(after)):
@@ -110,33 +117,37 @@ def _lama_question(masked: str, answer: str) -> QuestionOrReason:
 
 
 def templama(file: Path) -> list[Benchmark]:
-    """Read TempLAMA, a question per query and year.
+    """Read TempLAMA, a question per query and year. Raises BenchmarkError.
 
     The paper does not say how the model learns the year: here the calendar returns it. Answers of more than five words
-    never fit the rule and count as wrong. Raises BenchmarkError.
+    never fit the rule and count as wrong.
     """
     return [benchmark("TempLAMA", {file: json_lines(file)}, _templama_question, in_first_five_words)]
 
 
 def _templama_question(record: Any) -> QuestionOrReason:
-    """Turn a record of TEMPLAMA into a question, or return the reason why it is left out.
+    """Return the question of a record {"query": "Tom Brady plays for _X_.", "date": "2019", ...}.
 
-    {"query": "Tom Brady plays for _X_.", "date": "2019", ...} becomes a text to complete, and the date of the calendar
-    is 2019-01-01. A blank that is not at the end cannot be completed: mask_not_last.
+    The query becomes a text to complete; the calendar's date is 2019-01-01. If the blank is not at the end, the reason
+    "mask_not_last" is returned.
     """
     statement, blank, after = record["query"].partition("_X_")
     if not blank or after.strip(" ."):
         return "mask_not_last"
-    answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
-    names = tuple(answer["name"] for answer in answers)
-    new_year = date.fromisoformat(f"{record['date']}-01-01")  # ValueError where `date` is not a year
+    new_year = date.fromisoformat(f"{record['date']}-01-01")  # ValueError if `date` is not a year
     return BenchmarkQuestion(
         prompt=completion(statement.rstrip()),
-        answers=names,
+        answers=_templama_answers(record["answer"]),
         tool="calendar",
         context=new_year.isoformat(),
         wording=record["relation"],
     )
+
+
+def _templama_answers(answer: Any) -> tuple[str, ...]:
+    """Return the names of {"name": "Patriots"}, or of a list of such objects."""
+    answers = answer if isinstance(answer, list) else [answer]
+    return tuple(item["name"] for item in answers)
 
 
 DESCRIPTION = re.compile(r'\(description (?:"((?:[^"\\]|\\.)*)"|([^()]*))\)')
@@ -158,16 +169,14 @@ def natural_questions(file: Path) -> list[Benchmark]:
 
 
 def trivia_qa(file: Path) -> list[Benchmark]:
-    """Read TriviaQA; every alias of an answer is right, and a record may have none.
+    """Read TriviaQA; every alias of an answer is right, and a record may have none. Raises BenchmarkError.
 
     Records of these shapes are read:
 
     - the original: `Question` and `Answer` (`Value`, `Aliases`) in a list under `Data`
-    - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, beside it maybe `aliases`, or an object
+    - `context` ("Question: ...\\nAnswer:") or `question`, and `answer`: a text, perhaps with `aliases`, or an object
       of `value` and `aliases`
     - `question` with `answers` or `golden_answers`, as in Natural Questions
-
-    Raises BenchmarkError.
     """
     shapes = f"Question and Answer under Data; context or question with answer and aliases; {OPEN}"
     # A .json with one object is the original, whose list is under Data; in other files an object is a single record.
@@ -178,12 +187,10 @@ def trivia_qa(file: Path) -> list[Benchmark]:
 def _open_benchmark(
     name: str, file: Path, records_of_file: Iterable[Any], convert: Callable[[Any], QuestionOrReason], shapes: str
 ) -> list[Benchmark]:
-    """Return a list of one benchmark: questions that come without a text to read. The tool QA may not be called.
+    """Return a list of one benchmark of questions that come without a text to read; the tool QA may not be called.
 
-    It is a list since readers of other benchmarks return several.
-
-    convert: record of the file -> its question, or the reason why it is left out, such as "nobody_asks".
-    shapes: the fields that records have, in words; printed in the error about a record of another shape.
+    convert: returns the question of a record, or the reason why it has none.
+    shapes: the fields that records have, for the message about a record of another shape.
     """
     return [
         benchmark(
@@ -223,10 +230,7 @@ def _web_question(record: Any) -> QuestionOrReason:
 
 
 def _trivia(record: Any) -> QuestionOrReason:
-    """Return the question of a record of TriviaQA, in any of its three published shapes (`trivia_qa`).
-
-    Aliases of the answer are right answers too.
-    """
+    """Return the question of a record of TriviaQA, in any of its three published shapes; aliases are right answers."""
     if "Question" in record:  # {"Question": "...", "Answer": {"Value": "Jane Austen", "Aliases": ["J. Austen"]}}
         return _open_question(record["Question"], _values(record["Answer"], "Value", "Aliases"))
     if "answer" not in record:  # {"question": "...", "golden_answers": ["Jane Austen"]}
@@ -241,7 +245,7 @@ def _trivia(record: Any) -> QuestionOrReason:
 def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
     """Return the texts of an answer, such as ["Jane Austen", "J. Austen"].
 
-    answer: a text, a list of texts, or an object of a text under `value_key` and perhaps a list under `aliases_key`.
+    answer: a text, a list of texts, or an object with a text under `value_key` and perhaps a list under `aliases_key`.
     """
     if isinstance(answer, str):
         return [answer]
@@ -252,7 +256,7 @@ def _values(answer: Any, value_key: str, aliases_key: str) -> list[str]:
 
 
 def _open_question(question: str, answers: Any) -> QuestionOrReason:
-    """Return a question for WikiSearch. answers: a list of the right texts. Raises TypeError for a single text."""
+    """Return a question for WikiSearch. answers: a list of right texts. Raises TypeError for a single text."""
     return BenchmarkQuestion(question_answering(question), tuple(_listed(answers)), tool="wiki_search")
 
 
@@ -269,16 +273,14 @@ LANGUAGES = ("ar", "de", "es", "hi", "vi", "zh")
 
 
 ALL_ENGLISH = ", all En)"
-"""The end of the name of a benchmark with English questions for a text in English, such as "MLQA (de, all En)"."""
+"""Ends the name of a benchmark with English questions about an English text: "MLQA (de" + ALL_ENGLISH."""
 
 
 def mlqa(folder: Path) -> list[Benchmark]:
     """Read the files `...context-en-question-LANGUAGE.json` of LANGUAGES, a benchmark per language.
 
-    With `...context-en-question-en.json`, each language has a second benchmark: the same questions, found by their ids,
-    in English (Table 6, "All En"). It is left out where none of its questions has an English one.
-
-    Raises BenchmarkError.
+    With `...context-en-question-en.json`, each language has a second benchmark: the same questions in English, found by
+    their ids (Table 6, "All En"). It is left out if none has an English version. Raises BenchmarkError.
     """
     language_files = files(folder, *(f"*context-en-question-{language}.json" for language in LANGUAGES))
     english_files = sorted(folder.glob("*context-en-question-en.json"))
@@ -294,9 +296,9 @@ def mlqa(folder: Path) -> list[Benchmark]:
 
 
 def _check_distinct(paths: list[Path]) -> None:
-    """Raise BenchmarkError where two of MLQA's files have the same language, such as its `dev-...` and `test-...`.
+    """Raise BenchmarkError if two of MLQA's files have the same language, as `dev-...` and `test-...` have.
 
-    The benchmarks of both would have the same name.
+    Their benchmarks would have the same name.
     """
     file_of: dict[str, Path] = {}
     for file in paths:
@@ -316,8 +318,9 @@ def _language(file: Path) -> str:
 class ParagraphQuestion(NamedTuple):
     """A question about a paragraph.
 
-    - `id`: that of the question, the same in all languages; None in a file without ids.
-    - `record`: the question with its answers, as in the file.
+    - `id`: of the question, the same in all languages; None in a file without ids
+    - `paragraph`: the text that it is about
+    - `record`: the question with its answers, as in the file
     """
 
     id: Any
@@ -344,24 +347,26 @@ def _mlqa(file: Path) -> Benchmark:
 
 
 def _in_english(file: Path, english_file: Path) -> Benchmark:
-    """Return the English translations of the questions of a file as a benchmark, "MLQA (de, all En)" (section 4.2.4).
+    """Return the English versions of a file's questions as a benchmark, "MLQA (de, all En)" (section 4.2.4).
 
-    file: the questions in the other language; only their ids are used.
-    english_file: the English questions. Where it lacks an id, the question is left out with the reason ABSENT.
+    Questions that the English file lacks are left out with the reason ABSENT.
     """
     content = _read_mlqa(file)
-    english_questions = {question.id: question for question in _read_mlqa(english_file).questions}
-    translations: list[ParagraphQuestion | None] = []
-    for question in content.questions:
-        # A question without an id has no translation.
-        translations.append(english_questions.get(question.id) if question.id else None)
-    language_and_end = f"{_language(file)}{ALL_ENGLISH}"  # "de, all En)"
     return benchmark(
-        name=f"{content.name} ({language_and_end}",
-        sources={english_file: translations},  # errors name the file that records are from
+        name=f"{content.name} ({_language(file)}{ALL_ENGLISH}",
+        sources={english_file: _translations(content.questions, english_file)},  # errors name the records' file
         convert=lambda question: _mlqa_question(question) if question else ABSENT,
         correct=in_first_ten_words,
     )
+
+
+def _translations(questions: Sequence[ParagraphQuestion], english_file: Path) -> list[ParagraphQuestion | None]:
+    """Return the English version of each question, found by its id; None if there is none."""
+    english_questions = {question.id: question for question in _read_mlqa(english_file).questions}
+    translations: list[ParagraphQuestion | None] = []
+    for question in questions:
+        translations.append(english_questions.get(question.id) if question.id else None)
+    return translations
 
 
 ABSENT = "not_in_english"
@@ -369,23 +374,28 @@ ABSENT = "not_in_english"
 
 
 def _read_mlqa(file: Path) -> _MlqaFile:
-    """Read a file in the format of MLQA or XQuAD: every question with its id and the paragraph that it is about.
-
-    Raises BenchmarkError for another shape.
-    """
+    """Read a file in the format of MLQA or XQuAD. Raises BenchmarkError for another shape."""
     content = json_file(file)
     articles = list_in(content, file, "data")
     is_xquad = str(content.get("version", "")).startswith("xquad")
     questions: list[ParagraphQuestion] = []
     for number, article in enumerate(articles, 1):
         with expect_shape(f"{file}, article {number}"):
-            for paragraph in article["paragraphs"]:
-                for record in paragraph["qas"]:
-                    questions.append(ParagraphQuestion(record.get("id"), paragraph["context"], record))
+            questions += _questions_of_article(article)
     return _MlqaFile("XQuAD in MLQA's form" if is_xquad else "MLQA", questions)
 
 
+def _questions_of_article(article: Any) -> list[ParagraphQuestion]:
+    """Return every question about the paragraphs of an article."""
+    questions = []
+    for paragraph in article["paragraphs"]:
+        for record in paragraph["qas"]:
+            questions.append(ParagraphQuestion(record.get("id"), paragraph["context"], record))
+    return questions
+
+
 def _mlqa_question(question: ParagraphQuestion) -> QuestionOrReason:
+    """Return the benchmark's question for a question about a paragraph."""
     answers = tuple(answer["text"] for answer in question.record["answers"])
     prompt = multilingual(question.paragraph.strip(), question.record["question"].strip())
     return BenchmarkQuestion(prompt, answers, tool="machine_translation")
@@ -398,9 +408,9 @@ NO_NUMBER = "answer_is_no_number"
 
 
 def asdiv(file: Path) -> list[Benchmark]:
-    """Read ASDiv.xml, or JSON records with `body`, `question` and `answer`; answers that are no number are left out.
+    """Read ASDiv.xml, or JSON records with `body`, `question` and `answer`. Raises BenchmarkError.
 
-    Raises BenchmarkError.
+    Problems whose answer is no number are left out.
     """
     if file.suffix in (".json", ".jsonl"):
         of_file = benchmark(
@@ -425,10 +435,8 @@ def _asdiv_problems(file: Path) -> Iterable[ElementTree.Element]:
     try:
         return ElementTree.parse(file).getroot().iter("Problem")
     except (OSError, ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
-        reason = str(error)
         kind = kind_in_words(file.read_bytes()[:HEAD_BYTES]) if file.is_file() else None
-        if kind:
-            reason = f"{error}, it is {kind}"
+        reason = f"{error}, it is {kind}" if kind else str(error)
         raise BenchmarkError(f"{file} is not ASDiv.xml ({reason}); give the benchmark's own file") from error
 
 
@@ -441,10 +449,10 @@ def svamp(file: Path) -> list[Benchmark]:
 
 
 def mawps(folder: Path) -> list[Benchmark]:
-    """Read all files of a folder as MAWPS; problems with several solutions are left out.
+    """Read all files of a folder as MAWPS; problems with several solutions are left out. Raises BenchmarkError.
 
     Records have `sQuestion` and `lSolutions` (the original), or `input` (context and question) and `target`, as JSON or
-    CSV. Raises BenchmarkError.
+    CSV.
     """
     sources = {file: records(file) for file in files(folder, "*.json", "*.jsonl", "*.csv")}
     shapes = "sQuestion and lSolutions; input and target"
@@ -469,7 +477,7 @@ def _asdiv_record(record: Any) -> QuestionOrReason:
 
 
 def _asdiv_question(body: Any, question: Any, answer: Any, solution_type: Any) -> QuestionOrReason:
-    """Return the question of a problem; its answer is a number and its unit. Raises AttributeError for a None."""
+    """Return the question of a problem whose answer is a number and its unit. Raises AttributeError for a None."""
     prompt = mathematics(body.strip(), question.strip())
     match = ASDIV_ANSWER.fullmatch(answer.strip())
     if match is None:
@@ -484,7 +492,7 @@ def _svamp(record: Any) -> QuestionOrReason:
 
 
 def _mawps(record: Any) -> QuestionOrReason:
-    """Return the question of a record, or the reason "answer_is_no_number" where it has not exactly one solution."""
+    """Return the question of a record, or NO_NUMBER unless it has exactly one solution."""
     if "sQuestion" not in record:
         return _question(mathematics("", record["input"].strip()), record["target"])
     solutions = record["lSolutions"]
@@ -501,8 +509,8 @@ def irrelevance(path: Path) -> list[Benchmark]:
     """Read the irrelevance sets of the Berkeley Function-Calling Leaderboard: a file, or a folder of them.
 
     A record has `question`: turns, each a list of messages (`role`, `content`); in earlier releases the messages alone,
-    or a text. The user's last message is asked. The functions of the record (`function`), none of which helps, are not
-    offered: what is measured is whether the tools of the settings are called. Right is an answer without a call.
+    or a text. The user's last message is asked. The record's functions (`function`), none of which helps, are not
+    offered: the question is whether the tools of the settings are called. An answer without a call is right.
 
     Raises BenchmarkError.
     """
@@ -513,10 +521,10 @@ def irrelevance(path: Path) -> list[Benchmark]:
 
 
 def when2call(file: Path) -> list[Benchmark]:
-    """Read the test set of When2Call (`question`, `correct_answer`): the questions that no tool answers.
+    """Read When2Call's questions that no tool answers (`question`, `correct_answer`). Raises BenchmarkError.
 
-    Right is an answer without a call. Questions that a tool answers are left out, and those where a person would be
-    asked for what is missing. Raises BenchmarkError.
+    An answer without a call is right. Questions that a tool answers, or for which a person would be asked for more, are
+    left out.
     """
     return [_without_call("When2Call", file, _unanswerable)]
 
@@ -536,7 +544,7 @@ def _irrelevant(record: Any) -> QuestionOrReason:
 
 
 def last_asked(record: Any) -> str | None:
-    """Return the prompt for the user's last message in a record of the leaderboard; None where no user asks."""
+    """Return the prompt for the user's last message in a record of the leaderboard; None if no user asks."""
     turns = record["question"]
     if isinstance(turns, str):
         return _prompt(turns)
@@ -546,7 +554,7 @@ def last_asked(record: Any) -> str | None:
 
 
 def _unanswerable(record: Any) -> QuestionOrReason:
-    """Return the question of a record that no tool answers; for all others their label, as the reason."""
+    """Return the question of a record that no tool answers; of other records the label, as the reason."""
     label = record["correct_answer"]
     if label not in NO_RIGHT_CALL:
         return str(label)
@@ -554,6 +562,7 @@ def _unanswerable(record: Any) -> QuestionOrReason:
 
 
 def _prompt(text: str) -> str:
+    """Return the prompt of a question that a tool may help with or not."""
     return f"Answer the following question: {text.strip()}"
 
 
@@ -562,7 +571,7 @@ NO_CALL = "no call"
 
 
 def _question(prompt: str, answer: Any, wording: str = "") -> QuestionOrReason:
-    """Return a question for the calculator; its answer has to be a number, or the text of one."""
+    """Return a question for the calculator, or NO_NUMBER unless the answer is a number or the text of one."""
     if NUMBER.fullmatch(str(answer)) is None:
         return NO_NUMBER
     return BenchmarkQuestion(prompt, (str(answer),), tool="calculator", wording=wording)

@@ -1,4 +1,4 @@
-"""The known benchmarks, and the benchmarks that the settings choose besides the synthetic world's questions."""
+"""The known benchmarks, and the ones that the settings choose, with questions about the synthetic world."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +13,7 @@ from toolformer_dag.evaluation.function_calls import function_calling
 from toolformer_dag.settings.evaluation_settings import EvaluationSettings
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.synthetic.phenomena import TWO_HOP, questions
+from toolformer_dag.synthetic.sentences import Phenomenon
 from toolformer_dag.synthetic.web import VERSION
 
 READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
@@ -30,14 +31,14 @@ READERS: Mapping[str, Callable[[Path], list[Benchmark]]] = {
     "functions": function_calling,
     "dateset": lambda _: [dateset()],
 }
-"""Readers by name: `lama`, `mawps`, `mlqa` and `functions` read a folder, `irrelevance` a file or a folder, `dateset`
+"""Name -> reader. `lama`, `mawps`, `mlqa` and `functions` read a folder, `irrelevance` a file or a folder, `dateset`
 ignores its path, the others read a file."""
 READING = 7
 """Raise this when the same files would give other questions, or the same output another judgement."""
 
 
 def read_benchmark(name: str, path: Path) -> list[Benchmark]:
-    """Read a benchmark; the list has an entry per subset or language. Raises BenchmarkError."""
+    """Return a benchmark as a list with an entry per subset or language. Raises BenchmarkError."""
     return _reader(name)(path)
 
 
@@ -48,38 +49,25 @@ def benchmark_identity(name: str, path: Path) -> str:
 
 
 def _reader(name: str) -> Callable[[Path], list[Benchmark]]:
-    """Return the reader of that name. Raises BenchmarkError for an unknown name."""
+    """Return the reader of a benchmark. Raises BenchmarkError for an unknown name."""
     if name not in READERS:
         raise BenchmarkError(f"there is no benchmark {name!r}; known: {', '.join(READERS)}")
     return READERS[name]
 
 
 WITHHELD = {"wiki_search": frozenset({"QA"})}
-"""Tool that synthetic questions are for -> names of the tools that may not be called for them."""
+"""Tool that synthetic questions need -> names of the tools that may not be called for them."""
 FIRST_TOOLS = {TWO_HOP: "question_answering"}
 """Kind of questions that take several calls -> the tool of the first call, which counts as the right one."""
 
 
 def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", "unseen"]) -> Benchmark:
-    """Generate `n` questions that a tool answers, about the invented world of the synthetic corpus.
+    """Return `n` generated questions that a tool answers, about the invented world of the synthetic corpus.
 
-    - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering.
-    - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others.
-
-    An answer of the calculator is right if its number is; another answer if the first five words contain the
-    right one. In questions for WikiSearch the tool QA may not be called (`withheld`).
+    - tool: such as "calculator"; or TWO_HOP, for questions that take two calls of question answering
+    - wordings: "seen" takes the sentence templates of the synthetic corpus, "unseen" others
     """
-    generated = []
-    for phenomenon in questions(seed, tool, n, wordings):
-        generated.append(
-            BenchmarkQuestion(
-                prompt=phenomenon.before,
-                answers=(phenomenon.answer,),
-                tool=FIRST_TOOLS.get(tool, tool),  # TWO_HOP is no tool
-                context=str(phenomenon.date or ""),
-                wording=phenomenon.wording,
-            )
-        )
+    generated = [_synthetic_question(tool, phenomenon) for phenomenon in questions(seed, tool, n, wordings)]
     return Benchmark(
         name=f"{tool} ({wordings})",
         questions=tuple(generated),
@@ -88,10 +76,21 @@ def synthetic_benchmark(tool: str, n: int, seed: int, wordings: Literal["seen", 
     )
 
 
-def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks that the settings choose: the synthetic world's for each tool, then those of files.
+def _synthetic_question(tool: str, phenomenon: Phenomenon) -> BenchmarkQuestion:
+    """Return a fact of the synthetic world as a question. tool: answers it, or TWO_HOP."""
+    return BenchmarkQuestion(
+        prompt=phenomenon.before,
+        answers=(phenomenon.answer,),
+        tool=FIRST_TOOLS.get(tool, tool),  # TWO_HOP is no tool
+        context=str(phenomenon.date or ""),
+        wording=phenomenon.wording,
+    )
 
-    tools: as in `synthetic_benchmark`. Raises BenchmarkError, also for a benchmark without questions.
+
+def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list[Benchmark]:
+    """Return the benchmarks that the settings choose: the synthetic world's for each tool, then the ones in files.
+
+    tools: such as "calculator", or TWO_HOP. Raises BenchmarkError, also for a benchmark without questions.
     """
     benchmarks: list[Benchmark] = []
     if section.questions:
@@ -99,16 +98,24 @@ def chosen_benchmarks(section: EvaluationSettings, tools: Sequence[str]) -> list
             benchmarks.append(synthetic_benchmark(tool, section.questions, section.seed, "seen"))
     for name, path in section.benchmarks.items():
         for benchmark in read_benchmark(name, path):
-            if not benchmark.questions:
-                raise BenchmarkError(
-                    f"{benchmark.name} has no questions ({dict(benchmark.left_out)}); give the benchmark's own files"
-                )
+            _refuse_empty(benchmark)
             benchmarks.append(sampled(benchmark, section.benchmark_questions))
     return benchmarks
 
 
+def _refuse_empty(benchmark: Benchmark) -> None:
+    """Raise BenchmarkError if a benchmark has no questions."""
+    if not benchmark.questions:
+        raise BenchmarkError(
+            f"{benchmark.name} has no questions ({dict(benchmark.left_out)}); give the benchmark's own files"
+        )
+
+
 def sampled(benchmark: Benchmark, limit: int | None) -> Benchmark:
-    """Keep at most `limit` questions of a benchmark, at equal distances, since files are sorted by kind of question."""
+    """Return a benchmark with at most `limit` of its questions, at equal distances.
+
+    Files are sorted by kind of question, so the first ones would not do.
+    """
     questions = benchmark.questions
     if limit is None or limit >= len(questions):
         return benchmark

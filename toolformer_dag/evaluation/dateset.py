@@ -21,7 +21,7 @@ from toolformer_dag.synthetic.today import MONTHS, WEEK_DAYS
 
 
 def holidays(year: int) -> dict[str, date]:
-    """Return the holidays of a year in order, by name; the day itself, not the day of observance."""
+    """Return the holidays of a year, name -> date, in the order of the year; not the days of observance."""
     days = {
         "New Year's Day": date(year, 1, 1),
         "Martin Luther King Jr. Day": _nth(year, 1, MONDAY, 3),
@@ -41,7 +41,7 @@ def holidays(year: int) -> dict[str, date]:
 
 
 def _nth(year: int, month: int, weekday: int, n: int) -> date:
-    """Return the n-th Monday, Thursday or other `weekday` of a month; n = 0: the last before the month begins."""
+    """Return the n-th `weekday` of a month; n = 0 is the last one before the month begins."""
     first_of_month = date(year, month, 1)
     days_to_weekday = (weekday - first_of_month.weekday()) % 7
     return first_of_month + timedelta(days=days_to_weekday + 7 * (n - 1))
@@ -52,7 +52,7 @@ UNITS = ("days", "weeks", "months", "years")
 
 
 def whole_units(early: date, late: date, unit: str) -> int:
-    """Count the whole units from `early` to `late`, which must not be before `early`. unit: one of UNITS."""
+    """Return the number of whole units from `early` to `late`, which must not be before. unit: one of UNITS."""
     days = (late - early).days
     months = 12 * (late.year - early.year) + late.month - early.month
     if late.day < early.day:
@@ -62,32 +62,33 @@ def whole_units(early: date, late: date, unit: str) -> int:
 
 
 def back(day: date, count: int, unit: str) -> date:
-    """Return the date `count` units before `day`; unit: days, weeks, months or years.
-
-    A day that its month lacks becomes the month's last: a month before 2023-03-31 is 2023-02-28.
-    """
+    """Return the date `count` units before `day`. unit: one of UNITS."""
     if unit == "days":
         return day - timedelta(days=count)
     if unit == "weeks":
         return day - timedelta(weeks=count)
-    months_back = 12 * count if unit == "years" else count
-    months = 12 * day.year + day.month - 1 - months_back  # months from year 0
-    year, month_index = divmod(months, 12)
+    return _months_back(day, 12 * count if unit == "years" else count)
+
+
+def _months_back(day: date, count: int) -> date:
+    """Return the date `count` months before `day`, at the latest the month's last: 2023-03-31 -> 2023-02-28."""
+    months_since_year_0 = 12 * day.year + day.month - 1 - count
+    year, month_index = divmod(months_since_year_0, 12)
     month = month_index + 1
     days_in_month = monthrange(year, month)[1]
     return date(year, month, min(day.day, days_in_month))
 
 
 DATES = 500
-"""How many current dates there are."""
+"""The number of current dates."""
 FIRST = date(2013, 1, 1)
 """The first day that may be a current date."""
 LAST = date(2022, 12, 31)
 """The last day that may be a current date."""
 MOST_DAYS = 1461
-"""How far away past and future dates are at most."""
+"""The most days between a current date and its past or future date."""
 RELATIVE = {"the day before yesterday": -2, "yesterday": -1, "today": 0, "tomorrow": 1, "the day after tomorrow": 2}
-"""Words for a day -> how many days after the current date it is."""
+"""Words for a day -> its distance from the current date in days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ Template = Callable[[Dates], Iterator[QuestionAndAnswers]]
 
 
 def dateset(seed: int = 0) -> Benchmark:
-    """Return the 9,400 generated questions as a benchmark, always the same for a seed."""
+    """Return a benchmark of 9,400 generated questions, always the same for a seed."""
     random = Random(seed)
     days = random.sample(range((LAST - FIRST).days + 1), DATES)
     dates = [_dates(random, FIRST + timedelta(days=day)) for day in days]
@@ -133,28 +134,29 @@ def _dates(random: Random, current: date) -> Dates:
 
 
 def _drawn(random: Random, dates: list[Dates], template: Template, size: int) -> Iterator[BenchmarkQuestion]:
-    """Draw `size` questions of a template, such as "How many days ago was ...?", over random current dates.
-
-    template: yields the variants of its question for a current date with its past and future date.
-    dates: each gives equally many questions, up to a difference of 1. The calendar returns its current date.
-    """
+    """Draw `size` questions of a template; each of the dates gives equally many, up to a difference of 1."""
     per_date, remainder = divmod(size, len(dates))
     shuffled = random.sample(dates, len(dates))
-    for number, dates_of_question in enumerate(shuffled):
+    for index, dates_of_question in enumerate(shuffled):
         variants = list(template(dates_of_question))
-        count = per_date + 1 if number < remainder else per_date
+        count = per_date + 1 if index < remainder else per_date
         for variant in random.sample(variants, count):
-            yield BenchmarkQuestion(
-                prompt=question_answering(variant.question),
-                answers=variant.answers,
-                tool="calendar",
-                context=dates_of_question.current.isoformat(),
-                wording=template.__name__.lstrip("_"),
-            )
+            yield _question(variant, dates_of_question, template)
+
+
+def _question(variant: QuestionAndAnswers, dates: Dates, template: Template) -> BenchmarkQuestion:
+    """Return a drawn question as the benchmark asks it; the calendar returns its current date."""
+    return BenchmarkQuestion(
+        prompt=question_answering(variant.question),
+        answers=variant.answers,
+        tool="calendar",
+        context=dates.current.isoformat(),
+        wording=template.__name__.lstrip("_"),
+    )
 
 
 def _days_between(dates: Dates) -> Iterator[QuestionAndAnswers]:
-    """Yield `How many days ago was August 14, 2020?` and the same ahead."""
+    """Yield `How many days ago was August 14, 2020?` and the same question for the future date."""
     days_back = (dates.current - dates.past).days
     days_ahead = (dates.future - dates.current).days
     yield QuestionAndAnswers(f"How many days ago was {_text(dates.past)}?", _number(days_back))
@@ -233,7 +235,7 @@ class DatePart(NamedTuple):
 
 
 def _parts(day: date) -> list[DatePart]:
-    """Return what can be asked for a date, with the right answers: "month" -> ("August",) and three more."""
+    """Return the parts of a date that can be asked for, such as "month" with the answer "August"."""
     return [
         DatePart("day of the week", (WEEK_DAYS[day.weekday()],)),
         DatePart("day of the month", (str(day.day), f"{day.day}{_ordinal(day.day)}")),
@@ -243,7 +245,7 @@ def _parts(day: date) -> list[DatePart]:
 
 
 def _number(count: int) -> tuple[str, ...]:
-    """Return the ways to write a number: plain and, where that differs, with commas."""
+    """Return a number as text, plain and, if that differs, with commas: 1461 -> ("1461", "1,461")."""
     return tuple(dict.fromkeys((str(count), f"{count:,}")))
 
 

@@ -1,4 +1,4 @@
-"""What the warehouse holds beside the stages' tables: what was measured, what it cost, and the paper's tables."""
+"""Tables of the warehouse that no stage makes: measurements, costs, changes and the paper's tables."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ from toolformer_dag.evaluation.outcomes import OUTCOME_SCHEMA, SCORE_SCHEMA
 from toolformer_dag.evaluation.paper_tables import VIEWS
 from toolformer_dag.evaluation.question_overlap import OVERLAP_COLUMNS
 from toolformer_dag.lake.queries import sql_text
-from toolformer_dag.lake.table import DamagedPart, Lake
+from toolformer_dag.lake.table import DamagedPart, Lake, Table
 from toolformer_dag.lake.warehouse_table import WarehouseTable
 from toolformer_dag.pipeline.stages import warehouse_tables
 from toolformer_dag.training.checkpoint_outputs import CURVE, CURVE_COLUMNS
 
 BENCHMARK = "name of the benchmark; `(seen)` ends those of the synthetic world"
-"""The comment of a column that several tables have; so are the next."""
+"""The comment of a column in several tables, like CONDITION, MODEL and K."""
 CONDITION = (
     "the model and how it was asked: base; base + C, the model finetuned on C without calls; Toolformer; Toolformer "
     "(disabled), whose probability of ` [` is 0; a model of [evaluation.models]; `no model: a + b` and the like"
@@ -148,23 +148,29 @@ EVALUATED = (
 
 
 def all_tables(outputs: Sequence[TableOutput]) -> list[WarehouseTable]:
-    """Return every table of the warehouse that is declared outside of it."""
+    """Return every table of the warehouse: the ones of the stages, and EVALUATED."""
     return [*warehouse_tables(outputs), *EVALUATED]
 
 
 def withdraw_damaged(lake: Lake) -> Mapping[str, str]:
-    """Remove the damaged parts of the tables of measurements (EVALUATED); return "TABLE PART" -> what was wrong.
+    """Remove the damaged parts of the tables of measurements (EVALUATED); return "TABLE PART" -> its damage.
 
     Called before the warehouse is filled: a damaged measurement must not stop it, and is measured again afterwards.
     """
     damaged = {}
     for declared in EVALUATED:
         for source in declared.sources:
-            table = lake.table(source)
-            for part in table.parts():
-                try:
-                    table.files(part)  # only called to see whether the part is damaged
-                except DamagedPart as error:
-                    table.remove(part)
-                    damaged[f"{table.name} {part}"] = str(error)
+            damaged.update(_withdraw_damaged_parts(lake.table(source)))
+    return damaged
+
+
+def _withdraw_damaged_parts(table: Table) -> dict[str, str]:
+    """Remove the damaged parts of a table; return "TABLE PART" -> its damage."""
+    damaged = {}
+    for part in table.parts():
+        try:
+            table.files(part)  # raises DamagedPart
+        except DamagedPart as error:
+            table.remove(part)
+            damaged[f"{table.name} {part}"] = str(error)
     return damaged

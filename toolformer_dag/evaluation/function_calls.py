@@ -1,4 +1,4 @@
-"""Questions that bring their own functions: read them, offer the functions to a model, compare its calls as trees."""
+"""Benchmarks whose questions bring functions: read them, offer the functions to a model, compare its calls."""
 
 import json
 import re
@@ -22,9 +22,9 @@ SETS = ("*_simple.json", "*_simple_python.json", "*_multiple.json", "*_parallel.
 JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 """Types in the schemas of these files -> the names that JSON schema has for them; others are the same."""
 NO_RULES = (("type", "any"), ("required", True), ("required", False))
-"""Entries in the schemas of these files that JSON schema does not have or that rule nothing; they are removed."""
+"""Entries in the schemas of these files that JSON schema lacks or that restrict nothing; they are removed."""
 NOTHING = "null"
-"""What every function of a question returns: calls are compared, never run."""
+"""The result of every function of a question: calls are compared, never run."""
 OFFERING = 1
 """Raise this when the same question would be asked with other functions or another result."""
 ANYTHING: Schema = {"additionalProperties": True}
@@ -32,26 +32,25 @@ ANYTHING: Schema = {"additionalProperties": True}
 
 
 def function_calling(folder: Path) -> list[Benchmark]:
-    """Read the files SETS of the Berkeley Function-Calling Leaderboard from a folder: a benchmark per file.
+    """Read the files SETS of the Berkeley Function-Calling Leaderboard from a folder, a benchmark per file.
 
     A record has an id, a conversation, and the functions that may be called:
 
         {"id": "simple_0", "question": [[{"role": "user", "content": "Area of a triangle with base 10, height 5?"}]],
          "function": [{"name": "area", "description": "...", "parameters": {"type": "dict", "properties": ...}}]}
 
-    The file of the same name in the folder `possible_answer` has its right calls and, for each argument, right values:
+    The file of the same name in the folder `possible_answer` has the right values of each argument of its right calls:
 
         {"id": "simple_0", "ground_truth": [{"area": {"base": [10], "height": [5], "unit": ["cm", ""]}}]}
 
-    Records without right calls are left out, and records with a function for which no call can be written.
-
-    Raises BenchmarkError.
+    Records without right calls, or with a function for which no call can be written, are left out. Raises
+    BenchmarkError.
     """
     return [_benchmark_of_set(file) for file in files(folder, *SETS)]
 
 
 def _benchmark_of_set(file: Path) -> Benchmark:
-    """Read a file of the Berkeley Function-Calling Leaderboard as a benchmark, with its right calls.
+    """Read a file of the leaderboard as a benchmark.
 
     An answer may hold as many calls (`function_calls`) as the question with the most right calls has.
     """
@@ -89,14 +88,10 @@ def _check_right_call(call: Any) -> None:
 
 
 def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
-    """Turn a record into a question, or return the reason why it is left out.
+    """Return the question of a record, or the reason why it has none.
 
-    right_calls: id of the record -> its right calls.
-    record: `id`, `question` and `function`, as `function_calling` describes them.
-
-    The question's `context` is the JSON of its functions (name, description, schema of the arguments); its only answer
-    is the JSON of its right calls. The reasons are "nobody_asks", "no_ground_truth" (no right calls) and
-    "function_cannot_be_written" (a function whose name or schema decoding cannot write).
+    The question's `context` is the JSON of its functions, its only answer the JSON of its right calls.
+    right_calls: id of the record -> its right calls. record: of a file that `function_calling` describes.
     """
     prompt = last_asked(record)
     declared = record["function"]
@@ -105,26 +100,36 @@ def _question(right_calls: Mapping[str, Any], record: Any) -> QuestionOrReason:
     if record["id"] not in right_calls:
         return "no_ground_truth"
     functions = []
-    for function in declared if isinstance(declared, list) else [declared]:
-        name = function["name"]
-        schema = _json_schema(function.get("parameters") or {})
-        if fault(Call(name, "")) or schema_fault(schema):
+    for declaration in _listed(declared):
+        function = _function(declaration)
+        if not _can_be_written(function):
             return "function_cannot_be_written"
-        functions.append({"name": name, "description": function.get("description", ""), "parameters": schema})
-    return BenchmarkQuestion(
-        prompt=prompt,
-        answers=(json.dumps(right_calls[record["id"]], ensure_ascii=False),),
-        context=json.dumps(functions, ensure_ascii=False),
-    )
+        functions.append(function)
+    right_calls_json = json.dumps(right_calls[record["id"]], ensure_ascii=False)
+    return BenchmarkQuestion(prompt, (right_calls_json,), context=json.dumps(functions, ensure_ascii=False))
+
+
+def _function(declaration: Any) -> dict[str, Any]:
+    """Return a function of a record in the form of a question's context, its parameters as a JSON schema."""
+    return {
+        "name": declaration["name"],
+        "description": declaration.get("description", ""),
+        "parameters": _json_schema(declaration.get("parameters") or {}),
+    }
+
+
+def _can_be_written(function: Mapping[str, Any]) -> bool:
+    """Return whether decoding can write the name of a function and arguments of its schema."""
+    return not (fault(Call(function["name"], "")) or schema_fault(function["parameters"]))
 
 
 def _json_schema(parameters: Any) -> Any:
-    """Translate the leaderboard's `parameters` to JSON schema: {"type": "dict"} becomes {"type": "object"}."""
+    """Return the leaderboard's `parameters` as a JSON schema: {"type": "dict"} becomes {"type": "object"}."""
     return json.loads(json.dumps(parameters), object_hook=_json_types)
 
 
 def _json_types(schema: dict[str, Any]) -> dict[str, Any]:
-    """Translate an object within a schema: types by JSON_TYPES, and without the entries of NO_RULES."""
+    """Return an object of a schema with the types of JSON schema and without the entries of NO_RULES."""
     kept = {key: value for key, value in schema.items() if (key, value) not in NO_RULES}
     type_name = kept.get("type")
     if isinstance(type_name, str):
@@ -152,105 +157,105 @@ class OfferedFunction(Tool):
 
 
 def offered_functions(context: str) -> dict[str, Tool]:
-    """Return the functions of a question as tools, by name.
-
-    context: that of the question, as `function_calling` writes it.
-    """
+    """Return the functions of a question as tools, by name. context: of the question, the JSON of its functions."""
     functions = json.loads(context)
     return {function["name"]: OfferedFunction(**function) for function in functions}
 
 
 def calls_are_right(calls: Sequence[DecodedCall], answer: str) -> bool:
-    """Return whether the calls are those of `answer` (a `ground_truth` as JSON), in any order and each once.
+    """Return whether the calls of a text are the right ones, in any order, each once.
 
-    A call is right with the function's name and, for each argument, a value of its list; where the list has "", the
-    argument may be left out. Texts are compared without case, white space and `,./-_*^`. A call that repeats an earlier
-    one in the text is not counted again; one that was not finished counts as wrong.
+    A call is right with the function's name and a right value for each argument; an argument may be missing if "" is a
+    right value. A call that repeats an earlier one does not count; an unfinished call is wrong.
+    answer: the right calls (`ground_truth`) as JSON.
     """
     distinct = [call for call in calls if call.reason != REPEATED]
     right_calls = json.loads(answer)
     if len(distinct) != len(right_calls) or any(call.result is None for call in distinct):
         return False
     written_calls = [{call.tool: read_arguments(call.input, ANYTHING)} for call in distinct]
-    fitting: list[list[int]] = []  # for each right call, the indices of the written calls that are like it
-    for right_call in right_calls:
-        fitting.append([index for index, call in enumerate(written_calls) if _same(call, right_call)])
-    return _can_be_matched(fitting)
+    return _can_be_matched([_fitting(right_call, written_calls) for right_call in right_calls])
+
+
+def _fitting(right_call: Any, written_calls: Sequence[Any]) -> list[int]:
+    """Return the indices of the written calls that fit a right call."""
+    return [index for index, call in enumerate(written_calls) if _is_right_value(call, right_call)]
 
 
 def _can_be_matched(fitting: Sequence[Sequence[int]]) -> bool:
-    """Return whether every right call can be paired with a written call of its own (bipartite matching, Kuhn 1955).
+    """Return whether every right call can be paired with a different written call (bipartite matching, Kuhn 1955).
 
     fitting: for each right call, the indices of the written calls that fit it. [[0, 1], [0]] can be matched, as
     right call 0 with written call 1 and right call 1 with written call 0; [[0], [0]] cannot.
     """
-    expected_call_of: dict[int, int] = {}  # written call -> right call, as matched so far
-    return all(_match(expected_call, fitting, expected_call_of, set()) for expected_call in range(len(fitting)))
+    right_call_of: dict[int, int] = {}  # written call -> right call, as matched so far
+    return all(_match(right_call, fitting, right_call_of, tried=set()) for right_call in range(len(fitting)))
 
 
-def _match(
-    expected_call: int, fitting: Sequence[Sequence[int]], expected_call_of: dict[int, int], tried: set[int]
-) -> bool:
-    """Match an expected call with a written call, moving earlier matches if needed; return whether that was possible.
+def _match(right_call: int, fitting: Sequence[Sequence[int]], right_call_of: dict[int, int], tried: set[int]) -> bool:
+    """Match a right call with a written call, moving earlier matches if needed; return whether that was possible.
 
-    This is the search for an augmenting path in bipartite matching.
+    This is the search for an augmenting path in bipartite matching; it changes `right_call_of` and `tried`.
 
-    fitting: for each expected call, the written calls that would be right for it.
-    expected_call_of: written call -> expected call, as matched so far. Changed in place if a match was possible.
-    tried: written calls that this search has looked at; it does so once each. Changed in place.
+    fitting: for each right call, the written calls that fit it.
+    right_call_of: written call -> right call, as matched so far.
+    tried: written calls that this search has looked at.
     """
-    for written_call in fitting[expected_call]:
+    for written_call in fitting[right_call]:
         if written_call in tried:
             continue
         tried.add(written_call)
-        is_free = written_call not in expected_call_of
-        if is_free or _match(expected_call_of[written_call], fitting, expected_call_of, tried):
-            expected_call_of[written_call] = expected_call
+        is_free = written_call not in right_call_of
+        if is_free or _match(right_call_of[written_call], fitting, right_call_of, tried):
+            right_call_of[written_call] = right_call
             return True
     return False
 
 
-def _fit(arguments: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    """Return whether each argument has one of its right values, and none is missing that has to be there.
+def _arguments_fit(arguments: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Return whether each argument has a right value and no required argument is missing.
 
-    right: for each argument its right values; "" among them means that it may be left out.
-
-    Also compares calls, as {name of the function: its arguments}.
+    It compares whole calls too, as {name of the function: its arguments}.
+    right: argument -> its right values; an argument with "" among them is optional.
     """
     if not arguments.keys() <= right.keys():
         return False
-    for name, values in right.items():
-        right_values = _listed(values)
-        if name in arguments:
-            fits = any(_same(arguments[name], right_value) for right_value in right_values)
-        else:
-            fits = "" in right_values
-        if not fits:
-            return False
-    return True
+    return all(_argument_fits(arguments, name, _listed(values)) for name, values in right.items())
+
+
+def _argument_fits(arguments: Mapping[str, Any], name: str, right_values: Sequence[Any]) -> bool:
+    """Return whether an argument has one of its right values, or is missing and optional."""
+    if name not in arguments:
+        return "" in right_values
+    return any(_is_right_value(arguments[name], right_value) for right_value in right_values)
 
 
 def _listed(values: Any) -> list[Any]:
+    """Return a list as it is, any other value as a list of one."""
     return values if isinstance(values, list) else [values]
 
 
-def _same(value: Any, right: Any) -> bool:
-    """Return whether an argument's value in a call is the right one.
+def _is_right_value(value: Any, right: Any) -> bool:
+    """Return whether a written value is the right one; texts are compared without case and punctuation.
 
-    Texts are compared without case and punctuation, lists item by item. Of an object each value has to be among those
-    that `right` lists for its key. True is not 1.
+    An object is right if each of its values is among those that `right` lists for its key. True is not 1.
     """
     if isinstance(right, dict):
-        return isinstance(value, dict) and _fit(value, right)
+        return isinstance(value, dict) and _arguments_fit(value, right)
     if isinstance(right, list):
-        if not isinstance(value, list) or len(value) != len(right):
-            return False
-        return all(_same(item, right_item) for item, right_item in zip(value, right, strict=True))
+        return isinstance(value, list) and _are_right_items(value, right)
     if isinstance(right, str):
-        return isinstance(value, str) and _plain(value) == _plain(right)
+        return isinstance(value, str) and _without_punctuation(value) == _without_punctuation(right)
     return isinstance(value, bool) == isinstance(right, bool) and bool(value == right)
 
 
-def _plain(text: str) -> str:
-    """Return a text as it is compared: without case, white space and some punctuation, with one kind of quotes."""
+def _are_right_items(values: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Return whether two lists have equally many items, and each item of the first is right."""
+    if len(values) != len(right):
+        return False
+    return all(_is_right_value(value, right_value) for value, right_value in zip(values, right, strict=True))
+
+
+def _without_punctuation(text: str) -> str:
+    """Return a text for comparison: without case, white space and some punctuation, with one kind of quotes."""
     return re.sub(r"[\s,./_*^-]", "", text).casefold().replace("'", '"')

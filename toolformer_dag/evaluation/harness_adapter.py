@@ -32,9 +32,9 @@ METRIC = "acc"
 
 @register_model(NAME)
 class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed where types are checked
-    """A checkpoint that calls its tools where the harness lets it write; greedy, at most `decoding.calls` per prompt.
+    """A checkpoint that calls its tools when it generates text; greedy, at most `decoding.calls` calls per prompt.
 
-    Tasks that compare log-probabilities of given answers make no calls: nothing is written there.
+    Tasks that compare log-probabilities of fixed answers make no calls: nothing is generated.
     """
 
     def __init__(
@@ -46,15 +46,14 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         max_new_tokens: int | None = None,
         **ignored: Any,
     ) -> None:
-        """Load the model and its tools as `toolformer-dag generate` does.
+        """Load the model and its tools.
 
-        - `config`: the path of toolformer.toml.
-        - `model`: a folder or hub id; by default the finetuned checkpoint of the settings.
-        - `k`: a call may begin where ` [` is among the k likeliest tokens; 0 disables calls; by default from the
-          settings.
-        - `withheld`: names of tools that may not be called, joined by `+`: "QA+Calculator".
-        - `max_new_tokens`: for tasks that set no limit.
-        - `ignored`: the harness's batch size and device, which come from the settings here.
+        - `config`: the path of toolformer.toml
+        - `model`: a folder or hub id; by default the finetuned checkpoint of the settings
+        - `k`: a call may begin if ` [` is among the k likeliest tokens; 0 disables calls; by default the setting
+        - `withheld`: names of tools that may not be called, joined by `+`: "QA+Calculator"
+        - `max_new_tokens`: for tasks that set no limit
+        - `ignored`: the harness's batch size and device, which come from the settings here
 
         Raises SettingsError, ModelError, ToolError.
         """
@@ -80,19 +79,22 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
 
         Raises UserError for a task that samples.
         """
-        indices_of_limit: dict[int, list[int]] = {}  # requests with the same limit of tokens are written together
-        for index, request in enumerate(requests):
-            _, options = request.args
-            indices_of_limit.setdefault(self._limit(options), []).append(index)
-
         texts = [""] * len(requests)
-        for limit, indices in sorted(indices_of_limit.items()):
+        for limit, indices in self._indices_by_limit(requests):
             same_limit = [requests[index] for index in indices]
             for index, text in zip(indices, self._written(same_limit, limit), strict=True):
                 texts[index] = text
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
+
+    def _indices_by_limit(self, requests: Sequence[Any]) -> list[tuple[int, list[int]]]:
+        """Return (limit of tokens, indices of the requests with this limit), since these are generated together."""
+        indices_of_limit: dict[int, list[int]] = {}
+        for index, request in enumerate(requests):
+            _, options = request.args
+            indices_of_limit.setdefault(self._limit(options), []).append(index)
+        return sorted(indices_of_limit.items())
 
     def _written(self, requests: Sequence[Any], max_new_tokens: int) -> list[str]:
         """Return the text after each prompt, without calls, cut at the stop strings of its request."""
@@ -106,35 +108,37 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         return texts
 
     def _limit(self, options: dict[str, Any]) -> int:
-        """Return how many tokens a request may write. Raises UserError for a request that samples."""
+        """Return the most tokens that a request may write. Raises UserError for a request that samples."""
         samples = options.get("do_sample") or (options.get("temperature") or 0) > 0
         if samples:
             raise UserError("decoding with tools is greedy; give the task do_sample=False and temperature=0")
         return int(options.get("max_gen_toks") or options.get("max_new_tokens") or self._max_new_tokens)
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return log p of each continuation in nats, and whether it is what greedy decoding without calls writes.
+        """Return log p of each continuation in nats, and whether greedy decoding without calls writes it.
 
-        A context that does not fit loses its beginning. Without a context the first token is predicted only where the
+        A context that does not fit loses its beginning. Without a context the first token is predicted only if the
         tokenizer adds BOS.
         """
         return [self._continuation(*request.args) for request in requests]
 
-    @torch.no_grad()
     def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
         """Return log p of a continuation in nats, and whether greedy decoding would write it; (0, True) without tokens.
 
-        A text that exceeds the model's context loses its beginning, so the context is cut first.
+        A text that exceeds the model's context loses its beginning.
         """
-        encoding = self._model.encoding
-        context_tokens, all_tokens = encoding.texts([context, context + continuation])
-        ids = [*encoding.bos, *all_tokens.ids]
+        context_tokens, all_tokens = self._model.encoding.texts([context, context + continuation])
+        ids = [*self._model.encoding.bos, *all_tokens.ids]
         continuation_tokens = len(all_tokens.ids) - len(context_tokens.ids)
-        predictable_tokens = len(ids) - 1  # nothing predicts the first token
-        scored_tokens = min(continuation_tokens, predictable_tokens)
+        scored_tokens = min(continuation_tokens, len(ids) - 1)  # nothing predicts the first token
         if scored_tokens < 1:
             return 0.0, True
-        inputs = torch.tensor([ids[-self._model.context_length :]], device=self._model.device)
+        return self._score_last(ids[-self._model.context_length :], scored_tokens)
+
+    @torch.no_grad()
+    def _score_last(self, ids: list[int], scored_tokens: int) -> tuple[float, bool]:
+        """Return log p of the last `scored_tokens` of a text in nats, and whether each is the likeliest."""
+        inputs = torch.tensor([ids], device=self._model.device)
         logits_of_text = self._model.model(inputs, use_cache=False).logits[0]  # [tokens, vocabulary]
         logits = logits_of_text[-scored_tokens - 1 : -1].float()  # the logits at a token predict the next one
         targets = inputs[0, -scored_tokens:]
@@ -143,7 +147,7 @@ class HarnessModel(LM):  # type: ignore[misc]  # the extra is not installed wher
         return float(log_p.double().sum()), bool(is_greedy)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return log p of each text in nats, in windows as `perplexity` cuts them; 0 for a text of one token."""
+        """Return log p of each text in nats, computed in windows like perplexity; 0 for a text of one token."""
         log_p = []
         for request in requests:
             try:
@@ -162,16 +166,13 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
     judges_calls = benchmark.calls_nothing or benchmark.function_calls
     if judges_calls:
         raise UserError(f"{benchmark.name}: the harness sees no calls; name it under [evaluation.benchmarks] instead")
-    documents = []
-    for question in benchmark.questions:
-        documents.append({"prompt": question.prompt, "answers": list(question.answers), "context": question.context})
 
     def process_results(document: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
         return {METRIC: float(benchmark.correct(results[0], document["answers"]))}
 
     return {
         "task": name,
-        "custom_dataset": lambda **_: {"test": Dataset.from_list(documents)},
+        "custom_dataset": lambda **_: {"test": _documents(benchmark)},
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": lambda document: document["prompt"],
@@ -183,13 +184,21 @@ def harness_task(benchmark: Benchmark, name: str, max_new_tokens: int) -> dict[s
     }
 
 
+def _documents(benchmark: Benchmark) -> Dataset:
+    """Return the questions of a benchmark as the harness's data set: prompt, answers, context."""
+    documents = []
+    for question in benchmark.questions:
+        documents.append({"prompt": question.prompt, "answers": list(question.answers), "context": question.context})
+    return Dataset.from_list(documents)
+
+
 def _context(document: dict[str, Any] | None) -> str:
     """Return the context of a task's document, empty without one."""
     return str((document or {}).get("context") or "")
 
 
 def _until(text: str, options: dict[str, Any]) -> str:
-    """Cut a text at the first of the task's stop strings (`until`: a text or a list of them)."""
+    """Return a text up to the first of the task's stop strings (`until`: a text or a list of them)."""
     stops = options.get("until") or []
     if isinstance(stops, str):
         stops = [stops]

@@ -1,7 +1,7 @@
 """Compute perplexity and bits per byte of plain text (paper, section 4.3)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,14 +17,17 @@ from toolformer_dag.training.sequences import windows
 PASS_TOKENS = 2_048
 """The most tokens of a window."""
 BATCH_WINDOWS = 256
-"""How many windows the backend gets together."""
+"""Windows that the backend gets together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """The summed loss `nats` of `tokens` predicted tokens, in texts of `utf8_bytes` bytes.
+    """The perplexity of texts.
 
-    `error` is the standard error of the nats per token with texts as the sample; None for fewer than two texts.
+    - `nats`: the summed loss
+    - `tokens`: the number of predicted tokens
+    - `utf8_bytes`: the length of the texts
+    - `error`: the standard error of the nats per token with texts as the sample; None for fewer than two texts
     """
 
     nats: float
@@ -34,17 +37,17 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """Return the perplexity per token; it depends on the tokenizer."""
+        """The perplexity per token, which depends on the tokenizer."""
         return math.exp(self.nats / self.tokens)
 
     @property
     def bits_per_byte(self) -> float:
-        """Return the bits per byte, which are comparable between tokenizers."""
+        """The bits per byte, which are comparable between tokenizers."""
         return self.nats / math.log(2) / self.utf8_bytes
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """Return the ends of the perplexity's 95 % interval over texts like these; (None, None) for fewer than two."""
+        """The ends of the perplexity's 95 % interval over texts like these; (None, None) for fewer than two."""
         if self.error is None:
             return None, None
         mean = self.nats / self.tokens
@@ -52,7 +55,7 @@ class Perplexity:
 
 
 class _Window(NamedTuple):
-    """Token ids that the model reads at once, and the index of the text that they are of."""
+    """Token ids that the model reads at once, and the index of the text that they belong to."""
 
     ids: list[int]
     text: int
@@ -61,55 +64,78 @@ class _Window(NamedTuple):
 def perplexity(
     language_model: LanguageModel, texts: Sequence[str], *, disabled: bool = True, backend: Backend | None = None
 ) -> Perplexity:
-    """Compute the perplexity of texts, each on its own, with BOS where the tokenizer adds it, without EOS.
+    """Return the perplexity of texts, each on its own, with BOS if the tokenizer adds it, without EOS.
 
     - A long text is cut into windows of at most the model's context and `PASS_TOKENS` tokens. Each begins with the last
       token of the window before.
     - The first token of a text without BOS is not predicted.
-    - `disabled` sets the probability of ` [` to 0 (of its last token after the others). Where a text holds ` [`, this
-      token is left out. Compare only models with the same `disabled`.
-    - `backend` runs the model; by default its own (`backend_of`).
+    - `disabled` sets the probability of ` [` to 0 (of its last token after the others). A ` [` of a text is left out.
+      Compare only models with the same `disabled`.
+    - `backend` runs the model; by default the model's own (`backend_of`).
 
-    Raises ValueError where nothing can be predicted.
+    Raises ValueError if nothing can be predicted.
     """
     if backend is None:
         backend = backend_of(language_model)
+    call_start = language_model.encoding.start if disabled else []  # the tokens of ` [`
+    text_windows = _windows_of_texts(language_model, texts, min(backend.context_length, PASS_TOKENS))
+    sums = _LossSums(len(texts))
+    for batch in _batches(text_windows):
+        answers = backend.log_probabilities([_query(window.ids, call_start) for window in batch])
+        for window, log_p in zip(batch, answers, strict=True):
+            sums.add(window.text, _losses(window.ids, log_p.astype(np.float64), call_start))
+    return sums.perplexity(utf8_bytes=len("".join(texts).encode()))
+
+
+def _windows_of_texts(language_model: LanguageModel, texts: Sequence[str], length: int) -> list[_Window]:
+    """Return the windows of all texts, of at most `length` tokens, the shortest first: less padding in a batch."""
     encoding = language_model.encoding
-    length = min(backend.context_length, PASS_TOKENS)
     text_windows: list[_Window] = []
     for text, tokens in enumerate(encoding.with_calls(texts)):
         for ids in windows(encoding.bos + tokens.ids, length):
             text_windows.append(_Window(ids, text))
-    text_windows.sort(key=lambda window: len(window.ids))  # less padding within a batch
+    text_windows.sort(key=lambda window: len(window.ids))
+    return text_windows
 
-    call_start = encoding.start if disabled else []  # the tokens of ` [`
-    nats_of_texts = np.zeros(len(texts))
-    tokens_of_texts = np.zeros(len(texts), np.int64)
-    for first in range(0, len(text_windows), BATCH_WINDOWS):
-        batch = text_windows[first : first + BATCH_WINDOWS]
-        answers = backend.log_probabilities([_query(window.ids, call_start) for window in batch])
-        for window, log_p in zip(batch, answers, strict=True):
-            losses = _losses(window.ids, log_p.astype(np.float64), call_start)
-            nats_of_texts[window.text] += losses.sum()
-            tokens_of_texts[window.text] += len(losses)
-    predicted_tokens = int(tokens_of_texts.sum())
-    if not predicted_tokens:
-        raise ValueError("no text has two tokens: there is nothing to predict")
-    return Perplexity(
-        nats=float(nats_of_texts.sum()),
-        tokens=predicted_tokens,
-        utf8_bytes=len("".join(texts).encode()),
-        error=_standard_error(nats_of_texts, tokens_of_texts),
-    )
+
+def _batches(text_windows: Sequence[_Window]) -> Iterator[Sequence[_Window]]:
+    """Yield the windows in order, BATCH_WINDOWS at a time."""
+    for start in range(0, len(text_windows), BATCH_WINDOWS):
+        yield text_windows[start : start + BATCH_WINDOWS]
+
+
+class _LossSums:
+    """The summed loss and the number of predicted tokens of each text."""
+
+    def __init__(self, texts: int) -> None:
+        self._nats = np.zeros(texts)
+        self._tokens = np.zeros(texts, np.int64)
+
+    def add(self, text: int, losses: NDArray[np.float64]) -> None:
+        """Add the losses of a window to the sums of its text, which is an index."""
+        self._nats[text] += losses.sum()
+        self._tokens[text] += len(losses)
+
+    def perplexity(self, utf8_bytes: int) -> Perplexity:
+        """Return the perplexity of all texts. Raises ValueError if no token was predicted."""
+        predicted_tokens = int(self._tokens.sum())
+        if not predicted_tokens:
+            raise ValueError("no text has two tokens: there is nothing to predict")
+        return Perplexity(
+            nats=float(self._nats.sum()),
+            tokens=predicted_tokens,
+            utf8_bytes=utf8_bytes,
+            error=_standard_error(self._nats, self._tokens),
+        )
 
 
 def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> float | None:
-    """Return the standard error of sum(nats) / sum(tokens), a ratio estimate (Cochran 1977, equation 6.13).
+    """Return the standard error of sum(nats) / sum(tokens), a ratio estimate; None for fewer than two texts.
 
     nats, tokens: the summed loss and the predicted tokens of each text.
 
-    With the ratio r and n texts: sqrt(n / (n - 1) * sum((nats - r * tokens)^2)) / sum(tokens). Return None for fewer
-    than two texts with tokens.
+    With the ratio r and n texts: sqrt(n / (n - 1) * sum((nats - r * tokens)^2)) / sum(tokens) (Cochran 1977, equation
+    6.13).
     """
     n = int((tokens > 0).sum())
     if n < 2:
@@ -121,58 +147,52 @@ def _standard_error(nats: NDArray[np.float64], tokens: NDArray[np.int64]) -> flo
 
 
 def _query(ids: list[int], call_start: Sequence[int]) -> TokenQuery:
-    """Return a query for the log probability of every token of a window but the first.
+    """Return a query for the log probability of every token of a window after its first.
 
-    ids: the tokens of the window.
-    call_start: the tokens of ` [`, which begins a call; empty if calls are not disabled. Else the query also asks for
-        the log probability of the last of these tokens at every position, so that `_losses` can set it to 0.
+    With a `call_start`, the tokens of ` [`, the query also asks for the last of these at every position, so that
+    `_losses` can disable it.
     """
     positions = range(1, len(ids))
     disabled_token = call_start[-1:]  # a list of one token, or empty
-    tokens_by_position = []
-    for position in positions:
-        tokens_by_position.append([ids[position], *disabled_token])
     return TokenQuery(
         kind="perplexity",
         prefix=[],
         text=ids,
         places=positions,
-        tokens=tokens_by_position,
+        tokens=[[ids[position], *disabled_token] for position in positions],
     )
 
 
 def _losses(ids: list[int], log_p: NDArray[np.float64], call_start: Sequence[int]) -> NDArray[np.float64]:
-    """Return the losses, in nats, of the tokens of a window after its first, with the start of a call disabled.
+    """Return the losses, in nats, of a window's tokens after its first, with the start of a call disabled.
 
-    ids: the tokens of the window.
-    log_p: a row per token after the first: its log probability and, where `call_start` has tokens, the log probability
-        of the last token of `call_start` at the same position.
-    call_start: the tokens of ` [`; empty where calls are not disabled.
+    If ` [` is the tokens 5, 7, the probability of 7 is set to 0 after each 5, and the others are scaled to a sum of 1.
+    A 7 of the window after a 5 gets no loss, so the result may be shorter than `log_p`.
 
-    Say ` [` is the tokens 5, 7. After a 5, the token 7 would begin a call: there its probability is set to 0, and the
-    others are scaled up to a sum of 1. A 7 of the window after a 5 gets no loss, so the result may be shorter than
-    `log_p`.
+    log_p: of each token after the first; its second column is that of the last token of `call_start`.
+    call_start: the tokens of ` [`; empty if calls are not disabled.
     """
     token_log_p = log_p[:, 0]
     if not call_start:
         return -token_log_p
-    disabled_log_p = log_p[:, 1]
     *opening, disabled_token = call_start
     could_begin_call = _follows(ids, opening)
     begins_call = could_begin_call & (np.array(ids[1:], np.int64) == disabled_token)
-
-    # Without the disabled token, which has probability q, every other token has p / (1 - q).
-    log_of_rest = np.log1p(-np.exp(disabled_log_p))
-    log_scale = np.where(could_begin_call, log_of_rest, 0)
+    log_scale = np.where(could_begin_call, _log_of_rest(log_p[:, 1]), 0)
     losses: NDArray[np.float64] = (log_scale - token_log_p)[~begins_call]
     return losses
 
 
-def _follows(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
-    """Return for each token after the first whether the tokens `opening` stand right before it.
+def _log_of_rest(disabled_log_p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log(1 - q) for a token of probability q; without it, every other token has p / (1 - q)."""
+    rest: NDArray[np.float64] = np.log1p(-np.exp(disabled_log_p))
+    return rest
 
-    [False, True, False] for the tokens [4, 5, 7, 5] and the opening [5]: only the 7 follows a 5. Without an opening all
-    are True.
+
+def _follows(ids: list[int], opening: list[int]) -> NDArray[np.bool_]:
+    """Return for each token after the first whether the tokens `opening` are right before it; all True for none.
+
+    [False, True, False] for the tokens [4, 5, 7, 5] and the opening [5]: only the 7 follows a 5.
     """
     follows = []
     for position in range(1, len(ids)):

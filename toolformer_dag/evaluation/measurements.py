@@ -1,4 +1,4 @@
-"""The tables of evaluation: what determines them, their measurement, and why they are out of date.
+"""Measure accuracy and perplexity: the settings that the tables depend on, and why they are out of date.
 
 Imports torch only to measure. A plan is the settings with the tables and the model that follow from them; a lane is a
 tool with its settings.
@@ -84,12 +84,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was measured and published.
+    """A table that was measured and published.
 
-    - `version`: the version of the content of `rows`.
-    - `rows`: the table. `shown`: the same in the form that people read.
-    - `left_out`: by benchmark, the number of records without a question by reason.
-    - `tokens`, `calls`: what it took now, without what an earlier run had stored.
+    - `version`: of the content of `rows`
+    - `rows`: the table
+    - `shown`: the same in the form that people read
+    - `left_out`: benchmark -> reason -> number of records without a question
+    - `tokens`, `calls`: spent now, without what an earlier run had stored
     """
 
     version: str
@@ -101,16 +102,11 @@ class Measurement:
 
 
 def accuracy_settings(plan: Plan) -> dict[str, Any]:
-    """Return all settings that the stored accuracies depend on, by name; a change of one measures them anew.
+    """Return all settings that the stored accuracies depend on; a change of one measures them anew.
 
-    They are questions, models, decoding and tools. Checkpoints are not among them: they are inputs. Raises
-    BenchmarkError if the files of a benchmark cannot be read.
+    Checkpoints are not among them: they are inputs. Raises BenchmarkError if a benchmark's files cannot be read.
     """
     evaluation = plan.settings.evaluation
-    # The least probability of ` [` by tool; only in the settings where it is used.
-    thresholds = start_thresholds(plan.lanes)
-    min_probability = {"min_probability": thresholds} if thresholds else {}
-    decoding = determining(plan.settings.decoding, but=("min_probability",))
     return {
         "columns": fingerprint({name: str(kind) for name, kind in OUTCOME_SCHEMA.items()}),
         "questions": chosen_identity(evaluation),
@@ -118,17 +114,26 @@ def accuracy_settings(plan: Plan) -> dict[str, Any]:
         "decoding_k": sorted(set(evaluation.decoding_k)),
         "models": _models(plan),
         "overlap": MATCHING,
+        "model": dict(plan.model),
+        **_decoding_identity(plan),
+    }
+
+
+def _decoding_identity(plan: Plan) -> dict[str, Any]:
+    """Return the settings of decoding and of the tools that a model may call."""
+    decoding = determining(plan.settings.decoding, but=("min_probability",))
+    thresholds = start_thresholds(plan.lanes)  # tool -> least probability of ` [`; empty if no setting has it
+    return {
         "decoding": {**decoding, "version": DECODING},
         **offer_identity([lane.tool for lane in plan.inference_lanes], plan.settings.decoding.tools),
-        **min_probability,
+        **({"min_probability": thresholds} if thresholds else {}),
         "max_call_tokens": plan.settings.sampling.max_call_tokens,
-        "model": dict(plan.model),
         "lanes": {lane.tool.key: result_settings(lane) for lane in plan.inference_lanes},
     }
 
 
 def perplexity_settings(plan: Plan) -> dict[str, Any]:
-    """Return all settings that the stored perplexities depend on, by name; a change of one measures them anew.
+    """Return all settings that the stored perplexities depend on; a change of one measures them anew.
 
     Checkpoints and held-out texts are not among them: they are inputs. Raises BenchmarkError if the file of WikiText
     cannot be read.
@@ -146,7 +151,7 @@ def perplexity_settings(plan: Plan) -> dict[str, Any]:
 
 
 def _models(plan: Plan) -> dict[str, Any]:
-    """Return what determines the models of [evaluation.models], by name. Raises ModelError."""
+    """Return what determines each model of [evaluation.models], by name. Raises ModelError."""
     identities = {}
     for name, model in plan.settings.evaluation.models.items():
         identities[name] = {**model_identity(model.name, model.revision), "tools": model.tools}
@@ -173,30 +178,42 @@ def checkpoint_versions(plan: Plan) -> dict[str, str]:
 def measurement_reasons(plan: Plan, name: str) -> list[str]:
     """Return why a measurement is missing or out of date, a sentence per reason; empty if it is up to date.
 
-    name: ACCURACY or PERPLEXITY. The record that was stored with the measurement is compared with the present settings,
-        checkpoints and texts.
+    name: ACCURACY or PERPLEXITY.
     """
     for table_name in TABLES[name]:
-        table = plan.lake.table(table_name)
-        if not table.has(WHOLE):
-            return ["never made"]
-        try:
-            table.files(WHOLE)
-        except StorageError as error:
-            reason, _, _remedy = str(error).partition(";")
-            return [reason]
-    settings = SETTINGS[name](plan)
-    inputs = {**checkpoint_versions(plan), **_texts_version(plan, name)}
-    record_now = json.loads(json.dumps(record(settings, inputs)))  # lists for tuples, as in a record read from a file
+        damage = _damage(plan.lake, table_name)
+        if damage is not None:
+            return [damage]
     stored_record = plan.lake.table(name).record(WHOLE)
-    return [str(change) for change in changes(stored_record, record_now)]
+    return [str(change) for change in changes(stored_record, _record_now(plan, name))]
+
+
+def _damage(lake: Lake, table_name: str) -> str | None:
+    """Return that a table is missing, or which damage it has; None if it is whole."""
+    table = lake.table(table_name)
+    if not table.has(WHOLE):
+        return "never made"
+    try:
+        table.files(WHOLE)
+    except StorageError as error:
+        reason, _, _remedy = str(error).partition(";")
+        return reason
+    return None
+
+
+def _record_now(plan: Plan, name: str) -> dict[str, Any]:
+    """Return the record that a measurement would have with the present settings, checkpoints and texts."""
+    inputs = {**checkpoint_versions(plan), **_texts_version(plan, name)}
+    record_now = record(SETTINGS[name](plan), inputs)
+    as_read_from_file: dict[str, Any] = json.loads(json.dumps(record_now))  # lists for tuples
+    return as_read_from_file
 
 
 def _texts_version(plan: Plan, name: str) -> dict[str, str]:
     """Return {MEASURED_ON: the fingerprint of the texts} for PERPLEXITY; {} for ACCURACY, which reads no texts.
 
-    If the texts are missing or damaged, the recorded fingerprint is returned, or {} without one: that the texts are
-    missing is reported elsewhere, and must not count as a change of them here.
+    If the texts are missing or damaged, the recorded fingerprint is returned, or {} without one: this is reported
+    elsewhere, and must not count as a change of the texts.
     """
     if name != PERPLEXITY:
         return {}
@@ -210,8 +227,8 @@ def _texts_version(plan: Plan, name: str) -> dict[str, str]:
 class _MeasuredTexts(NamedTuple):
     """The texts of C that perplexity is measured on.
 
-    - `fingerprint`: of all of them.
-    - `read`: returns them. Raises MissingPart, DamagedPart.
+    - `fingerprint`: of all texts
+    - `read`: returns the texts. Raises MissingPart, DamagedPart
     """
 
     fingerprint: str
@@ -247,8 +264,8 @@ def publish(
     table: such as "evaluation/accuracy".
     settings: all settings that the rows depend on, as the functions in SETTINGS return them.
     inputs: the fingerprints of the measured checkpoints and texts, by name.
-    stores: the names of the row stores of the generations, which `clean` keeps as long as the table is there.
-    left_out: benchmark -> reason -> how many records have no question.
+    stores: the names of the row stores of generated texts, which `clean` keeps as long as the table is there.
+    left_out: benchmark -> reason -> number of records without a question.
     """
     facts = {
         "stage": table.rpartition("/")[2],
@@ -272,15 +289,15 @@ def _by_benchmark_and_reason(left_out: Mapping[str, Mapping[str, int]]) -> Count
 
 
 def read_accuracy(lake: Lake) -> pl.DataFrame:
-    """Return a row per benchmark and a column per condition. Raises MissingPart where nothing was measured."""
+    """Return a row per benchmark with a column per condition. Raises MissingPart if nothing was measured."""
     return accuracy_by_condition(lake.table(ACCURACY).read(WHOLE))
 
 
 class CheckpointTables(NamedTuple):
-    """The tables as they were measured on a checkpoint, None where they were not.
+    """The tables that were measured on a checkpoint; None for a table that was not.
 
-    - `accuracy`: as `accuracy_by_condition` returns it.
-    - `perplexity`: with PERPLEXITY_COLUMNS.
+    - `accuracy`: as `accuracy_by_condition` returns it
+    - `perplexity`: with PERPLEXITY_COLUMNS
     """
 
     accuracy: pl.DataFrame | None
@@ -288,7 +305,7 @@ class CheckpointTables(NamedTuple):
 
 
 def measured_on(plan: Plan, checkpoint: str) -> CheckpointTables:
-    """Return the tables that were measured on a checkpoint as it is now. Raises DamagedPart."""
+    """Return the tables that were measured on the present version of a checkpoint. Raises DamagedPart."""
     version = checkpoint_versions(plan).get(checkpoint)
     scores = _table_of(plan.lake, ACCURACY, checkpoint, version)
     return CheckpointTables(
@@ -298,7 +315,7 @@ def measured_on(plan: Plan, checkpoint: str) -> CheckpointTables:
 
 
 def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl.DataFrame | None:
-    """Return the rows of a table; None where it is missing or was measured on another version of the checkpoint."""
+    """Return the rows of a table; None if it is missing or was measured on another version of the checkpoint."""
     table = lake.table(name)
     pointer = table.whole_pointer(WHOLE)
     if pointer is None or pointer.record["inputs"].get(checkpoint) != version:
@@ -307,49 +324,36 @@ def _table_of(lake: Lake, name: str, checkpoint: str, version: str | None) -> pl
 
 
 def measure_accuracy(plan: Plan, progress: Progress) -> Measurement:
-    """Let all models answer all benchmarks, under each condition (with and without calls), and publish the results.
+    """Let all models answer all benchmarks under each condition (with and without calls), and publish the results.
 
-    Three tables are published: the outcome of every question, the accuracies, and which questions occur in the texts
-    of C* that were trained on (paper, section 4.2). Beside the models stand baselines that answer without one.
-
-    Returns the accuracies and what they cost. Raises ToolDown where a tool was down, and BenchmarkError.
+    Three tables are published: every question's outcome, the accuracies, and which questions occur in the training
+    texts of C* (paper, section 4.2). Returns the accuracies and their cost. Raises ToolDown, BenchmarkError.
     """
     benchmarks = chosen_benchmarks(plan.settings.evaluation, _synthetic_kinds(plan))
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     questioning = _Questioning(plan, benchmarks, progress)
     questioning.ask_all_models()
-    answers = questioning.answers
-
-    outcomes: list[QuestionOutcome] = []
-    for of_model in answers:
-        outcomes += of_model.outcomes
-    for benchmark in benchmarks:
-        outcomes += baseline_outcomes(benchmark)
-    outcome_rows = outcome_table(outcomes)
-    score_rows = score_table(outcome_rows, questioning.weights)
-
-    settings = accuracy_settings(plan)
-    stores = sorted({of_model.store for of_model in answers})
-    left_out = {benchmark.name: benchmark.left_out for benchmark in benchmarks if benchmark.left_out}
-    publish(plan.lake, OUTCOMES, outcome_rows, settings, versions, stores=stores, left_out=left_out)
-    overlap = question_overlap(benchmarks, corpus_batches(plan.lake))  # follows from C*, as the checkpoints do
-    publish(plan.lake, OVERLAP, overlap, settings, versions)
-    version = publish(plan.lake, ACCURACY, score_rows, settings, versions)
+    outcomes = outcome_table(questioning.outcomes())
+    scores = score_table(outcomes, questioning.weights)
+    publish_table = partial(publish, plan.lake, settings=accuracy_settings(plan), inputs=versions)
+    publish_table(OUTCOMES, outcomes, stores=questioning.stores(), left_out=questioning.left_out())
+    publish_table(OVERLAP, question_overlap(benchmarks, corpus_batches(plan.lake)))
+    version = publish_table(ACCURACY, scores)
     return Measurement(
         version=version,
-        rows=score_rows,
-        shown=accuracy_by_condition(score_rows),
-        left_out=left_out,
-        tokens=sum(of_model.tokens for of_model in answers),
-        calls=sum(of_model.calls for of_model in answers),
+        rows=scores,
+        shown=accuracy_by_condition(scores),
+        left_out=questioning.left_out(),
+        tokens=sum(answers.tokens for answers in questioning.answers),
+        calls=sum(answers.calls for answers in questioning.answers),
     )
 
 
 def _synthetic_kinds(plan: Plan) -> list[str]:
     """Return the kinds of synthetic questions that the models answer, such as ["calculator", "calendar"].
 
-    They are the settings' tools for which there are synthetic questions, and TWO_HOP (questions that take two calls) if
-    question answering may call in chains.
+    These are the settings' tools for which there are synthetic questions, and TWO_HOP (questions that take two calls)
+    if question answering may call in chains.
     """
     kinds = [lane.tool.key for lane in plan.lanes if lane.tool.key in TOOLS]
     if any(lane.tool.key == "question_answering" and lane.depth > 1 for lane in plan.lanes):
@@ -360,10 +364,10 @@ def _synthetic_kinds(plan: Plan) -> list[str]:
 class _Questioning:
     """Asks every compared model all benchmarks, and keeps the answers.
 
-    Both are empty at first and complete once `ask_all_models` has returned:
+    Both attributes are empty at first and complete once `ask_all_models` has returned:
 
-    - `answers`: an entry per condition and benchmark.
-    - `weights`: the underlying model and its size, by the model's name in `Condition`.
+    - `answers`: an entry per condition and benchmark
+    - `weights`: the underlying model and its size, by the model's name in `Condition`
     """
 
     def __init__(self, plan: Plan, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
@@ -377,7 +381,7 @@ class _Questioning:
     def ask_all_models(self) -> None:
         """Let every model answer every benchmark under each of its conditions; the answers are added to `answers`.
 
-        Raises ToolDown where a tool was down, or too many of its calls were lost.
+        Raises ToolDown if a tool was down, or too many of its calls were lost.
         """
         from toolformer_dag.evaluation.asking import compared, compared_models
 
@@ -389,11 +393,25 @@ class _Questioning:
             self.answers.append(answers)
             self._advance(0)  # reports progress; the new answers are counted already
 
-    def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
-        """Let a loaded model answer: yield the outcomes of each benchmark under each condition (a name and a k).
+    def outcomes(self) -> list[QuestionOutcome]:
+        """Return the outcomes of all answers, and of the baselines, which answer without a model."""
+        outcomes: list[QuestionOutcome] = []
+        for answers in self.answers:
+            outcomes += answers.outcomes
+        for benchmark in self._benchmarks:
+            outcomes += baseline_outcomes(benchmark)
+        return outcomes
 
-        The model's size is noted in `weights`.
-        """
+    def stores(self) -> list[str]:
+        """Return the names of the row stores that hold the generated texts, sorted."""
+        return sorted({answers.store for answers in self.answers})
+
+    def left_out(self) -> dict[str, Mapping[str, int]]:
+        """Return benchmark -> reason -> number of records without a question, for benchmarks that have such."""
+        return {benchmark.name: benchmark.left_out for benchmark in self._benchmarks if benchmark.left_out}
+
+    def _ask(self, model: "LanguageModel", conditions: list[Condition]) -> "Iterator[BenchmarkOutcomes]":
+        """Yield a loaded model's answers to each benchmark under each condition; note its size in `weights`."""
         from toolformer_dag.evaluation.asking import benchmark_outcomes
 
         settings = self._plan.settings
@@ -414,24 +432,16 @@ class _Questioning:
 def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     """Measure and publish the perplexity of all models on held-out texts of C (section 4.3), with calls disabled.
 
-    WikiText is measured too if the settings name its file. Return the table (PERPLEXITY_COLUMNS), a row per model and
-    source of texts, and what it cost. Raises MissingPart, DamagedPart, BenchmarkError.
+    WikiText is measured too if the settings name its file. The table (PERPLEXITY_COLUMNS) has a row per model and
+    source of texts. Raises MissingPart, DamagedPart, BenchmarkError.
     """
-    from toolformer_dag.evaluation.asking import compared, compared_models
-
     versions = checkpoint_versions(plan)  # first: replacing a checkpoint meanwhile makes the table stale
     measured_texts = _measured_texts(plan)
     sources = {HELDOUT_C: measured_texts.read()}
     wikitext_file = plan.settings.evaluation.wikitext
     if wikitext_file:
         sources["WikiText"] = wikitext(wikitext_file)
-
-    rows: list[dict[str, object]] = []
-    total = len(compared_models(plan.settings)) * len(sources)
-    for row in compared(plan.settings, partial(_perplexities, sources)):  # a model at a time is loaded and measured
-        rows.append(row)
-        progress(len(rows), total)
-    table = pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)
+    table = _perplexity_table(plan, sources, progress)
     inputs = {**versions, MEASURED_ON: measured_texts.fingerprint}
     version = publish(plan.lake, PERPLEXITY, table, perplexity_settings(plan), inputs)
     return Measurement(
@@ -444,12 +454,24 @@ def measure_perplexity(plan: Plan, progress: Progress) -> Measurement:
     )
 
 
+def _perplexity_table(plan: Plan, sources: Mapping[str, list[str]], progress: Progress) -> pl.DataFrame:
+    """Return the perplexity of each model on each source of texts; one model at a time is loaded."""
+    from toolformer_dag.evaluation.asking import compared, compared_models
+
+    rows: list[dict[str, object]] = []
+    total = len(compared_models(plan.settings)) * len(sources)
+    for row in compared(plan.settings, partial(_perplexities, sources)):
+        rows.append(row)
+        progress(len(rows), total)
+    return pl.DataFrame(rows, schema=PERPLEXITY_COLUMNS)
+
+
 def _perplexities(
     sources: Mapping[str, list[str]], model: "LanguageModel", conditions: list[Condition]
 ) -> Iterator[dict[str, object]]:
     """Measure the perplexity of a model on each source of texts; yield a row (PERPLEXITY_COLUMNS) for each.
 
-    sources: name -> texts. conditions: the model's; only the first is used, which is without calls.
+    sources: name -> texts. conditions: the model's; only the first, without calls, is used.
     """
     from toolformer_dag.evaluation.language_modeling import perplexity
 
@@ -471,10 +493,7 @@ def _perplexities(
 
 
 def stored_measurement(lake: Lake, name: str) -> Measurement:
-    """Return a measurement as the lake holds it, ACCURACY or PERPLEXITY; nothing is measured, so its cost is 0.
-
-    Raises MissingPart, DamagedPart.
-    """
+    """Return a stored measurement, ACCURACY or PERPLEXITY, with a cost of 0. Raises MissingPart, DamagedPart."""
     table = lake.table(name)
     rows = table.read(WHOLE)
     return Measurement(

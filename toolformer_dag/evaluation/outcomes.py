@@ -1,8 +1,7 @@
 """Judge answers to benchmark questions, and compute accuracies with intervals from them. Imports no torch.
 
-Arithmetic questions are also answered without a model, by baselines that compute with their numbers. On SVAMP the
-difference of the first two numbers answers 23 % of the questions, so a model that answers fewer has learnt nothing
-about them.
+Arithmetic questions are also answered by baselines without a model, which compute with a question's numbers. On SVAMP
+the difference of the first two numbers is right for 23 % of the questions: a model below that has learnt nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from math import sqrt
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -24,10 +23,9 @@ from toolformer_dag.tools.tool import LOST, ToolDown
 class Condition:
     """A condition of evaluation: a model, and how it may call tools.
 
-    - `name`: as in the tables, such as `Toolformer (disabled)`.
-    - `k`: as in decoding. 0 is the paper's "disabled", also for models without calls; None is a condition without a
-      model.
-    - `model`: name of the model, which several conditions may share; empty where it is `name`.
+    - `name`: in the tables, such as `Toolformer (disabled)`
+    - `k`: of decoding; 0 is the paper's "disabled", also for models without calls; None is a baseline without a model
+    - `model`: the model's name, which several conditions may share; empty if it is `name`
     """
 
     name: str
@@ -36,12 +34,12 @@ class Condition:
 
     @property
     def of_model(self) -> str:
-        """Return the name of the model."""
+        """The name of the model."""
         return self.model or self.name
 
 
 Z_95 = 1.959963984540054
-"""How many standard errors a 95 % interval has on either side."""
+"""The standard errors on either side of a 95 % interval."""
 
 
 class Interval(NamedTuple):
@@ -70,16 +68,19 @@ MAX_LOST = 0.01
 class QuestionOutcome:
     """The judged answer to a question.
 
-    - `question`: its number within the benchmark, from 1. `gold`: the right answers.
-    - `condition`, `model`, `k`: as in `Condition`.
-    - `written`: the generated text, including calls. `plain`: without them, which is what is judged.
-    - `calls`: all calls in order, those without a result too (` [see the note]` is not a call).
+    - `question`: its number within the benchmark, from 1
+    - `condition`, `model`, `k`: as in `Condition`
+    - `gold`: the right answers
+    - `written`: the generated text, including calls
+    - `plain`: the text without calls, which is judged
+    - `calls`: all calls in order, those without a result too (` [see the note]` is not a call)
     - `called`, `call_input`, `call_result`: tool, input and result of the first call; None without a call. `called` is
-      also None where the tool's name was not complete.
-    - `right_tool`: whether a called tool is the question's target; None where it has none.
-    - `reason`: why the first call without a result had none, or why nothing was generated (`does_not_fit`); else None.
-    - `tokens`: the number of tokens that the model chose. `look_alikes`: how many look-alikes of a call were barred.
-    - `p_start`: p of ` [` where the first call began, or the largest of a text without calls; None without a model.
+      also None if the tool's name was not complete
+    - `right_tool`: whether a called tool is the question's target; None if it has none
+    - `reason`: why the first call without a result had none, or why nothing was generated (`does_not_fit`); else None
+    - `tokens`: the number of tokens that the model chose
+    - `look_alikes`: the number of look-alikes of a call that were barred
+    - `p_start`: p of ` [` where the first call began, or the largest of a text without calls; None without a model
     """
 
     benchmark: str
@@ -112,16 +113,14 @@ def judge(
     generation: Generation,
     lane_of: Mapping[str, str] = MappingProxyType({}),
 ) -> QuestionOutcome:
-    """Judge what was written after a question's prompt, by the benchmark's rule.
+    """Return the outcome of a question: the generated answer, judged by the benchmark's rule.
 
-    number: that of the question within the benchmark, from 1.
-    generation: what was written, with its calls. Where nothing should be called, a call without a result counts too.
-    lane_of: name of a tool in the text -> key of its lane (the tool with its settings), by which questions name their
-        target.
+    number: of the question within the benchmark, from 1.
+    lane_of: name of a tool in the text -> key of its lane (the tool with its settings), by which a question names the
+        tool that it needs.
     """
     question = benchmark.questions[number - 1]
     called_lanes = {lane_of.get(call.tool) for call in generation.calls}
-    reasons = [call.reason for call in generation.calls if call.reason is not None]
     first_call = generation.calls[0] if generation.calls else None
     return QuestionOutcome(
         benchmark=benchmark.name,
@@ -139,7 +138,7 @@ def judge(
         call_input=first_call.input if first_call else None,
         call_result=first_call.result if first_call else None,
         calls=generation.calls,
-        reason=reasons[0] if reasons else generation.reason,
+        reason=_reason(generation),
         right_tool=question.tool in called_lanes if question.tool else None,
         correct=_is_right(benchmark, generation, question.answers),
         tokens=generation.tokens,
@@ -148,8 +147,16 @@ def judge(
     )
 
 
+def _reason(generation: Generation) -> str | None:
+    """Return why the first call without a result had none, else why nothing was generated, else None."""
+    for call in generation.calls:
+        if call.reason is not None:
+            return call.reason
+    return generation.reason
+
+
 def _is_right(benchmark: Benchmark, generation: Generation, answers: Sequence[str]) -> bool:
-    """Return whether an answer is right: by its calls where the benchmark is about calls, else by its text."""
+    """Return whether an answer is right, by its calls if the benchmark is about calls, else by its text."""
     if benchmark.calls_nothing:
         return not generation.calls
     if benchmark.function_calls:
@@ -158,29 +165,32 @@ def _is_right(benchmark: Benchmark, generation: Generation, answers: Sequence[st
 
 
 def _rounded(probability: float | None) -> float | None:
+    """Return a probability with four decimals."""
     return None if probability is None else round(probability, 4)
 
 
 def check_outage(outcomes: Sequence[QuestionOutcome]) -> None:
-    """Raise ToolDown where the answers cannot be trusted because of a tool.
+    """Raise ToolDown if a tool was down, or more than the share MAX_LOST of the questions have a lost call.
 
-    That is where a tool was down, or where more than the share MAX_LOST of the questions have a lost call (time limit,
-    broken connection).
+    A lost call has no result because of a time limit or a broken connection.
     """
-    lost_calls: list[DecodedCall] = []
-    affected = 0  # questions
-    for outcome in outcomes:
-        lost_of_question = [call for call in outcome.calls if is_lost(call)]
-        lost_calls += lost_of_question
-        affected += bool(lost_of_question)
+    affected = [outcome for outcome in outcomes if _lost_calls(outcome)]
+    lost_calls = [call for outcome in affected for call in _lost_calls(outcome)]
     tool_was_down = any(call.reason == TOOL_DOWN for call in lost_calls)
-    if tool_was_down or affected > MAX_LOST * len(outcomes):
+    if tool_was_down or len(affected) > MAX_LOST * len(outcomes):
         names = ", ".join(sorted({call.tool for call in lost_calls}))
-        raise ToolDown(f"{names}: no answer to {affected} of {len(outcomes)} questions; fix the backend and run again")
+        raise ToolDown(
+            f"{names}: no answer to {len(affected)} of {len(outcomes)} questions; fix the backend and run again"
+        )
+
+
+def _lost_calls(outcome: QuestionOutcome) -> list[DecodedCall]:
+    """Return the calls of an answer that a tool did not answer."""
+    return [call for call in outcome.calls if is_lost(call)]
 
 
 def is_lost(call: DecodedCall) -> bool:
-    """Return whether the tool gave no answer, because of a time limit, a connection or an outage."""
+    """Return whether the tool did not answer because of a time limit, a connection or an outage."""
     return call.reason == TOOL_DOWN or (call.reason or "").startswith(LOST)
 
 
@@ -229,7 +239,7 @@ OUTCOME_SCHEMA = {
 
 
 class Weights(NamedTuple):
-    """What a model is or was finetuned from (a hub id or a folder's name), and how many parameters it has."""
+    """The weights of a model: the hub id or folder's name that it is or was finetuned from, and their number."""
 
     name: str
     parameters: int
@@ -244,7 +254,7 @@ def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = Mapping
     """Return a row per benchmark and condition: accuracy with 95 % interval, shares of calls, tools and look-alikes.
 
     outcomes: as `outcome_table` returns them.
-    weights: those of each model by its name in `Condition`; `weights` and `parameters` of other models are null.
+    weights: by the model's name in `Condition`; other models have nulls.
     """
     counts = outcomes.group_by("benchmark", "condition", "model", "k", maintain_order=True).agg(
         n=pl.len(),
@@ -254,40 +264,44 @@ def score_table(outcomes: pl.DataFrame, weights: Mapping[str, Weights] = Mapping
         right_tool=pl.col("right_tool").mean(),
         look_alikes=(pl.col("look_alikes") > 0).mean(),
     )
-    rows = []
-    for row in counts.iter_rows(named=True):
-        interval = wilson(row.pop("right"), row["n"])
-        of_model = weights.get(row["model"])
-        rows.append(
-            {
-                **row,
-                "low": interval.low,
-                "high": interval.high,
-                "weights": of_model.name if of_model else None,
-                "parameters": of_model.parameters if of_model else None,
-            }
-        )
+    rows = [_score_row(row, weights.get(row["model"])) for row in counts.iter_rows(named=True)]
     return pl.DataFrame(rows, schema=SCORE_SCHEMA)
 
 
+def _score_row(counts: Mapping[str, Any], weights: Weights | None) -> dict[str, Any]:
+    """Return the scores of a benchmark under a condition: its counts, the interval, the model's weights."""
+    interval = wilson(counts["right"], counts["n"])
+    row = {name: value for name, value in counts.items() if name != "right"}
+    return {
+        **row,
+        "low": interval.low,
+        "high": interval.high,
+        "weights": weights.name if weights else None,
+        "parameters": weights.parameters if weights else None,
+    }
+
+
 def accuracy_by_condition(scores: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per benchmark with `benchmark`, `n` and a column per condition, as read by people.
+    """Return scores for people: a row per benchmark with `benchmark`, `n` and a column per condition, in order.
 
-    scores: as `score_table` returns them; their order is kept.
-
-    A cell is accuracy and 95 % interval in per cent: `95.0 (91.0-97.3)`. Baselines, which answer without a model, share
-    the last column (NO_MODEL): `12.0 (9.1-15.7) a + b` is the best of them for the benchmark. No such column if there
-    are no baselines.
+    Baselines, which answer without a model, share the last column (NO_MODEL) with the best of them:
+    `12.0 (9.1-15.7) a + b`. Without baselines it is missing.
+    scores: as `score_table` returns them.
     """
-    percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
-    cells = scores.with_columns(cell=pl.format("{} ({}-{})", *percent))
+    cells = scores.with_columns(cell=_accuracy_cell())
     is_baseline = pl.col("k").is_null()
-    of_models = cells.filter(~is_baseline)
-    of_baselines = cells.filter(is_baseline)
-    wide = of_models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
-    if of_baselines.is_empty():
+    baselines = cells.filter(is_baseline)
+    models = cells.filter(~is_baseline)
+    wide = models.pivot("condition", index=["benchmark", "n"], values="cell", maintain_order=True)
+    if baselines.is_empty():
         return wide
-    return wide.join(_best_baselines(of_baselines), on="benchmark", how="left", maintain_order="left")
+    return wide.join(_best_baselines(baselines), on="benchmark", how="left", maintain_order="left")
+
+
+def _accuracy_cell() -> pl.Expr:
+    """Return accuracy and 95 % interval as text in per cent: `95.0 (91.0-97.3)`."""
+    percent = [(pl.col(name) * 100).round(1).cast(pl.String) for name in ("accuracy", "low", "high")]
+    return pl.format("{} ({}-{})", *percent)
 
 
 def _best_baselines(cells: pl.DataFrame) -> pl.DataFrame:
@@ -326,9 +340,9 @@ def baseline_outcomes(benchmark: Benchmark) -> list[QuestionOutcome]:
 
     A question with fewer numbers than a baseline takes gets an empty answer, which is wrong.
     """
-    outcomes: list[QuestionOutcome] = []
     if benchmark.correct is not number_is_right:
-        return outcomes
+        return []
+    outcomes: list[QuestionOutcome] = []
     for name, baseline in BASELINES.items():
         condition = Condition(f"{NO_MODEL}: {name}", k=None, model=NO_MODEL)
         for number, question in enumerate(benchmark.questions, 1):

@@ -1,7 +1,7 @@
-"""Tables 2 to 10 and Figure 4 of the paper beside ours: their SQL views, and how people see them. Imports no torch.
+"""Tables 2 to 10 and Figure 4 of the paper with its figures and ours: their SQL views, their form for people.
 
-The views stand in paper_tables.sql, the paper's figures in paper_figures.toml. A figure of the paper is never ours to
-reproduce exactly: the model, the corpus and the tools behind it differ, which `notes` says.
+The views are in paper_tables.sql, the paper's figures in paper_figures.toml. Ours need not be equal: the model, the
+corpus and the tools differ, which `notes` says. Imports no torch.
 """
 
 import math
@@ -59,10 +59,10 @@ COLUMN_COMMENTS = {
 
 
 class PaperFigure(NamedTuple):
-    """A figure that the paper prints; the fields are columns of the view `paper_figures`, described above.
+    """A figure that the paper prints; the fields are the columns of the view `paper_figures`, described above.
 
-    - `tau_f_or_k`: tau_f (Table 2) or k of decoding (Table 9); None elsewhere.
-    - `place`: the place of its row in the paper's table, from 0.
+    - `tau_f_or_k`: tau_f (Table 2) or k of decoding (Table 9); None elsewhere
+    - `place`: the index of its row in the paper's table
     """
 
     paper_table: int
@@ -119,31 +119,24 @@ def _paper_figure(grid: Mapping[str, Any], row: object, column: object, figure: 
 
 
 def _views() -> str:
-    """Return the SQL that creates the views of the paper's figures, and the views that compare ours with them.
-
-    The rows of paper_figures and paper_examples are written into the statements. The comparing views come from
-    paper_tables.sql.
-    """
+    """Return the SQL of the views: the paper's figures and examples, and the comparing ones of paper_tables.sql."""
     figures = ", ".join(_sql_row(figure) for figure in paper_figures())
-    example_columns = list(COLUMN_COMMENTS["paper_examples"])  # also the order of the columns
-    example_rows = []
-    for example in FIGURES["example"]:
-        example_rows.append(_sql_row([example[column] for column in example_columns]))
-    examples = ", ".join(example_rows)
+    columns = list(COLUMN_COMMENTS["paper_examples"])
+    examples = ", ".join(_sql_row(example[column] for column in columns) for example in FIGURES["example"])
     return f"""
 CREATE VIEW paper_figures AS
 SELECT paper_table, measure, model, item, "at"::DOUBLE AS "at", figure::DOUBLE AS figure, place
 FROM (VALUES {figures}) AS figures(paper_table, measure, model, item, "at", figure, place);
 COMMENT ON VIEW paper_figures IS 'What the paper prints, by table: measure of a model on an item (benchmark, tool or corpus), at a tau_f (Table 2) or a k of decoding (Table 9); shares in per cent.';
 CREATE VIEW paper_examples AS
-SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(example_columns)});
+SELECT * REPLACE (delta::DOUBLE AS delta) FROM (VALUES {examples}) AS examples({", ".join(columns)});
 COMMENT ON VIEW paper_examples IS 'The calls of Table 10 of the paper in their texts, with L- - L+, in nats.';
 {sql_text(__package__, "paper_tables.sql")}
 {_comments_on_columns()}"""  # noqa: E501, a comment of the warehouse is one line
 
 
 def _comments_on_columns() -> str:
-    """Return the SQL statements that give the columns of the views their comments (COLUMN_COMMENTS)."""
+    """Return the SQL statements that give the columns of the views their comments."""
     comments = []
     for view, columns in COLUMN_COMMENTS.items():
         for column, comment in columns.items():
@@ -152,7 +145,7 @@ def _comments_on_columns() -> str:
 
 
 def _sql_row(values: Iterable[object]) -> str:
-    """Write values as a row of VALUES in SQL: `(NULL, 'it''s', 1.5)`."""
+    """Return values as a row of VALUES in SQL: `(NULL, 'it''s', 1.5)`."""
     literals = []
     for value in values:
         if value is None:
@@ -172,9 +165,9 @@ VIEWS = _views()
 class PaperTable:
     """A table or figure of the paper.
 
-    - `view`: the view of the warehouse with its rows.
-    - `title`: its heading.
-    - `wide`: turns the rows of the view into those that people read, with texts as cells.
+    - `view`: the view of the warehouse with its rows
+    - `title`: its heading
+    - `wide`: turns the rows of the view into the table that people read, with texts as cells
     """
 
     view: str
@@ -183,12 +176,12 @@ class PaperTable:
 
     @property
     def number(self) -> str:
-        """Return the name in `toolformer-dag tables`: `3`, or `figure_4`."""
+        """The name in `toolformer-dag tables`: `3`, or `figure_4`."""
         return self.view.removeprefix("table_")
 
     @property
     def is_of_benchmarks(self) -> bool:
-        """Return whether it is one of the Tables 3 to 7, in which tools are called."""
+        """Whether it is one of the Tables 3 to 7, in which tools are called."""
         return self.wide is _accuracies
 
     def rows(self, warehouse: DuckDBPyConnection) -> pl.DataFrame:
@@ -197,7 +190,7 @@ class PaperTable:
 
 
 def _interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
-    """Format columns as `33.8 (31.0-36.7)`; as `33.8` where the ends are null, as a dash where the figure is."""
+    """Return columns as text, `33.8 (31.0-36.7)`; `33.8` if the ends are null, a dash if the figure is."""
     figure_text = pl.col(figure).round(1).cast(pl.String)
     low_text = pl.col(low).round(1).cast(pl.String)
     high_text = pl.col(high).round(1).cast(pl.String)
@@ -205,12 +198,12 @@ def _interval(figure: str, low: str = "low", high: str = "high") -> pl.Expr:
 
 
 def _count(name: str) -> pl.Expr:
-    """Format a column of numbers with commas, null as a dash."""
+    """Return a column of numbers as text with commas, null as a dash."""
     return pl.col(name).map_elements("{:,}".format, pl.String).fill_null(DASH)
 
 
 def _model_name() -> pl.Expr:
-    """Return the column `model`, with `paper: ` before the models whose figures are the paper's."""
+    """Return the column `model`, with `paper: ` before the models of the paper."""
     is_of_paper = pl.col("figures_of") == FIGURES_OF_PAPER
     return pl.when(is_of_paper).then(pl.format("paper: {}", "model")).otherwise("model").alias("model")
 
@@ -226,19 +219,26 @@ def _pivoted(rows: pl.DataFrame, item: str, cell: pl.Expr) -> pl.DataFrame:
         Toolformer  | SQuAD     | 308 |       ->   Toolformer         | 33.8 (28.7-39.2) | 53.5 (49.1-57.8)
         Toolformer  | T-REx     | 500 |            paper: Toolformer  | 33.8             | 53.5
     """
-    with_n = rows.filter(pl.col("n").is_not_null())
-    n_of = dict(with_n.select(item, "n").iter_rows())  # item -> number of questions or texts, for the headings
-    items = set(rows[item])
-    paper_items = dict.fromkeys(figure.item for figure in paper_figures() if figure.item in items)
-    other_items = sorted(items - paper_items.keys())
-
     long = rows.select(_model_name(), item, cell.alias("cell"))
     wide = long.pivot(item, index="model", values="cell", maintain_order=True).fill_null(DASH)
-    columns = [pl.col("model")]
-    for name in (*paper_items, *other_items):
-        heading = f"{name}, n = {n_of[name]:,}" if name in n_of else name
-        columns.append(pl.col(name).alias(heading))
-    return wide.select(columns)
+    headings = _headings(rows, item)
+    return wide.select("model", *headings).rename(headings)
+
+
+def _headings(rows: pl.DataFrame, item: str) -> dict[str, str]:
+    """Return item -> heading with its number of questions or texts, "SQuAD, n = 308"; the paper's items come first."""
+    with_n = rows.filter(pl.col("n").is_not_null())
+    n_of = dict(with_n.select(item, "n").iter_rows())
+    headings = {}
+    for name in _paper_items_first(set(rows[item])):
+        headings[name] = f"{name}, n = {n_of[name]:,}" if name in n_of else name
+    return headings
+
+
+def _paper_items_first(items: set[str]) -> list[str]:
+    """Return the items in the order of the paper, then those that the paper lacks, sorted."""
+    paper_items = dict.fromkeys(figure.item for figure in paper_figures() if figure.item in items)
+    return [*paper_items, *sorted(items - paper_items.keys())]
 
 
 _accuracies: Callable[[pl.DataFrame], pl.DataFrame] = partial(_pivoted, item="benchmark", cell=_interval("accuracy"))
@@ -246,10 +246,10 @@ _perplexities = partial(_pivoted, item="source", cell=_interval("perplexity"))
 
 
 def _examples(rows: pl.DataFrame) -> pl.DataFrame:
-    """Lay out Table 2 for readers, from its rows in the warehouse: texts with calls, by tool and tau_f.
+    """Return Table 2 for people: the number of texts with calls, by tool and tau_f.
 
-    The column "kept by chance" says how many calls would be kept with results of other calls: "12 (8-17)" with its 95 %
-    interval, "?" where there are too few to tell, a dash where it was not measured.
+    "kept by chance" is the number of calls that would be kept with results of other calls, "12 (8-17)" with its 95 %
+    interval, "?" for too few to tell, a dash if it was not measured.
     """
     chance = [pl.col(name).cast(pl.String) for name in ("by_chance", "by_chance_low", "by_chance_high")]
     chance_text = pl.coalesce(pl.format("{} ({}-{})", *chance), pl.lit(DASH))
@@ -265,9 +265,9 @@ def _examples(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
-    """Lay out Table 9 for readers: accuracy by k of decoding, with its 95 % interval and the number of questions.
+    """Return Table 9 for people: accuracy by k of decoding, with its 95 % interval and the number of questions.
 
-    All: all questions; AC: those for which a call was written; NC: the others.
+    All: all questions; AC: those with a call; NC: those without.
     """
     return rows.select(
         "benchmark",
@@ -284,40 +284,46 @@ def _over_k(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 SHOWN_BESIDE = 24
-"""How many characters of the text stand on either side of a call in a row for people."""
+"""Characters of the text on either side of a call in a row for people."""
 SHOWN_CALL = 58
-"""How many characters of a call stand there: the whole row fits into a line."""
+"""Characters of a call there: the whole row fits into a line."""
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
-    """Lay out Table 10 for readers: calls in their texts, with L- - L+, and whether each was kept and found useful.
+    """Return Table 10 for people: calls in their texts, with L- - L+, and whether each was kept and found useful.
 
-    rows: before, call, after (the text around the call), delta, tau_f, kept (null for calls that the paper prints),
-        tool, useful (null where nobody has judged).
-
-    A row as readers see it; long calls and the texts around them are cut:
+    rows: before, call, after (the text around the call), delta, tau_f, kept (null for calls of the paper), tool, useful
+        (null if nobody has judged).
 
         L- - L+ | tau_f | kept | tool       | example                         | judged useful
         2.31    | 1.0   | kept | Calculator | costs [Calculator(2*3) -> 6] 6  | yes
     """
-    before = _without_breaks("before")
-    call = _without_breaks("call")
-    after = _without_breaks("after")
-    is_long = call.str.len_chars() > SHOWN_CALL
-    short_call = pl.when(is_long).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
-    in_brackets = pl.when(call.str.starts_with("[")).then(short_call).otherwise(pl.format("[{}]", short_call))
-    example = pl.format("{}{} {}", before.str.tail(SHOWN_BESIDE), in_brackets, after.str.head(SHOWN_BESIDE))
-    decision = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
-    decision_or_paper = pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(decision)
     useful = pl.when("useful").then(pl.lit("yes")).when(~pl.col("useful")).then(pl.lit("no"))  # null stays null
     return rows.select(
         pl.col("delta").round(2).alias("L- - L+"),
         pl.col("tau_f").round(3).cast(pl.String).fill_null(DASH),
-        decision_or_paper.alias("kept"),
+        _decision().alias("kept"),
         "tool",
-        example.alias("example"),
+        _call_in_text().alias("example"),
         useful.alias("judged useful"),
     )
+
+
+def _decision() -> pl.Expr:
+    """Return "kept" or "rejected" for the column `kept`, "paper" for null."""
+    ours = pl.when("kept").then(pl.lit("kept")).otherwise(pl.lit("rejected"))
+    return pl.when(pl.col("kept").is_null()).then(pl.lit("paper")).otherwise(ours)
+
+
+def _call_in_text() -> pl.Expr:
+    """Return the columns before, call and after as one text with the call in brackets; long ones are cut."""
+    call = _without_breaks("call")
+    is_long = call.str.len_chars() > SHOWN_CALL
+    short_call = pl.when(is_long).then(call.str.head(SHOWN_CALL - 1) + "…").otherwise(call)
+    in_brackets = pl.when(call.str.starts_with("[")).then(short_call).otherwise(pl.format("[{}]", short_call))
+    before = _without_breaks("before").str.tail(SHOWN_BESIDE)
+    after = _without_breaks("after").str.head(SHOWN_BESIDE)
+    return pl.format("{}{} {}", before, in_brackets, after)
 
 
 def _without_breaks(column: str) -> pl.Expr:
@@ -326,9 +332,9 @@ def _without_breaks(column: str) -> pl.Expr:
 
 
 def _averages(rows: pl.DataFrame) -> pl.DataFrame:
-    """Lay out Figure 4 for readers: the average accuracy on groups of benchmarks, by model and its parameters.
+    """Return Figure 4 for people: the average accuracy on groups of benchmarks, by model and its parameters.
 
-    Return the columns model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
+    Its columns are model, benchmarks, questions ("the paper's" or "synthetic"), parameters, n and average.
     """
     whose_questions = pl.when("published").then(pl.lit("the paper's")).otherwise(pl.lit("synthetic"))
     table = rows.select(
@@ -340,7 +346,6 @@ def _averages(rows: pl.DataFrame) -> pl.DataFrame:
         _interval("accuracy").alias("average"),
         "figures_of",
     )
-    # _model_name() is the column `model`, with "paper: " where the figures are the paper's.
     return table.select(_model_name(), pl.exclude("model", "figures_of"))
 
 
@@ -371,12 +376,12 @@ SELECT any_value(weights) || coalesce(format(' ({:,} parameters)', any_value(par
        || string_agg(DISTINCT model, ', ' ORDER BY model)
 FROM accuracy WHERE weights IS NOT NULL GROUP BY weights, parameters ORDER BY min(condition_order(condition))
 """
-"""Selects a line per model: what it is, and the names under which it was asked."""
+"""Selects a line per model: its weights, and the names of its conditions."""
 LEFT_OUT_SQL = """
 SELECT shard || ': ' || string_agg(format('{:,} {}', count, reason), ', ' ORDER BY reason)
 FROM rejections WHERE stage = 'outcomes' AND paper_table_of(shard) = {number} GROUP BY shard ORDER BY shard
 """
-"""Selects a line per benchmark of the table {number}: how many records were left out, by reason."""
+"""Selects a line per benchmark of the table {number}: the number of records that were left out, by reason."""
 BENCHMARK_KEYS = {"Natural Questions": "nq"}
 """Keys of [evaluation.benchmarks] that are not the first word of the benchmark's name in small letters."""
 COMPARABLE = {
@@ -388,7 +393,7 @@ COMPARABLE = {
     "The paper's calls are of GPT-J 6.7B; its tau_f are 0.5 for Calculator and MT, else 1.0.",
     "figure_4": "The paper's averages are those of its Tables 3 to 5; it prints no numbers for its GPT-2 models.",
 }
-"""What stands in the way of a comparison, by table."""
+"""Why figures do not compare with the paper's, by table."""
 PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J finetuned on C*."
 """The same for the other tables."""
 
@@ -396,25 +401,32 @@ PAPERS_MODEL = "The paper's GPT-J has 6.7B parameters; its Toolformer is GPT-J f
 def notes(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
     """Return the sentences that are printed below a table of the paper.
 
-    - Whose figures ours are: "Ours are of gpt2 (124,439,808 parameters): base, Toolformer."
-    - What is not comparable with the paper.
-    - For a table of benchmarks: which were not measured, with the settings that add them; and how many questions were
-      left out.
+    They say whose figures ours are, what does not compare with the paper, and which benchmarks and records are missing.
     """
     lines = []
     if table.number not in ("2", "10"):  # these two are of the corpus, not of models' answers
-        for [line] in rows(warehouse, MODELS_SQL).iter_rows():
-            lines.append(f"Ours are of {line}.")
-        if not lines:
-            lines.append("Nothing of ours was measured yet; run `toolformer-dag run`.")
+        lines += _measured_models(warehouse)
     lines.append(COMPARABLE.get(table.number, PAPERS_MODEL))
     if table.is_of_benchmarks:
         ours = table.rows(warehouse).filter(pl.col("figures_of") != FIGURES_OF_PAPER)
         # "All" is no benchmark but the sum of them, which no setting can add.
         lines += _missing_benchmarks(table, measured={"All", *ours["benchmark"]})
-        for [line] in rows(warehouse, LEFT_OUT_SQL.replace("{number}", table.number)).iter_rows():
-            lines.append(f"Left out by the reader: {line}.")
+        lines += _left_out(warehouse, table)
     return lines
+
+
+def _measured_models(warehouse: DuckDBPyConnection) -> list[str]:
+    """Return a sentence per model, "Ours are of gpt2 (124,439,808 parameters): base, Toolformer."."""
+    models = rows(warehouse, MODELS_SQL)
+    if models.is_empty():
+        return ["Nothing of ours was measured yet; run `toolformer-dag run`."]
+    return [f"Ours are of {line}." for [line] in models.iter_rows()]
+
+
+def _left_out(warehouse: DuckDBPyConnection, table: PaperTable) -> list[str]:
+    """Return a sentence per benchmark of a table whose reader has left out records."""
+    left_out = rows(warehouse, LEFT_OUT_SQL.replace("{number}", table.number))
+    return [f"Left out by the reader: {line}." for [line] in left_out.iter_rows()]
 
 
 def _missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
@@ -426,20 +438,22 @@ def _missing_benchmarks(table: PaperTable, measured: set[str]) -> list[str]:
     missing = [name for name in dict.fromkeys(items) if name not in measured]
     if not missing:
         return []
-    settings = []
-    for name in missing:
-        first_word = name.split()[0].lower()  # "LAMA SQuAD" is read under the key lama
-        key = BENCHMARK_KEYS.get(name, first_word)
-        path = "made" if key == "dateset" else "PATH"  # Dateset is generated
-        settings.append(f'{key} = "{path}"')
-    settings = list(dict.fromkeys(settings))  # several benchmarks may have the same key
+    settings = dict.fromkeys(_setting_of(name) for name in missing)  # several benchmarks may have the same key
     return [f"Not asked: {', '.join(missing)}; add {', '.join(settings)} under [evaluation.benchmarks]."]
 
 
-def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return calls and right answers of Toolformer over `decoding.min_probability`, to be drawn with Table 9.
+def _setting_of(benchmark: str) -> str:
+    """Return the setting that adds a benchmark of the paper, such as `svamp = "PATH"`."""
+    first_word = benchmark.split()[0].lower()  # "LAMA SQuAD" is read under the key lama
+    key = BENCHMARK_KEYS.get(benchmark, first_word)
+    path = "made" if key == "dateset" else "PATH"  # Dateset is generated
+    return f'{key} = "{path}"'
 
-    The columns are those of the view over_min_probability. None for other tables, and where it has no rows.
+
+def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
+    """Return calls and right answers of Toolformer over `decoding.min_probability`, which are drawn with Table 9.
+
+    The columns are those of the view over_min_probability. None for other tables, and if the view has no rows.
     """
     if table.number != "9":
         return None
@@ -448,12 +462,12 @@ def over_min_probability(warehouse: DuckDBPyConnection, table: PaperTable) -> pl
 
 
 def tools_called(warehouse: DuckDBPyConnection, table: PaperTable) -> pl.DataFrame | None:
-    """Return which tools were called, in per cent of the questions: a row per benchmark and model, a column per tool.
+    """Return the share of questions with a call of each tool, a row per benchmark and model, a column per tool.
 
         benchmark | model      | n   | Calculator       | WikiSearch
         ASDiv     | Toolformer | 500 | 97.9 (96.2-98.8) | –
 
-    Return None for a table without benchmarks.
+    None for a table without benchmarks.
     """
     if not table.is_of_benchmarks:
         return None

@@ -1,7 +1,7 @@
 """Find the questions of benchmarks that occur in the texts that were trained on. Imports no torch."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -15,10 +15,11 @@ BATCH = 2_000
 
 
 class Place(NamedTuple):
-    """Where a text stands in C*. Places compare in the order of C*.
+    """A text of C*. Places compare in the order of C*.
 
-    - `document_hash`, `digest`: two hashes of its document. `segment`: its number within the document.
-    - `shard`: the shard of the document.
+    - `document_hash`, `digest`: two hashes of its document
+    - `segment`: its number within the document
+    - `shard`: the shard of the document
     """
 
     document_hash: int
@@ -35,24 +36,23 @@ OVERLAP_COLUMNS = {
     "digest": pl.String,
     "segment": pl.Int32,
 }
-"""Columns of the overlap. `question`: its number, from 1. `in_corpus`: null where it has fewer words than any passage
-that is looked for. The others: the first text of C* that holds a passage of the question; null without one."""
+"""Columns of the overlap. `question`: its number, from 1. `in_corpus`: null if it has too few words to tell. `shard`,
+`digest` and `segment`: of the first text of C* that holds a passage of the question; null without one."""
 MARK = "\0"
 """Stands for the question in a prompt."""
 
 
 class Frame(NamedTuple):
-    """What a template of prompts puts before and after a question."""
+    """The fixed text of a prompt's template, before and after the question."""
 
     before: str
     after: str
 
 
 def _frames() -> tuple[Frame, ...]:
-    """Return what each template of prompts (appendix C) puts before and after a question.
+    """Return the text around the question of each template of prompts (appendix C).
 
-    `own_words` takes it off, so that only the question is looked for in C*. Each template is filled with MARK in place
-    of the question, and cut there. MLQA's is cut at the paragraph, which is looked for too, as is all that follows it.
+    Of MLQA's template only the beginning counts: its paragraph is looked for in C* too.
     """
     before_paragraph, _, _ = multilingual(MARK, "").partition(MARK)
     return (
@@ -64,7 +64,7 @@ def _frames() -> tuple[Frame, ...]:
 
 
 def _frame(prompt: str) -> Frame:
-    """Return what stands before and after MARK in a prompt."""
+    """Return the text before and after MARK in a prompt."""
     before, _, after = prompt.partition(MARK)
     return Frame(before, after)
 
@@ -73,7 +73,7 @@ FRAMES = _frames()
 """The frames of all templates of appendix C."""
 
 
-class _Numbered(NamedTuple):
+class _NumberedQuestion(NamedTuple):
     """A question: its benchmark, its number there from 1, and its prompt."""
 
     benchmark: str
@@ -82,59 +82,68 @@ class _Numbered(NamedTuple):
 
 
 def question_overlap(benchmarks: Sequence[Benchmark], corpus: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Return a row per question (OVERLAP_COLUMNS): whether it occurs in C*, the texts that the model is finetuned on.
+    """Return a row per question (OVERLAP_COLUMNS): whether it occurs in the training texts of C*.
 
-    It does if 13 words of it in a row stand in a training text; a question of 8 to 12 words is looked for as a whole.
-    `in_corpus` is null for a question of fewer words. The words of the prompt's template do not belong to the question;
-    the paragraph of MLQA does.
+    A question occurs there if a text has 13 of its words in a row; a question of 8 to 12 words has to occur as a whole,
+    and for fewer words `in_corpus` is null. The words of the prompt's template do not count.
 
     corpus: batches of rows of C*, read once; with columns split, text, document_hash, digest, segment and shard.
     """
-    numbered: list[_Numbered] = []
-    for benchmark in benchmarks:
-        for number, question in enumerate(benchmark.questions, 1):
-            numbered.append(_Numbered(benchmark.name, number, question.prompt))
-    passages = SharedPassages([own_words(row.prompt) for row in numbered])
+    questions = _numbered_questions(benchmarks)
+    passages = SharedPassages([own_words(question.prompt) for question in questions])
     first_places = _first_places(passages, corpus)
-
     rows = []
-    for index, row in enumerate(numbered):
-        place = first_places.get(index)
+    for index, question in enumerate(questions):
         is_long_enough = passages.words[index] >= FEWEST_WORDS
-        in_corpus = place is not None
-        rows.append(
-            {
-                "benchmark": row.benchmark,
-                "question": row.number,
-                "in_corpus": in_corpus if is_long_enough else None,
-                "shard": place.shard if place else None,
-                "digest": place.digest if place else None,
-                "segment": place.segment if place else None,
-            }
-        )
+        rows.append(_overlap_row(question, first_places.get(index), is_long_enough=is_long_enough))
     return pl.DataFrame(rows, schema=OVERLAP_COLUMNS)
 
 
-def _first_places(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, Place]:
-    """Find the questions that occur in a training text of C*: index of the question -> its first place in C*.
+def _numbered_questions(benchmarks: Sequence[Benchmark]) -> list[_NumberedQuestion]:
+    """Return the questions of all benchmarks, in order."""
+    questions = []
+    for benchmark in benchmarks:
+        for number, question in enumerate(benchmark.questions, 1):
+            questions.append(_NumberedQuestion(benchmark.name, number, question.prompt))
+    return questions
 
-    passages: the questions, indexed by their runs of words. corpus: the rows of C* (text, split, ...).
+
+def _overlap_row(question: _NumberedQuestion, place: Place | None, *, is_long_enough: bool) -> dict[str, Any]:
+    """Return the row (OVERLAP_COLUMNS) of a question. place: the first text of C* that holds it, None without one."""
+    return {
+        "benchmark": question.benchmark,
+        "question": question.number,
+        "in_corpus": place is not None if is_long_enough else None,
+        "shard": place.shard if place else None,
+        "digest": place.digest if place else None,
+        "segment": place.segment if place else None,
+    }
+
+
+def _first_places(passages: SharedPassages, corpus: Iterable[pl.DataFrame]) -> dict[int, Place]:
+    """Return index of a question -> the first training text of C* that holds it.
+
+    passages: the questions, indexed by their runs of words. corpus: batches of rows of C*.
     """
     first_places: dict[int, Place] = {}
-    for rows in corpus:
-        texts = rows.filter(pl.col("split") == TRAIN)
-        for start in range(0, texts.height, BATCH):
-            batch = texts[start : start + BATCH]
-            places = batch.select(Place._fields)
-            # found_in: a row per match, with the index of the text in the batch and the index of the question.
-            for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
-                place = Place(*places.row(row))
-                first_places[question] = min(first_places.get(question, place), place)
+    for batch in _training_batches(corpus):
+        places = batch.select(Place._fields)
+        # found_in: a row per match, with the index of the text in the batch and the index of the question.
+        for row, question in passages.found_in(batch["text"].to_list()).iter_rows():
+            place = Place(*places.row(row))
+            first_places[question] = min(first_places.get(question, place), place)
     return first_places
 
 
+def _training_batches(corpus: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Yield the training rows of C*, BATCH at a time."""
+    for rows in corpus:
+        training_rows = rows.filter(pl.col("split") == TRAIN)
+        yield from training_rows.iter_slices(BATCH)
+
+
 def own_words(prompt: str) -> str:
-    """Return a prompt without what its template (appendix C) puts before and after the question."""
+    """Return the question of a prompt, without the words of its template (appendix C)."""
     for frame in FRAMES:
         if prompt.startswith(frame.before) and prompt.endswith(frame.after):
             return prompt.removeprefix(frame.before).removesuffix(frame.after)
@@ -142,9 +151,9 @@ def own_words(prompt: str) -> str:
 
 
 def overlap_counts(overlap: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per benchmark of a table of `question_overlap`.
+    """Return a row per benchmark: n questions, those in_corpus, and those too_short to tell.
 
-    Columns: benchmark, n (questions), in_corpus (those that occur in C*), too_short (those with too few words to tell).
+    overlap: as `question_overlap` returns it.
     """
     return overlap.group_by("benchmark", maintain_order=True).agg(
         pl.len().alias("n"),

@@ -1,9 +1,7 @@
-"""C*, the texts with the tool calls that the filter kept, as a Hugging Face data set in a folder, in one of FORMS.
+"""Export C*, the texts with the tool calls that the filter kept, as a Hugging Face data set in a folder.
 
-Rows are read from the warehouse as a stream.
-
-A plan is the settings with the tables and the model that follow from them; a lane is a tool with its settings; a form
-is a shape of training data, such as texts or preference pairs.
+Rows are read from the warehouse as a stream. A plan is the settings with the tables and the model that follow from
+them; a lane is a tool with its settings; a form is a shape of training data, such as texts or preference pairs.
 """
 
 import re
@@ -13,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toolformer_dag.computing.plan import Plan
+from toolformer_dag.computing.plan import Lane, Plan
 from toolformer_dag.exports import FormName
 from toolformer_dag.exports.dataset_folder import (
     CARD,
@@ -42,7 +40,7 @@ from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.lake.record import changes
 from toolformer_dag.lake.warehouse import WarehouseError, opened, query
 from toolformer_dag.markdown import table
-from toolformer_dag.method.corpus_texts import SQL, TEXTS, corpus_texts
+from toolformer_dag.method.corpus_texts import SQL, TEXTS, CorpusText, corpus_texts
 from toolformer_dag.model.weights import folder_name
 from toolformer_dag.settings.setting_types import determining
 
@@ -59,14 +57,14 @@ TABLES_OF_EXPORT = (
     "filtered_calls",
     "augmented_corpus",
 )
-"""The tables that the data set depends on, of those that the warehouse copied."""
+"""The tables of the warehouse that the data set depends on."""
 FIGURES = """
 SELECT lanes.tool, lanes.tau_f, kept.calls AS kept, CASE WHEN NOT too_few_swaps THEN by_chance END AS by_chance
 FROM lanes
 LEFT JOIN filter_statistics AS kept ON kept.tool = lanes.tool AND kept.tau_f = lanes.tau_f
 LEFT JOIN swapped_statistics AS other ON other.tool = lanes.tool AND other.tau_f = lanes.tau_f
 """
-"""Selects what the card shows of each lane: tau_f, calls kept by the filter, and calls kept by chance."""
+"""Selects for each lane what the card shows: tau_f, calls kept by the filter, and calls kept by chance."""
 LANGUAGES = """
 SELECT DISTINCT language
 FROM augmented_corpus JOIN (SELECT shard, digest, language FROM documents) USING (shard, digest)
@@ -88,6 +86,7 @@ FORMS: Mapping[FormName, Callable[[Plan, str | None], ExportForm]] = {
 
 
 def _masked_form(plan: Plan, tokenizer: str | None) -> ExportForm:
+    """Return the form `masked` for a tokenizer; None: the settings' model's."""
     chosen = _tokenizer(plan, tokenizer)
     return masked_form(chosen.encoding, chosen.name, sequence_length=plan.settings.training.sequence_length)
 
@@ -100,9 +99,9 @@ class _Tokenizer(NamedTuple):
 
 
 def _tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
-    """Load a tokenizer by its name, None for the settings' model's; code of another is not trusted.
+    """Load a tokenizer by its name; None: the settings' model's. Raises ModelError.
 
-    Raises ModelError.
+    Code that comes with another tokenizer is not run, even if the settings allow it for the model.
     """
     from toolformer_dag.model.loading import load_encoding
 
@@ -113,13 +112,11 @@ def _tokenizer(plan: Plan, name: str | None) -> _Tokenizer:
 
 
 class _ExportedRows:
-    """The rows of C* in a form, and counts of what was exported, for the card.
+    """The rows of C* in a form, and counts for the card, which are complete once `stream` has ended.
 
-    The counts grow while `stream` is read and are complete once it has ended:
-
-    - `calls`, `texts`: by key of the lane, its calls, and the texts with a call of it.
-    - `kinds`: rows by their column `kind`; empty for forms without it.
-    - `longest`: the tokens of the longest row; 0 for forms that do not count tokens.
+    - `calls`, `texts`: by lane, its calls and the texts with a call of it
+    - `kinds`: rows by their column `kind`; empty for forms without it
+    - `longest`: the tokens of the longest row; 0 for forms that do not count tokens
     """
 
     def __init__(self, plan: Plan, form: ExportForm) -> None:
@@ -131,33 +128,37 @@ class _ExportedRows:
         self.longest = 0
 
     def stream(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows of the data set in the order of C*, and count them by tool, kind and length.
-
-        The counts (`calls`, `texts`, `kinds`, `longest`) are complete after the last row. Raises WarehouseError.
-        """
+        """Yield the rows in the order of C*, and count them. Raises WarehouseError."""
         form = self._form
         markers = self._plan.settings.model.markers
         with opened(self._plan.settings.warehouse) as connection:
             for text in corpus_texts(connection, self._plan.lane_names, form.preferences, markers):
-                tools = [call.tool for call in text.calls]
-                self.calls.update(tools)
-                self.texts.update(set(tools))
+                self._count_calls(text)
                 for row in form.rows(text):
-                    kind = row.get("kind")
-                    if kind:
-                        self.kinds[kind] += 1
-                    self.longest = max(self.longest, form.length(row))
+                    self._count_row(row)
                     yield row
+
+    def _count_calls(self, text: CorpusText) -> None:
+        """Count the calls of a text by lane, and the text once for each of its lanes."""
+        lanes = [call.tool for call in text.calls]
+        self.calls.update(lanes)
+        self.texts.update(set(lanes))
+
+    def _count_row(self, row: Mapping[str, Any]) -> None:
+        """Count a row by its kind, and note the longest row."""
+        kind = row.get("kind")
+        if kind:
+            self.kinds[kind] += 1
+        self.longest = max(self.longest, self._form.length(row))
 
 
 def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool = False) -> Exported:
-    """Replace `folder` by a data set of the texts of C* in a form, with a card and a record; return that record.
+    """Replace `folder` by a data set of C* in a form, with a card and a record; return the record.
 
-    All texts and figures are read from the warehouse; memory holds only a part of the texts.
+    Texts are streamed from the warehouse, so memory holds only a part of them.
+    of_the_lake: the folder is the lake's own data set, which is replaced whatever it holds, and may have no rows.
 
-    of_the_lake: the folder is the lake's data set, which is replaced whatever it holds, and which may have no rows.
-
-    Raises ExportError where `folder` holds something else than an export, or there is nothing to export; also
+    Raises ExportError if `folder` holds something else than an export, or there is nothing to export; also
     WarehouseError, StorageError, WriteError.
     """
     made_from = corpus_record(plan, form)
@@ -165,7 +166,7 @@ def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool 
         refuse_foreign(folder)
     with replacing(folder) as fresh:
         exported = _ExportedRows(plan, form)
-        splits = write_splits(fresh, form.schema, exported.stream())  # to the end, so the counts are complete now
+        splits = write_splits(fresh, form.schema, exported.stream())
         if not splits and not of_the_lake:
             raise ExportError(f"{folder}: C* gives no row in the form {form.name}; lower tau_f or add shards, and run")
         (fresh / CARD).write_text(_card(fresh, plan, form, splits, exported), "utf-8")
@@ -175,7 +176,7 @@ def export_corpus(plan: Plan, folder: Path, form: ExportForm, of_the_lake: bool 
 
 
 def corpus_settings(plan: Plan, form: ExportForm) -> dict[str, Any]:
-    """Return what determines the files beside the rows of the warehouse."""
+    """Return what determines the files besides the rows of the warehouse."""
     return {
         "layout": LAYOUT,
         "sql": fingerprint([SQL, TEXTS, FIGURES, LANGUAGES, CARD_TEXT.template, CITATION]),
@@ -188,24 +189,32 @@ def corpus_settings(plan: Plan, form: ExportForm) -> dict[str, Any]:
 def corpus_record(plan: Plan, form: ExportForm) -> dict[str, Any]:
     """Return what an export of C* is made from, for its record. Raises WarehouseError.
 
-    - settings: what determines the files beside the rows (`corpus_settings`).
-    - inputs: source in the warehouse, such as `ccnet/raw_shards` -> its version.
-    - told: the settings that the card shows (`_card_settings`).
+    - settings: what determines the files besides the rows (`corpus_settings`)
+    - inputs: source in the warehouse, such as `ccnet/raw_shards` -> its version
+    - told: the settings that the card shows (`_card_settings`)
     """
+    return {
+        "settings": corpus_settings(plan, form),
+        "inputs": _source_versions(plan),
+        "told": _card_settings(plan),
+    }
+
+
+def _source_versions(plan: Plan) -> dict[str, str]:
+    """Return source in the warehouse, such as `ccnet/raw_shards` -> version, for TABLES_OF_EXPORT."""
     sources = query(plan.settings.warehouse, "SELECT source, version FROM sources ORDER BY source")
-    inputs = {}
+    versions = {}
     for source, version in sources.iter_rows():
         table_name = source.rpartition("/")[2]  # `raw_shards` of `ccnet/raw_shards`
         if table_name in TABLES_OF_EXPORT:
-            inputs[source] = version
-    return {"settings": corpus_settings(plan, form), "inputs": inputs, "told": _card_settings(plan)}
+            versions[source] = version
+    return versions
 
 
 def corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
-    """Return why an exported data set is missing, damaged or out of date; empty where it is up to date.
+    """Return why an exported data set is missing, damaged or out of date; empty if it is up to date.
 
-    form: the form of its rows (texts, chats, pairs, ...). Files are compared with their hashes, the record with what
-    would be exported now.
+    Files are compared with their hashes, the record with what would be exported now.
     """
     exported = read_exported(folder)
     if exported is None:
@@ -215,13 +224,13 @@ def corpus_reasons(plan: Plan, folder: Path, form: ExportForm) -> list[str]:
         return [f"{damaged[0]} is missing, or its content is not what was written"]
     try:
         record_now = corpus_record(plan, form)
-    except WarehouseError:  # the reasons of the warehouse say so
+    except WarehouseError:  # reported as the warehouse's own reason
         return []
     return [str(change) for change in changes(exported.made_from, record_now)]
 
 
 def tells_the_same(plan: Plan, folder: Path) -> bool:
-    """Return whether the card of an exported folder shows the settings as they are now.
+    """Return whether the card of an exported folder shows the present settings.
 
     Rows may be equal under other settings, so an up-to-date data set may need another card.
     """
@@ -235,14 +244,14 @@ def asset_folder(plan: Plan) -> Path:
 
 
 def asset_files(plan: Plan) -> LocalOutput:
-    """Return the files of that data set as an output of the lake, through which machines share it."""
+    """Return the files of the data set that every run keeps up to date, as an output that machines share."""
     return LocalOutput(plan.lake.storage, plan.named("warehouse/dataset"), asset_folder(plan))
 
 
 def applied_thresholds(plan: Plan) -> dict[str, float]:
-    """Return by key of the lane the tau_f that its calls were kept by, as in the warehouse.
+    """Return lane -> the tau_f that its calls were kept by, from the warehouse. Raises WarehouseError.
 
-    It is infinite where no threshold was certified, so that no call was kept. Raises WarehouseError.
+    It is infinite if no threshold was certified, so that no call was kept.
     """
     database = plan.settings.warehouse
     return dict(query(database, "SELECT tool, coalesce(tau_f, 'infinity'::DOUBLE) FROM lanes").iter_rows())
@@ -251,15 +260,10 @@ def applied_thresholds(plan: Plan) -> dict[str, float]:
 def _card_settings(plan: Plan) -> dict[str, Any]:
     """Return the settings that the data set's card shows, as {"sampling.top_p": 1.0, "tools": {...}, ...}.
 
-    `tools` has, for each lane (a tool with its settings), [name, tau_s, k, m, tau_f]. A model in a folder is shown by
-    the folder's name, without its path.
+    A model in a folder is shown by the folder's name, without its path.
     """
     settings = plan.settings
-    tools = {}
-    for lane in plan.all_lanes:
-        tau_f = lane.tau_f if isinstance(lane.tau_f, float) else lane.tau_f.model_dump()
-        tools[lane.key] = [lane.tool.name, lane.tau_s, lane.k, lane.m, tau_f]
-    # `determining` leaves a setting out where it has the value that earlier releases meant.
+    # `determining` leaves a setting out if it has the value that earlier releases meant.
     markers = determining(settings.model, "markers")
     plain_texts = determining(settings.training, "plain_texts")
     return {
@@ -272,32 +276,41 @@ def _card_settings(plan: Plan) -> dict[str, Any]:
         "sampling.seed": settings.sampling.seed,
         "training.examples_per_tool": settings.training.examples_per_tool,
         **{f"training.{name}": value for name, value in plain_texts.items()},
-        "tools": tools,
+        "tools": {lane.key: _lane_settings(lane) for lane in plan.all_lanes},
     }
+
+
+def _lane_settings(lane: Lane) -> list[Any]:
+    """Return [name, tau_s, k, m, tau_f] of a lane (a tool with its settings)."""
+    tau_f = lane.tau_f if isinstance(lane.tau_f, float) else lane.tau_f.model_dump()
+    return [lane.tool.name, lane.tau_s, lane.k, lane.m, tau_f]
 
 
 def _card(folder: Path, plan: Plan, form: ExportForm, splits: Mapping[str, int], exported: _ExportedRows) -> str:
     """Return the README of an exported data set: YAML header and text, as the Hugging Face hub shows them.
 
-    - folder: the folder of the data set, whose files are written already.
-    - splits: name of the split -> number of rows.
-    - exported: what was counted while writing.
+    - folder: of the data set, whose data files are written already
+    - splits: name of the split -> number of rows
+    - exported: what was counted while writing
     """
-    settings = _card_settings(plan)
-    del settings["tools"]  # shown in a table of its own
-    shown_settings = [(f"`{name}`", value) for name, value in settings.items()]
     return _yaml_header(folder, plan, splits) + CARD_TEXT.substitute(
         title=TITLE,
         form=form.name,
         rows=_sizes(splits, exported),
-        about=form.card,  # what the form is
+        about=form.card,
         columns=columns_table(form.schema),
         tools=_tools_table(plan, exported),
-        join=form.join,  # an SQL query from the rows to the warehouse
-        settings=table(("setting", "value"), shown_settings),
+        join=form.join,
+        settings=_settings_table(plan),
         license=plan.settings.export.license,
         citation=CITATION.strip(),
     )
+
+
+def _settings_table(plan: Plan) -> str:
+    """Return a Markdown table of settings, without the tools, which have a table of their own."""
+    rows = [(f"`{name}`", value) for name, value in _card_settings(plan).items() if name != "tools"]
+    return table(("setting", "value"), rows)
 
 
 def _yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
@@ -322,7 +335,7 @@ def _yaml_header(folder: Path, plan: Plan, splits: Mapping[str, int]) -> str:
 
 
 def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
-    """Return `train 1,200, heldout 30`, with the kinds of pairs and the longest row where the form has these."""
+    """Return `train 1,200, heldout 30`, with the kinds of pairs and the longest row of forms that have these."""
     sizes = [f"{split} {rows:,}" for split, rows in splits.items()]
     text = ", ".join(sizes) or "none"
     if exported.kinds:
@@ -334,20 +347,21 @@ def _sizes(splits: Mapping[str, int], exported: _ExportedRows) -> str:
 
 
 def _tools_table(plan: Plan, exported: _ExportedRows) -> str:
-    """Return a Markdown table with a line per tool, which says how its calls were filtered and how many are exported.
-
-    The columns are the tool's settings, its exported calls ("calls in C*") and the texts with some, the calls that the
-    filter kept, and how many of these it would keep by chance. The latter is estimated from calls whose results were
-    swapped for those of other calls.
-    """
+    """Return a Markdown table with a line per tool: its settings, its exported calls, and how they were filtered."""
     figures_of = {row["tool"]: row for row in query(plan.settings.warehouse, FIGURES).iter_rows(named=True)}
     lines = []
     for lane in plan.all_lanes:
-        figures = figures_of[lane.key]
-        tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
-        calls = f"{exported.calls[lane.key]:,}"
-        texts = f"{exported.texts[lane.key]:,}"
-        kept = f"{figures['kept'] or 0:,}"
-        by_chance = "too few swaps to tell" if figures["by_chance"] is None else f"{figures['by_chance']:,}"
-        lines.append((*lane_cells(lane), tau_f, calls, texts, kept, by_chance))
+        counts = (f"{exported.calls[lane.key]:,}", f"{exported.texts[lane.key]:,}")
+        lines.append((*lane_cells(lane), *_filter_cells(figures_of[lane.key], counts)))
     return table((*TOOL_TITLES, "calls in C*", "texts", "kept by the filter", "by chance"), lines)
+
+
+def _filter_cells(figures: Mapping[str, Any], counts: tuple[str, str]) -> tuple[object, ...]:
+    """Return the cells tau_f, calls and texts (`counts`), kept calls, and calls that would be kept by chance.
+
+    The last is estimated from calls whose results were swapped for those of other calls. figures: a row of FIGURES.
+    """
+    tau_f = "none certified" if figures["tau_f"] is None else figures["tau_f"]
+    kept = f"{figures['kept'] or 0:,}"
+    by_chance = "too few swaps to tell" if figures["by_chance"] is None else f"{figures['by_chance']:,}"
+    return (tau_f, *counts, kept, by_chance)

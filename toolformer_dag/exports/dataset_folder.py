@@ -1,4 +1,4 @@
-"""A data set in a folder: Parquet files, a card, and the record by which an export knows the folder as its own."""
+"""Write a data set into a folder: Parquet files, a card, and a record of what was written."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from toolformer_dag.lake.queries import sql_text
 from toolformer_dag.markdown import table
 
 RECORD = "export.json"
-"""File of a data set: the record, by which an export knows the folder as its own."""
+"""File of a data set: the record of what was written, by which an export recognizes its folder."""
 CARD = "README.md"
 """File of a data set: its card."""
 DATA = "data"
 """Folder of a data set with its Parquet files."""
 LAYOUT = 1
-"""Raised when the same rows would be written as other files."""
+"""Raise this when the same rows would be written as other files."""
 GROUP_ROWS = 1000
 """Rows of a row group of a Parquet file."""
 FILE_ROWS = 20_000
@@ -48,9 +48,9 @@ class ExportedFile(NamedTuple):
 class Exported:
     """What an export wrote into a folder.
 
-    - `files`: the files by their paths within the folder, without the record.
-    - `rows`: the number of rows by split or table.
-    - `made_from`: the settings and inputs of the export.
+    - `files`: path within the folder -> file, without the record
+    - `rows`: split or table -> number of rows
+    - `made_from`: the settings and inputs of the export
     """
 
     files: Mapping[str, ExportedFile]
@@ -59,17 +59,17 @@ class Exported:
 
     @property
     def version(self) -> str:
-        """Return the fingerprint of the content."""
+        """The fingerprint of the content."""
         return fingerprint({path: file.hash for path, file in self.files.items()})
 
 
 class ParquetFiles:
     """Writes the Parquet files `folder/NAME-00000.parquet` and on: 1,000 rows in a group, 20,000 in a file.
 
-    How rows are spread over calls of `write` makes no difference to the files. Rows wait in memory until they are a
-    group; `close` writes the rest, and has to be called.
+    How rows are divided between calls of `write` makes no difference to the files. Rows wait in memory until they are a
+    group; `close` writes the rest and has to be called.
 
-    - `rows`: how many were written, without those that wait.
+    - `rows`: the number of written rows, without those that wait
     """
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
@@ -89,101 +89,128 @@ class ParquetFiles:
             self._write_group()
 
     def close(self) -> None:
-        """Write the rows that wait; without any rows, one file says which columns there are."""
+        """Write the rows that wait; without any rows, write a file that has the columns only."""
         if self._waiting.num_rows or not self.rows:
             self._write_group()
         self._open_file.close()
 
     def _write_group(self) -> None:
-        """Write GROUP_ROWS of the waiting rows as a row group of the open Parquet file.
-
-        After FILE_ROWS rows it begins the next file: NAME-00000.parquet, NAME-00001.parquet.
-        """
+        """Write GROUP_ROWS of the waiting rows as a row group, to the next file once FILE_ROWS are in the open one."""
         if self._writer is None or self.rows % FILE_ROWS == 0:
-            self._open_file.close()
-            path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
-            self._writer = self._open_file.enter_context(pq.ParquetWriter(path, self._schema, **HUB_OPTIONS))
+            self._writer = self._next_file()
         group = self._waiting[:GROUP_ROWS]
         self._waiting = self._waiting[GROUP_ROWS:]
         self._writer.write_table(group.combine_chunks())
         self.rows += group.num_rows
 
+    def _next_file(self) -> pq.ParquetWriter:
+        """Close the open file, and open the next: NAME-00000.parquet, NAME-00001.parquet."""
+        self._open_file.close()
+        path = self._folder / f"{self._name}-{self.rows // FILE_ROWS:05}.parquet"
+        return self._open_file.enter_context(pq.ParquetWriter(path, self._schema, **HUB_OPTIONS))
+
 
 def write_splits(folder: Path, schema: pa.Schema, rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Write rows to Parquet files in `folder/data`, named by the rows' column `split`; return the rows per split.
 
-    The result is in descending order of names, so that `train` comes before `heldout`. A split without rows has no file
-    and is not in the result: `load_dataset` cannot read an empty file. Memory holds about GROUP_ROWS rows per split.
+    The result is in descending order of names, so that `train` comes before `heldout`. A split without rows has no
+    file, since `load_dataset` cannot read an empty one. Memory holds about GROUP_ROWS rows per split.
     """
-    files_of_split: dict[str, ParquetFiles] = {}
-    remaining = iter(rows)
-    while batch := list(islice(remaining, GROUP_ROWS)):
-        splits = {row["split"] for row in batch}
-        for split in sorted(splits):
-            split_rows = [row for row in batch if row["split"] == split]
-            if split not in files_of_split:
-                files_of_split[split] = ParquetFiles(folder / DATA, split, schema)
-            files_of_split[split].write(pa.Table.from_pylist(split_rows, schema))
-    for files in files_of_split.values():
+    files_of: dict[str, ParquetFiles] = {}
+    for batch in _batches(rows):
+        for split, split_rows in _by_split(batch).items():
+            if split not in files_of:
+                files_of[split] = ParquetFiles(folder / DATA, split, schema)
+            files_of[split].write(pa.Table.from_pylist(split_rows, schema))
+    for files in files_of.values():
         files.close()
-    return {split: files_of_split[split].rows for split in sorted(files_of_split, reverse=True)}
+    return {split: files_of[split].rows for split in sorted(files_of, reverse=True)}
+
+
+def _batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield the rows in lists of GROUP_ROWS; the last may be shorter."""
+    remaining = iter(rows)
+    batch = list(islice(remaining, GROUP_ROWS))
+    while batch:
+        yield batch
+        batch = list(islice(remaining, GROUP_ROWS))
+
+
+def _by_split(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the rows by their column `split`."""
+    rows_of: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        rows_of.setdefault(row["split"], []).append(row)
+    return rows_of
 
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to write to; it replaces `folder` where the block ends without an error.
+    """Yield an empty folder to write to; it replaces `folder` if the block ends without an error.
 
-    After an error `folder` is as it was. What it held is lost otherwise: see `refuse_foreign`. Raises ExportError where
+    After an error `folder` is as it was. Call `refuse_foreign` first: what `folder` held is lost. Raises ExportError if
     another export is writing to `folder`, and WriteError.
     """
     folder = folder.resolve()
-    fresh = folder.with_name(f".{folder.name}.partial")
     lock = folder.with_name(f".{folder.name}.lock")
     with locked(lock, wait=False) as alone:
         if not alone:
             raise ExportError(f"{folder} is being written by another export; wait for it, or name another folder")
-        try:
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir()
+        with _partial_folder(folder, lock) as fresh:
             yield fresh
-            replace_folder(folder, fresh)
-        except OSError as error:
-            raise WriteError(folder, error) from error
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-            lock.unlink(missing_ok=True)  # last: until then it guards both folders
+
+
+@contextmanager
+def _partial_folder(folder: Path, lock: Path) -> Iterator[Path]:
+    """Yield an empty folder that replaces `folder` after the block; remove it and the lock's file in any case.
+
+    Raises WriteError.
+    """
+    fresh = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        yield fresh
+        replace_folder(folder, fresh)
+    except OSError as error:
+        raise WriteError(folder, error) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        lock.unlink(missing_ok=True)  # last: until then it guards both folders
 
 
 def write_record(folder: Path, rows: Mapping[str, int], made_from: Mapping[str, Any]) -> Exported:
-    """Write the record, the last file of an export, and return what it says.
+    """Write the record, the last file of an export, and return it. Raises WriteError.
 
-    It holds no time: equal inputs give equal bytes. rows, made_from: as in `Exported`. Raises WriteError.
+    It holds no time: equal inputs give equal bytes. rows, made_from: as in `Exported`.
     """
-    files = {}
-    for name, path in _files(folder).items():
-        files[name] = ExportedFile(path.stat().st_size, stream_hash(path))
-    exported = Exported(files, dict(rows), dict(made_from))
+    exported = Exported(_exported_files(folder), dict(rows), dict(made_from))
     content = {
         "layout": LAYOUT,
         "rows": exported.rows,
-        "files": {path: [file.size, file.hash] for path, file in files.items()},
+        "files": {path: [file.size, file.hash] for path, file in exported.files.items()},
         "made_from": exported.made_from,
     }
     write_whole(folder / RECORD, sealed(str(folder), content))
     return exported
 
 
+def _exported_files(folder: Path) -> dict[str, ExportedFile]:
+    """Return size and hash of each file in a folder, by its path."""
+    files = {}
+    for name, path in _files(folder).items():
+        files[name] = ExportedFile(path.stat().st_size, stream_hash(path))
+    return files
+
+
 def _files(folder: Path) -> dict[str, Path]:
-    """Return all files below a folder by their paths within it, sorted."""
+    """Return all files below a folder, sorted: path within the folder -> path."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def read_exported(folder: Path) -> Exported | None:
-    """Read the record of an exported folder: its files with their hashes, its rows, and what it was made from.
-
-    None where there is no record, or a damaged one, or one of another layout.
-    """
+    """Return the record of an exported folder; None if it is missing, damaged or of another layout."""
     try:
         content = unsealed((folder / RECORD).read_bytes())
         if content["layout"] != LAYOUT:
@@ -195,25 +222,32 @@ def read_exported(folder: Path) -> Exported | None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ExportError where an export into `folder` would overwrite something that no export wrote.
+    """Raise ExportError if an export into `folder` would overwrite something that no export wrote.
 
-    It may be absent, empty, or hold exactly the files of an earlier export with an unedited card.
+    The folder may be missing, empty, or hold exactly the files of an earlier export with an unedited card.
     """
     is_empty = folder.is_dir() and not any(folder.iterdir())
     if not folder.exists() or is_empty:
         return
-    remedy = "name another folder, or move it away"
     if not folder.is_dir():
         raise ExportError(f"{folder} is a file; name a folder")
+    reason = _foreign_content(folder)
+    if reason:
+        raise ExportError(f"{reason}; name another folder, or move it away")
+
+
+def _foreign_content(folder: Path) -> str | None:
+    """Return which file of a folder no export wrote, for the message; None if an export wrote all of them."""
     exported = read_exported(folder)
     if exported is None:
-        raise ExportError(f"{folder} is not empty, and no export wrote it; {remedy}")
+        return f"{folder} is not empty, and no export wrote it"
     names = _files(folder)
     foreign = sorted(names.keys() - exported.files.keys() - {RECORD})
     if foreign:
-        raise ExportError(f"{folder} holds {foreign[0]}, which no export wrote; {remedy}")
+        return f"{folder} holds {foreign[0]}, which no export wrote"
     if CARD in names and stream_hash(folder / CARD) != exported.files[CARD].hash:
-        raise ExportError(f"{folder / CARD} was edited since it was exported; {remedy}")
+        return f"{folder / CARD} was edited since it was exported"
+    return None
 
 
 SIZES = (
@@ -223,7 +257,7 @@ SIZES = (
     (1_000_000, "100K<n<1M"),
     (10_000_000, "1M<n<10M"),
 )
-"""The hub's names for sizes of data sets, each with the number of rows that is too many for it."""
+"""The hub's names for sizes of data sets, each after the number of rows that is too many for it."""
 CITATION = sql_text(__package__, "citation.md")
 """How to cite the paper, for cards."""
 TOOL_TITLES = ("tool", "in the text", "tau_s", "k", "m", "tau_f")
@@ -242,15 +276,12 @@ def header(
 ) -> str:
     """Return the YAML header of a card, which `load_dataset` and the hub read.
 
-    folder: the data set, whose data files are written already.
+    folder: of the data set, whose data files are written already.
     languages: codes such as `en`. rows: of all files. task: the hub's name of a task.
-    configs: the configs that have files, as `load_dataset` reads them. Each gets a hash of the data as its description:
-        the cache of `load_dataset` tells folders of one name apart by their configs alone, not by their files.
+    configs: those that have files, as `load_dataset` reads them.
     """
     from huggingface_hub import DatasetCardData
 
-    hashes = {name: stream_hash(path) for name, path in _files(folder / DATA).items()}
-    description = f"content {fingerprint(hashes)}"
     data = DatasetCardData(
         pretty_name=title,
         license=license,
@@ -258,9 +289,19 @@ def header(
         size_categories=[_size_category(rows)],
         task_categories=[task] if task else None,
         tags=["toolformer", "tool-use"],
-        configs=[{**config, "description": description} for config in configs] or None,
+        configs=_configs_with_hash(folder, configs) or None,
     )
     return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _configs_with_hash(folder: Path, configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the configs of a data set with a hash of its data as their description.
+
+    The cache of `load_dataset` knows folders of one name apart by their configs alone, not by their files.
+    """
+    hashes = {name: stream_hash(path) for name, path in _files(folder / DATA).items()}
+    description = f"content {fingerprint(hashes)}"
+    return [{**config, "description": description} for config in configs]
 
 
 def _size_category(rows: int) -> str:
@@ -284,5 +325,5 @@ def columns_table(schema: pa.Schema) -> str:
 
 
 def lane_cells(lane: Lane) -> tuple[object, ...]:
-    """Return the cells with which a line about a lane (a tool with its settings) begins in tables of tools."""
+    """Return the first cells of a line about a lane (a tool with its settings): TOOL_TITLES without tau_f."""
     return f"`{lane.key}`", lane.tool.name, lane.tau_s, lane.k, lane.m

@@ -15,7 +15,7 @@ from toolformer_dag.method.corpus_texts import CorpusText, preference_pairs
 from toolformer_dag.settings.call_markers import PAPER_MARKERS, CallMarkers
 
 if TYPE_CHECKING:
-    from toolformer_dag.model.encoding import Encoding
+    from toolformer_dag.model.encoding import Encoding, TextTokens
 
 
 def join_of_calls(calls_column: str) -> str:
@@ -35,13 +35,14 @@ JOIN loss_deltas AS scored
 class ExportForm:
     """A form of training data: the columns, and a function that makes rows of a text.
 
-    - `schema`: the columns, each with its `comment`.
-    - `rows`: yields the rows of a text of C*; there may be none.
-    - `card`: what the card of the data set says of the form.
-    - `settings`: what determines the rows beside the texts.
-    - `join`: a query from rows to loss_deltas, for the card.
-    - `preferences`: whether `rows` reads `least_helpful` of a text.
-    - `length`: returns the tokens of a row where a trainer has to encode it, else 0.
+    - `name`: its name on the command line
+    - `schema`: the columns, each with its `comment`
+    - `rows`: yields the rows of a text of C*; there may be none
+    - `card`: what the card of the data set says of the form
+    - `settings`: what determines the rows besides the texts
+    - `join`: a query from rows to loss_deltas, for the card
+    - `preferences`: whether `rows` reads `least_helpful` of a text
+    - `length`: returns the tokens of a row if a trainer has to encode it, else 0
     """
 
     name: FormName
@@ -93,7 +94,7 @@ ORIGIN = (
 
 
 def shared_columns(text: CorpusText) -> dict[str, Any]:
-    """Return the values of the columns that rows of every form have, CALLS and ORIGIN; pairs have no `calls`."""
+    """Return the values of the columns CALLS and ORIGIN, which rows of every form have; pairs have no `calls`."""
     return {
         "calls": [asdict(call) for call in text.calls],
         "digest": text.digest,
@@ -125,14 +126,30 @@ def text_form() -> ExportForm:
 
 
 def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -> ExportForm:
-    """Return the form of token sequences of at most `sequence_length` tokens, with BOS and EOS where these are used.
+    """Return the form of token sequences for training, in which tokens of results have the label -100.
 
-    A token that holds a character of a result has the label -100, so it is read and not predicted. The paper predicts
-    results too. A longer text becomes several rows (`window`), each of which begins with the last token before it.
+    Results are read, but not predicted; the paper predicts them too. A text of more than `sequence_length` tokens
+    becomes several rows (`window`), each beginning with the last token of the row before.
 
     tokenizer: its name for people.
     """
-    schema = pa.schema(
+    about = (
+        f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
+        "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
+    )
+    tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
+    return ExportForm(
+        name="masked",
+        schema=_masked_schema(tokenizer),
+        rows=partial(_masked_rows, encoding, sequence_length),
+        card=about,
+        settings={"tokenizer": tokenizer_identity, "sequence_length": sequence_length},
+    )
+
+
+def _masked_schema(tokenizer: str) -> pa.Schema:
+    """Return the columns of the form `masked`. tokenizer: its name for people."""
+    return pa.schema(
         [
             column("input_ids", pa.list_(pa.int32()), f"tokens of x* by the tokenizer of {tokenizer}"),
             column("labels", pa.list_(pa.int32()), "the same, with -100 for tokens of results"),
@@ -142,31 +159,14 @@ def masked_form(encoding: "Encoding", tokenizer: str, *, sequence_length: int) -
             *ORIGIN,
         ]
     )
-    about = (
-        f"Tokens are those of {tokenizer}, at most {sequence_length:,} in a row. Results have the label -100: a tool\n"
-        "writes them, so the model need not learn to. The paper does predict them (`--form text`)."
-    )
-    tokenizer_identity = fingerprint(encoding.tokenizer.backend_tokenizer.to_str())
-    return ExportForm(
-        name="masked",
-        schema=schema,
-        rows=partial(_masked_rows, encoding, sequence_length),
-        card=about,
-        settings={"tokenizer": tokenizer_identity, "sequence_length": sequence_length},
-    )
 
 
 def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield a text with calls as training windows of at most `sequence_length` tokens, ready for a trainer.
-
-    `labels` are the tokens, but IGNORED (-100) where a token lies in the result of a call: results come from tools and
-    are not to be learnt.
-    """
-    from toolformer_dag.training.sequences import IGNORED, windows
+    """Yield a text with calls as training windows of at most `sequence_length` tokens."""
+    from toolformer_dag.training.sequences import windows
 
     [tokens] = encoding.with_calls([text.text])
-    in_result = _within(tokens.offsets, len(text.text), result_spans(text, encoding.markers))
-    labels = np.where(in_result, IGNORED, tokens.ids).tolist()
+    labels = _labels(tokens, text, encoding.markers)
     id_windows = windows([*encoding.bos, *tokens.ids, *encoding.eos], sequence_length)
     label_windows = windows([*encoding.bos, *labels, *encoding.eos], sequence_length)
     for number, (ids, window_labels) in enumerate(zip(id_windows, label_windows, strict=True)):
@@ -179,15 +179,24 @@ def _masked_rows(encoding: "Encoding", sequence_length: int, text: CorpusText) -
         }
 
 
+def _labels(tokens: "TextTokens", text: CorpusText, markers: CallMarkers) -> list[int]:
+    """Return the tokens of a text, with IGNORED (-100) for those in the result of a call: tools write these."""
+    from toolformer_dag.training.sequences import IGNORED
+
+    in_result = _within(tokens.offsets, len(text.text), result_spans(text, markers))
+    labels: list[int] = np.where(in_result, IGNORED, tokens.ids).tolist()
+    return labels
+
+
 class TextSpan(NamedTuple):
-    """A part of a text: the index of its first character, and that after its last."""
+    """A part of a text: the index of its first character, and the index after its last."""
 
     start: int
     end: int
 
 
 def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list[TextSpan]:
-    """Return where the results of the calls stand in x*, the text with its calls, in characters."""
+    """Return the character spans of the calls' results in x*, the text with its calls."""
     spans = []
     inserted = 0  # characters of the calls so far
     for call in text.calls:
@@ -198,11 +207,11 @@ def result_spans(text: CorpusText, markers: CallMarkers = PAPER_MARKERS) -> list
 
 
 def _within(starts: NDArray[np.int32], length: int, spans: Sequence[TextSpan]) -> NDArray[np.bool_]:
-    """Return for each token whether it holds a character of a span, [tokens].
+    """Return for each token whether it holds a character of a span.
 
-    starts: the character at which each token begins, [tokens]. length: the characters of the text.
+    starts: the character at which each token begins. length: the characters of the text.
     """
-    # A token ends where the next begins. Several tokens of a character begin at the same place, and hold it all.
+    # A token ends where the next begins. Several tokens of one character begin at that character and hold it all.
     ends = np.maximum(np.append(starts[1:], length), starts + 1)
     within = np.zeros(len(starts), np.bool_)
     for span in spans:
@@ -237,10 +246,10 @@ ABOUT_PREFERENCES = (
 
 
 def preference_form(tau_f: Mapping[str, float], markers: CallMarkers = PAPER_MARKERS) -> ExportForm:
-    """Return the form of pairs of texts, a better and a worse one, for DPO and its like; see `preference_pairs`.
+    """Return the form of pairs of texts, a better and a worse one, for DPO and similar training.
 
-    - tau_f: key of each lane (a tool with its settings) -> the threshold that its calls were kept by.
-    - markers: the texts around a call, such as `[` and `]`.
+    - tau_f: lane (a tool with its settings) -> the threshold that its calls were kept by
+    - markers: the texts around a call, such as `[` and `]`
     """
 
     def rows(text: CorpusText) -> Iterator[Mapping[str, Any]]:

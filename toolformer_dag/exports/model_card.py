@@ -1,6 +1,7 @@
-"""The card of a checkpoint: README.md beside its weights, with the hub's YAML header."""
+"""Write the card of a checkpoint: README.md next to its weights, with the hub's YAML header."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -32,10 +33,10 @@ NO_FIGURES = "Only what stands under Figures and Evaluation was measured; safety
 
 
 def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.DataFrame | None) -> None:
-    """Replace the last part of a card, the figures of evaluation; a folder without a whole card is left alone.
+    """Replace the last part of a card, the figures of evaluation; do nothing in a folder without a whole card.
 
-    accuracy: a row per benchmark; None where nothing was measured.
-    perplexity: a row per source and condition; None where nothing was measured.
+    accuracy: a row per benchmark; None if nothing was measured.
+    perplexity: a row per source and condition; None if nothing was measured.
 
     Raises WriteError.
     """
@@ -54,47 +55,122 @@ def add_evaluation(folder: Path, accuracy: pl.DataFrame | None, perplexity: pl.D
 
 
 def _section(title: str, rows: pl.DataFrame) -> str:
+    """Return a title with a Markdown table below it."""
     return f"{title}\n\n{table(rows.columns, rows.iter_rows(), rounded)}"
 
 
 def write_model_card(plan: Plan, name: str, report: TrainingReport, choosing: int) -> None:
     """Write the card (README.md) of a trained checkpoint into its folder, without figures of evaluation.
 
-    - name: the checkpoint's name in CHECKPOINTS.
-    - report: what the finetuning measured.
-    - choosing: how many held-out texts the step of the checkpoint was chosen by.
+    - name: the checkpoint's name in CHECKPOINTS
+    - report: what the finetuning measured
+    - choosing: the number of held-out texts that chose the step of the checkpoint
 
     Raises MissingPart, DamagedPart, WriteError.
     """
-    from toolformer_dag.training.recipe import objective_of
-
     folder = checkpoint_folder(plan.settings, name)
-    checkpoint = CHECKPOINTS[name]
-    card_words = checkpoint.card
-    markers = {field: marker.rstrip() for field, marker in plan.settings.model.markers}
     record = unsealed((folder / RECORD).read_bytes())  # the settings and data that the checkpoint was trained with
-    license = plan.settings.export.model_license
-    text = CARD_TEXT.substitute(
-        title=f"{folder_name(plan.settings.model.name)} {card_words.title}",
-        about=card_words.about.format(**markers),
-        use=card_words.use,
-        data=_data(plan, record, report),
-        tools=table((*TOOL_TITLES, "training texts"), _tools(plan)),
-        objective=objective_of(checkpoint.recipe(plan)).described,
-        settings=_settings_table(record["settings"]),
-        figures=table(("figure", "value"), _figures(record, report)),
-        metric=report.best.measure,
-        choosing=choosing,
-        curve=_curve_table(report),
-        limits="\n".join(f"- {limit}" for limit in _limits(plan, checkpoint, choosing)),
-        license=license,
-        citation=CITATION.strip(),
-    )
-    write_card(folder, _header(plan, license) + text)
+    card = _TrainedCard(plan, CHECKPOINTS[name], report, record, choosing)
+    write_card(folder, _header(plan) + card.text())
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainedCard:
+    """The card of a checkpoint after its header, before the figures of evaluation.
+
+    - `plan`: the project
+    - `checkpoint`: which checkpoint it is
+    - `report`: what the finetuning measured
+    - `record`: the content of training.json next to the weights
+    - `choosing`: the number of held-out texts that chose the step
+    """
+
+    plan: Plan
+    checkpoint: Checkpoint
+    report: TrainingReport
+    record: Mapping[str, Any]
+    choosing: int
+
+    def text(self) -> str:
+        """Return the card. Raises MissingPart, DamagedPart."""
+        from toolformer_dag.training.recipe import objective_of
+
+        return CARD_TEXT.substitute(
+            title=f"{folder_name(self.plan.settings.model.name)} {self.checkpoint.card.title}",
+            about=self._about(),
+            use=self.checkpoint.card.use,
+            data=self._data(),
+            tools=table((*TOOL_TITLES, "training texts"), _tools(self.plan)),
+            objective=objective_of(self.checkpoint.recipe(self.plan)).described,
+            settings=_settings_table(self.record["settings"]),
+            figures=self._figures(),
+            metric=self.report.best.measure,
+            choosing=self.choosing,
+            curve=_curve_table(self.report),
+            limits=self._limits(),
+            license=self.plan.settings.export.model_license,
+            citation=CITATION.strip(),
+        )
+
+    def _about(self) -> str:
+        """Return what the checkpoint is, with the markers around a call as the settings have them."""
+        markers = {field: marker.rstrip() for field, marker in self.plan.settings.model.markers}
+        return self.checkpoint.card.about.format(**markers)
+
+    def _data(self) -> str:
+        """Return a Markdown table of what the checkpoint was trained on: texts, tokens, fingerprints of the data."""
+        corpus = self.plan.settings.corpus
+        lines = [
+            ("training texts", self._training_texts()),
+            ("tokens", f"{self.report.tokens:,}"),
+            ("fingerprint of the training texts", f"`{self.record['texts']}`"),
+            ("fingerprint of the texts that chose the step", f"`{self.record['heldout']}`"),
+            ("fingerprint of the documents and kept calls", f"`{self._corpus_fingerprint()}`"),
+            ("shards of documents", f"{len(self.plan.shards):,}"),
+            ("equal documents left out", "yes" if corpus.deduplicate else "no"),
+            ("documents of benchmarks left out", "yes" if corpus.decontaminate else "no"),
+        ]
+        return table(("data", "value"), lines)
+
+    def _training_texts(self) -> str:
+        """Return `1,200`, or `1,200, 30 of them without calls`."""
+        train_rows = corpus_rows(self.plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
+        without_calls = train_rows.filter(pl.col("calls") == 0).select(pl.len()).collect().item()
+        texts = f"{self.report.texts:,}"
+        return f"{texts}, {without_calls:,} of them without calls" if without_calls else texts
+
+    def _corpus_fingerprint(self) -> str:
+        """Return the fingerprint of the documents and kept calls that C* was made from."""
+        corpus_parts = self.plan.lake.table(CORPUS).pointers()
+        return fingerprint({part: pointer.record["inputs"] for part, pointer in corpus_parts.items()})
+
+    def _figures(self) -> str:
+        """Return a Markdown table of held-out measures, steps, time and fingerprints."""
+        report = self.report
+        of_base = [point.value for point in report.heldout if point.step == 0]
+        lines = [
+            (f"held-out {report.best.measure}", f"{report.best.value:.3f}"),
+            ("of the base model", f"{of_base[0]:.3f}" if of_base else "not measured"),
+            ("step, of all steps", f"{report.best_step:,} of {report.steps:,}"),
+            ("sequences", f"{report.examples:,}"),
+            ("seconds, processes", f"{report.seconds:,.0f}, {report.processes}"),
+            ("fingerprint of the training", f"`{report.fingerprint}`"),
+            ("fingerprint of the base model", f"`{fingerprint(self.record['base'])}`"),
+        ]
+        return table(("figure", "value"), lines)
+
+    def _limits(self) -> str:
+        """Return the limits of the checkpoint as a Markdown list."""
+        limits = call_limits(self.plan) if self.checkpoint.calls else []
+        limits += [*self.checkpoint.card.limits, NO_FIGURES]
+        warning = too_few(self.choosing, "choose the checkpoint")
+        if warning:
+            limits.append(f"{warning}.")
+        return "\n".join(f"- {limit}" for limit in limits)
 
 
 def _settings_table(settings: Mapping[str, Any]) -> str:
-    """Return the settings of training as a table."""
+    """Return the settings of training as a Markdown table."""
     lines = []
     for key, value in settings.items():
         lines.append((f"`training.{key}`", "not set" if value is None else value))
@@ -102,25 +178,16 @@ def _settings_table(settings: Mapping[str, Any]) -> str:
 
 
 def _curve_table(report: TrainingReport) -> str:
-    """Return the curve of the held-out metric as a table."""
+    """Return the held-out measure by step as a Markdown table."""
     lines = [(point.step, f"{point.value:.3f}") for point in report.heldout]
     return table(("step", f"held-out {report.best.measure}"), lines)
 
 
-def _limits(plan: Plan, checkpoint: Checkpoint, choosing: int) -> list[str]:
-    """Return the limits of a checkpoint, a sentence each. choosing: how many held-out texts its step was chosen by."""
-    limits = call_limits(plan) if checkpoint.calls else []
-    limits += [*checkpoint.card.limits, NO_FIGURES]
-    warning = too_few(choosing, "choose the checkpoint")
-    if warning:
-        limits.append(f"{warning}.")
-    return limits
-
-
 class TextsOfCalls(NamedTuple):
-    """Counts of the training texts of C*: with more than one call (`several`), and of these with a chain (`chained`).
+    """Counts of the training texts of C*.
 
-    A chain is calls that follow each other at one place.
+    - `several`: texts with more than one call
+    - `chained`: texts with a chain, calls that follow each other before one character
     """
 
     several: int
@@ -128,14 +195,15 @@ class TextsOfCalls(NamedTuple):
 
 
 def call_limits(plan: Plan) -> list[str]:
-    """Return how many calls a text may hold, as the model was trained and as it decodes, in two sentences.
+    """Return two sentences: the most calls of a training text of C*, and of a text that the model decodes now.
 
-    C* decides the first, `[decoding]` as it is now the second. Raises MissingPart, DamagedPart.
+    Raises MissingPart, DamagedPart.
     """
     return [_limit_of_training(texts_of_calls(plan)), _limit_of_decoding(plan.settings.decoding)]
 
 
 def _limit_of_training(texts: TextsOfCalls) -> str:
+    """Return how many training texts hold more than one call, as a sentence."""
     if not texts.several:
         return "No training text holds more than one call."
     return (
@@ -145,6 +213,7 @@ def _limit_of_training(texts: TextsOfCalls) -> str:
 
 
 def _limit_of_decoding(rules: DecodingSettings) -> str:
+    """Return how many calls and which chains an answer may have, as a sentence."""
     places = "one call" if rules.calls == 1 else f"up to {rules.calls} calls"
     if rules.depth == 1:
         chains = "no chained calls, and no second look at results"
@@ -156,28 +225,27 @@ def _limit_of_decoding(rules: DecodingSettings) -> str:
 
 
 def texts_of_calls(plan: Plan) -> TextsOfCalls:
-    """Count the training texts with several calls, and those with a chain (several calls before one character).
-
-    The texts are those of C*, the corpus with the tool calls that the filter kept. Raises MissingPart, DamagedPart.
-    """
+    """Return how many training texts of C* have several calls or a chain. Raises MissingPart, DamagedPart."""
     corpus = corpus_rows(plan.lake, ["text_with_calls", "calls", "split"])
     texts = corpus.filter(pl.col("split") == TRAIN, pl.col("calls") > 1).collect()["text_with_calls"]
-    tools = plan.lane_names.values()
-    chained = 0
-    for text in texts:
-        offsets = [call.offset for call in placed_calls(text, tools, plan.settings.model.markers)]
-        has_chain = len(set(offsets)) < len(offsets)  # the calls of a chain stand before the same character
-        chained += has_chain
+    chained = sum(_has_chain(text, plan) for text in texts)
     return TextsOfCalls(several=texts.len(), chained=chained)
 
 
-def _header(plan: Plan, license: str) -> str:
+def _has_chain(text: str, plan: Plan) -> bool:
+    """Return whether several calls of a text are before the same character."""
+    calls = placed_calls(text, plan.lane_names.values(), plan.settings.model.markers)
+    offsets = [call.offset for call in calls]
+    return len(set(offsets)) < len(offsets)
+
+
+def _header(plan: Plan) -> str:
     """Return the YAML header of a card, which the hub reads."""
     from huggingface_hub import ModelCardData
 
     hub_id = plan.model.get("id")
     data = ModelCardData(
-        license=license,
+        license=plan.settings.export.model_license,
         base_model=str(hub_id) if hub_id else None,
         library_name="transformers",
         pipeline_tag="text-generation",
@@ -186,36 +254,9 @@ def _header(plan: Plan, license: str) -> str:
     return f"---\n{data.to_yaml()}\n---\n"
 
 
-def _data(plan: Plan, record: Mapping[str, Any], report: TrainingReport) -> str:
-    """Return a Markdown table of what a checkpoint was trained on: texts, tokens, fingerprints of the data.
-
-    record: the content of training.json beside its weights. report: what the finetuning measured.
-    """
-    corpus_parts = plan.lake.table(CORPUS).pointers()
-    corpus_inputs = {part: pointer.record["inputs"] for part, pointer in corpus_parts.items()}
-    train_rows = corpus_rows(plan.lake, ["calls", "split"]).filter(pl.col("split") == TRAIN)
-    without_calls = train_rows.filter(pl.col("calls") == 0).select(pl.len()).collect().item()
-    texts = f"{report.texts:,}"
-    if without_calls:
-        texts += f", {without_calls:,} of them without calls"
-    lines = [
-        ("training texts", texts),
-        ("tokens", f"{report.tokens:,}"),
-        ("fingerprint of the training texts", f"`{record['texts']}`"),
-        ("fingerprint of the texts that chose the step", f"`{record['heldout']}`"),
-        ("fingerprint of the documents and kept calls", f"`{fingerprint(corpus_inputs)}`"),
-        ("shards of documents", f"{len(plan.shards):,}"),
-        ("equal documents left out", "yes" if plan.settings.corpus.deduplicate else "no"),
-        ("documents of benchmarks left out", "yes" if plan.settings.corpus.decontaminate else "no"),
-    ]
-    return table(("data", "value"), lines)
-
-
 def _tools(plan: Plan) -> list[tuple[object, ...]]:
-    """Return a row of cells per lane (a tool with its settings): thresholds, and how many training texts call it."""
-    train_rows = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN)
-    called = train_rows.select(pl.col("tools").list.unique().explode())  # a row per text and tool
-    texts_of = dict(called.group_by("tools").len().collect().iter_rows())
+    """Return a row of cells per lane (a tool with its settings): thresholds, and the training texts with its calls."""
+    texts_of = _texts_by_lane(plan)
     lines = []
     for lane in plan.lanes:
         texts = texts_of.get(lane.key, 0)
@@ -223,27 +264,17 @@ def _tools(plan: Plan) -> list[tuple[object, ...]]:
     return lines
 
 
+def _texts_by_lane(plan: Plan) -> dict[str, int]:
+    """Return lane -> number of training texts with a call of its tool."""
+    train_rows = corpus_rows(plan.lake, ["tools", "split"]).filter(pl.col("split") == TRAIN)
+    called = train_rows.select(pl.col("tools").list.unique().explode())  # a row per text and tool
+    return dict(called.group_by("tools").len().collect().iter_rows())
+
+
 def _threshold(plan: Plan, lane: Lane) -> object:
-    """Return the tau_f that a lane's kept calls passed; in words where none was kept."""
+    """Return the tau_f that a lane's kept calls passed; "no call kept" if there is none."""
     filtered_calls = plan.lane_table(lane, "filtered_calls")
     if not filtered_calls.parts():
         return "no call kept"
     kept = filtered_calls.scan().select("tau_f").head(1).collect()
     return "no call kept" if kept.is_empty() else kept.item()
-
-
-def _figures(record: Mapping[str, Any], report: TrainingReport) -> list[tuple[str, object]]:
-    """Return the (name, value) lines of the card's table of figures: held-out measures, steps, time, fingerprints.
-
-    record: the content of training.json beside the weights. report: what the finetuning measured.
-    """
-    of_base = [point.value for point in report.heldout if point.step == 0]
-    return [
-        (f"held-out {report.best.measure}", f"{report.best.value:.3f}"),
-        ("of the base model", f"{of_base[0]:.3f}" if of_base else "not measured"),
-        ("step, of all steps", f"{report.best_step:,} of {report.steps:,}"),
-        ("sequences", f"{report.examples:,}"),
-        ("seconds, processes", f"{report.seconds:,.0f}, {report.processes}"),
-        ("fingerprint of the training", f"`{report.fingerprint}`"),
-        ("fingerprint of the base model", f"`{fingerprint(record['base'])}`"),
-    ]

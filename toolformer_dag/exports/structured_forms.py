@@ -1,4 +1,4 @@
-"""The forms of C* in which calls are structured: chat, functions."""
+"""The forms of C* with structured calls: chat, functions."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def chat_form(lanes: Sequence[Lane], encoding: "Encoding") -> ExportForm:
 
 
 class _ChatRows:
-    """Makes conversations of texts, which all have the same `tools`, and counts their tokens."""
+    """Makes a conversation of each text, all with the same `tools`, and counts its tokens."""
 
     def __init__(self, lanes: Sequence[Lane], encoding: "Encoding") -> None:
         self.tools = [_function(lane) for lane in lanes]
@@ -112,7 +112,7 @@ def functions_form(lanes: Sequence[Lane]) -> ExportForm:
 
 
 def _function_rows(tools_json: str, schemas: Mapping[str, Schema], text: CorpusText) -> Iterator[Mapping[str, Any]]:
-    """Yield a row for function calling per call of a text: the text before it as `query`, the call as `answers`.
+    """Yield a row per call of a text: the text before it as `query`, the call as `answers`.
 
     tools_json: the declared functions, as JSON. schemas: of the arguments, by the tool's name in the text.
     """
@@ -128,11 +128,12 @@ def _function_rows(tools_json: str, schemas: Mapping[str, Schema], text: CorpusT
 
 
 def _schemas(lanes: Sequence[Lane]) -> dict[str, Schema]:
-    """Return the schemas of the arguments of the tools that have some, by their names in the text."""
+    """Return the tool's name in the text -> the schema of its arguments, for tools that have one."""
     return schemas_of({lane.tool.name: lane.tool for lane in lanes})
 
 
 def _json(value: object) -> str:
+    """Return a value as JSON that keeps letters of all scripts as they are."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -144,7 +145,7 @@ def _arguments(call: ScoredCall, schemas: Mapping[str, Schema]) -> dict[str, Any
 
 
 def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyType({})) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a text: the user's begins it, and the assistant's continue it, with its calls.
+    """Yield the messages of a text: the user's message begins it, the assistant's continue it with its calls.
 
     "Ada had 12 apples and 30 pears, 42 in all." with a call before `42` gives the messages
 
@@ -153,59 +154,72 @@ def conversation(text: CorpusText, schemas: Mapping[str, Schema] = MappingProxyT
         tool: "42"
         assistant: "42 in all."
 
-    Independent calls at one offset stand in one message (`_parallel_calls`). A text without calls is cut at a space in
-    its middle.
+    Independent calls at one offset are in one message. A text without calls is cut at a space in its middle.
 
     schemas: the tool's name in the text -> the JSON schema of its arguments.
     """
-    middle = max(text.plain.rfind(" ", 0, len(text.plain) // 2), 0)
-    position = text.calls[0].offset if text.calls else middle
+    position = text.calls[0].offset if text.calls else _middle(text.plain)
     yield {"role": "user", "content": INSTRUCTION + text.plain[:position]}
-
     calls_before = 0
     for calls in _parallel_calls(text.calls):
-        place = calls[0].offset
         tool_calls = [_tool_call(call, schemas, number) for number, call in enumerate(calls, calls_before)]
-        yield {"role": "assistant", "content": text.plain[position:place], "tool_calls": tool_calls}
-        for call, tool_call in zip(calls, tool_calls, strict=True):
-            yield {
-                "role": "tool",
-                "tool_call_id": tool_call["id"],
-                "name": tool_call["function"]["name"],
-                "content": call.result,
-            }
-        position = place
+        offset = calls[0].offset
+        yield {"role": "assistant", "content": text.plain[position:offset], "tool_calls": tool_calls}
+        yield from _tool_messages(calls, tool_calls)
+        position = offset
         calls_before += len(calls)
     yield {"role": "assistant", "content": text.plain[position:]}
 
 
-def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
-    """Return a call of a message. number: that of the call in the conversation, from 0.
+def _middle(text: str) -> int:
+    """Return the index of the last space in the first half of a text; 0 without one."""
+    return max(text.rfind(" ", 0, len(text) // 2), 0)
 
-    Templates in the manner of Mistral's take ids of nine letters and digits.
+
+def _tool_messages(calls: Sequence[ScoredCall], tool_calls: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the messages with the results of calls. tool_calls: the same calls in the assistant's message."""
+    for call, tool_call in zip(calls, tool_calls, strict=True):
+        yield {
+            "role": "tool",
+            "tool_call_id": tool_call["id"],
+            "name": tool_call["function"]["name"],
+            "content": call.result,
+        }
+
+
+def _tool_call(call: ScoredCall, schemas: Mapping[str, Schema], number: int) -> dict[str, Any]:
+    """Return a call for the assistant's message. number: of the call in the conversation, from 0.
+
+    Its id has nine letters and digits, which templates like Mistral's demand.
     """
     function = {"name": _function_name(call.name), "arguments": _arguments(call, schemas)}
     return {"id": f"call{number:05}", "type": "function", "function": function}
 
 
 def _parallel_calls(calls: Sequence[ScoredCall]) -> list[list[ScoredCall]]:
-    """Part the calls of a text into groups that may be made at once.
+    """Return the calls of a text in groups that may be made at once.
 
-    Calls of a group have one place, and none needs the result of another: no word of a result is in a later input.
+    The calls of a group have the same offset, and none needs the result of another.
     """
     groups: list[list[ScoredCall]] = []
     for call in calls:
-        group = groups[-1] if groups else []
-        at_same_place = bool(group) and group[0].offset == call.offset
-        input_words = _words(call.input)
-        if at_same_place and not any(_words(earlier.result) & input_words for earlier in group):
-            group.append(call)
+        if groups and _can_join(call, groups[-1]):
+            groups[-1].append(call)
         else:
             groups.append([call])
     return groups
 
 
+def _can_join(call: ScoredCall, group: Sequence[ScoredCall]) -> bool:
+    """Return whether a call has the offset of a group, and no word of the group's results in its input."""
+    if group[0].offset != call.offset:
+        return False
+    input_words = _words(call.input)
+    return not any(_words(earlier.result) & input_words for earlier in group)
+
+
 def _words(text: str) -> set[str]:
+    """Return the words of a text without their case."""
     return set(re.findall(r"\w+", text.casefold()))
 
 
@@ -214,11 +228,11 @@ def _function(lane: Lane) -> dict[str, Any]:
 
     parameters: the JSON schema of its arguments. A tool without a schema has a single argument, `input`.
     """
-    input_alone = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    only_input = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     function = {
         "name": _function_name(lane.tool.name),
         "description": lane.tool.about,
-        "parameters": input_alone if lane.tool.schema is None else dict(lane.tool.schema),
+        "parameters": only_input if lane.tool.schema is None else dict(lane.tool.schema),
     }
     return {"type": "function", "function": function}
 

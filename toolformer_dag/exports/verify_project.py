@@ -1,7 +1,7 @@
-"""Verify the files that runs rely on and that people take away: the lake, checkpoints, data set, warehouse, shards.
+"""Verify a project's files: the lake, checkpoints, the data set, the warehouse, shards.
 
-A record is the file of a folder that holds the hashes of its other files. A plan is the settings with the tables and
-the model that follow from them.
+A record is the file of a folder with the hashes of its other files. A plan is the settings with the tables and the
+model that follow from them.
 """
 
 import os
@@ -18,6 +18,7 @@ from toolformer_dag.exports import dataset_folder
 from toolformer_dag.files import UserError, files_beside, unsealed
 from toolformer_dag.identity import stream_hash
 from toolformer_dag.lake import warehouse
+from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.lake.object_storage import ObjectStorage
 from toolformer_dag.lake.storage import CheckedFile
 from toolformer_dag.lake.table import Lake
@@ -33,11 +34,11 @@ from toolformer_dag.training.training_report import CARD, RECORD, card_is_lost, 
 NOT_WRITTEN = "is missing, or its content is not what was written"
 """The reason of a damaged file."""
 FOLDER_RECORDS = (dataset_folder.RECORD, RECORD, MANIFEST)
-"""The sealed record of an export, a checkpoint and an index."""
+"""Names of the sealed records of an export, a checkpoint and an index."""
 
 
 class _FolderKind(NamedTuple):
-    """Folders of the lake that people and other programs open: a pattern, and where their record lies."""
+    """Folders of the lake that people and other programs open: their pattern, and the path of the record in each."""
 
     pattern: str
     record: str
@@ -48,14 +49,14 @@ LAKE_FOLDERS = (
     _FolderKind("dataset*", dataset_folder.RECORD),
     _FolderKind("small_web/*", WEB_RECORD),
 )
-"""The kinds of such folders: checkpoints, data sets, and the synthetic web."""
+"""Checkpoints, data sets, and the synthetic web."""
 WHOLE_FOLDER = re.compile(r"model|dataset(_round_\d+)?")
-"""The name of a folder that is damaged where it has no record."""
+"""The name of a folder that is damaged if it has no record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was verified: the damaged files, and how many bytes were read."""
+    """What was verified: the damaged files, and the number of bytes that were read."""
 
     damaged: tuple[CheckedFile, ...]
     bytes: int
@@ -64,30 +65,31 @@ class Verification:
 def verified(plan: Plan) -> Verification:
     """Read every published file, computed row, record, checkpoint, data set, index, the warehouse and the shards.
 
-    What is damaged stays where it is; files that the project wrote are touched, so that the next run looks at them.
-    Rows in an object store are set aside at once: objects cannot be touched.
-
-    Not covered: models, passages and other files that were given to the project. They are read whenever they are
-    loaded, and nothing is computed with one whose content is not that of its identity.
+    Damaged files of the project are touched, so that the next run looks at them; in an object store they are set aside.
+    Models, passages and other files that users supply are not covered: they are checked whenever they are loaded.
     """
     written = [*checked_files(plan.lake), *_files_beside_tables(plan), *_warehouse(plan)]
     for index in _indexes(plan):
         written += _recorded(index / MANIFEST)
     verification = _verification([*written, *_shards(plan)])
     for file in written:
-        if file.reason is None:
-            continue
-        if isinstance(plan.lake.storage, ObjectStorage) and file.path.is_relative_to(plan.lake.root):
-            set_aside_file(plan.lake, file.path)
-        with suppress(OSError):  # it is missing, or somebody else's: it is named all the same
-            os.utime(file.path)
+        if file.reason is not None:
+            _mark_damaged(plan.lake, file)
     return verification
+
+
+def _mark_damaged(lake: Lake, file: CheckedFile) -> None:
+    """Set a damaged file aside if it is in an object store, and touch it, so that the next run looks at it."""
+    if isinstance(lake.storage, ObjectStorage) and file.path.is_relative_to(lake.root):
+        set_aside_file(lake, file.path)
+    with suppress(OSError):  # it may be missing, or somebody else's
+        os.utime(file.path)
 
 
 def verified_folder(folder: Path) -> Verification:
     """Check every file of an exported data set, a checkpoint or an index against the record in its folder.
 
-    The folder may lie anywhere. Raises UserError where it holds no such record.
+    The folder may be anywhere. Raises UserError if it holds no such record.
     """
     records = [folder / name for name in FOLDER_RECORDS if os.path.lexists(folder / name)]
     if not records:
@@ -101,6 +103,7 @@ def verified_folder(folder: Path) -> Verification:
 
 
 def _verification(files: Sequence[CheckedFile]) -> Verification:
+    """Return which of the checked files are damaged, and the bytes of all."""
     return Verification(
         damaged=tuple(file for file in files if file.reason is not None),
         bytes=sum(file.bytes for file in files),
@@ -119,9 +122,9 @@ def set_aside(plan: Plan) -> Sequence[CheckedFile]:
 
 
 def _files_beside_tables(plan: Plan) -> Iterator[CheckedFile]:
-    """Check the files that are no rows of tables: checkpoints' cards, the folders LAKE_FOLDERS, pins of hub data sets.
+    """Check the files that are no rows of tables: checkpoints' cards, LAKE_FOLDERS, pins of hub data sets.
 
-    Yields each file with its size and what is wrong with it (`reason`), None where it is intact.
+    Each file is yielded with its size and its damage (`reason`), None if it is whole.
     """
     yield from _cards(plan)
     for record in _lake_records(plan.lake):
@@ -130,7 +133,7 @@ def _files_beside_tables(plan: Plan) -> Iterator[CheckedFile]:
 
 
 def _cards(plan: Plan) -> Iterator[CheckedFile]:
-    """Check the card of each checkpoint, downloaded first where another machine has sent the checkpoint."""
+    """Check the card of each checkpoint, after downloading a checkpoint that another machine has sent."""
     for name in CHECKPOINTS:
         checkpoint_files(plan.settings, name).receive()
         card = checkpoint_folder(plan.settings, name) / CARD
@@ -141,7 +144,7 @@ def _cards(plan: Plan) -> Iterator[CheckedFile]:
 
 
 def _lake_records(lake: Lake) -> Iterator[Path]:
-    """Yield the records of LAKE_FOLDERS that are there, or that should be."""
+    """Yield the records of LAKE_FOLDERS that exist, or that should."""
     for kind in LAKE_FOLDERS:
         for folder in sorted(lake.root.glob(kind.pattern)):
             record = folder / kind.record
@@ -153,8 +156,7 @@ def _lake_records(lake: Lake) -> Iterator[Path]:
 def _pins(lake: Lake) -> Iterator[CheckedFile]:
     """Check every pin: a sealed record of the commit at which a data set of the Hugging Face hub was read first.
 
-    Yields each file with its size and NOT_WRITTEN where it is damaged. The next run then asks the hub for the commit
-    again.
+    If a pin is damaged, the next run asks the hub for the commit again.
     """
     for name in sorted(lake.storage.names(lake.root / PINS)):
         path = lake.root / PINS / name
@@ -169,7 +171,7 @@ def _pins(lake: Lake) -> Iterator[CheckedFile]:
 
 
 def _recorded(record: Path) -> Iterator[CheckedFile]:
-    """Check the files that a sealed record lists; where the record is missing or damaged, yield the record alone."""
+    """Check the files that a sealed record lists; of a missing or damaged record, yield the record alone."""
     for path, is_whole in files_beside(record, again=True):
         size = path.stat().st_size if path.is_file() else 0
         yield CheckedFile(path, size, None if is_whole else NOT_WRITTEN)
@@ -189,50 +191,52 @@ def _indexes(plan: Plan) -> list[Path]:
 
 
 def _warehouse(plan: Plan) -> Iterator[CheckedFile]:
-    """Read the warehouse, if there is one."""
+    """Check the warehouse, if there is one."""
     database = warehouse.received(plan.settings)
     if database.is_file():
         yield CheckedFile(database, database.stat().st_size, warehouse.damage(database))
 
 
 def _shards(plan: Plan) -> Iterator[CheckedFile]:
-    """Check the content of each shard file (a file of input texts) against its hash in the table `raw_shards`.
+    """Check each shard file (a file of input texts) that a run has read against its hash in the table `raw_shards`.
 
-    Yields each file with its size and what is wrong with it, None where it is sound:
-
-    - Its content is as it was: sound.
-    - Its content changed but its size and time did not: damaged.
-    - Another file stands in its place: sound if it can be read to its end.
-
-    Shards that no run has read, and shards of other kinds than local files, are left out.
+    Shards of other kinds than local files are left out.
     """
     raw = plan.lake.table(NAME)
     for name, file in plan.shards.items():
         pointer = raw.whole_pointer(name)
-        if pointer is None or not isinstance(file, ShardFile) or CONTENT not in pointer.record:
-            continue
-        size = file.stamp().get("bytes", 0)
-        try:
-            has_same_content = stream_hash(file.path) == pointer.record[CONTENT]
-            stamp_is_same = pointer.record["inputs"] == file.stamp()
-        except OSError as error:
-            yield CheckedFile(file.path, size, f"cannot be read: {error.strerror}")
-            continue
-        reason = None
-        if not has_same_content and stamp_is_same:
-            reason = "its content changed since it was read, its size and time did not"
-        elif not has_same_content and pointer.rows:
-            reason = _unreadable(plan, file)  # replaced, or damaged: then the checksum of a compressed file fails
-        yield CheckedFile(file.path, size, reason)
+        if pointer is not None and isinstance(file, ShardFile) and CONTENT in pointer.record:
+            yield _checked_shard(plan, file, pointer)
+
+
+def _checked_shard(plan: Plan, file: ShardFile, pointer: Pointer) -> CheckedFile:
+    """Return a shard file with its size and its damage. pointer: to the rows that were read from it."""
+    size = file.stamp().get("bytes", 0)
+    try:
+        reason = _shard_damage(plan, file, pointer)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    return CheckedFile(file.path, size, reason)
+
+
+def _shard_damage(plan: Plan, file: ShardFile, pointer: Pointer) -> str | None:
+    """Return the damage of a shard file, None if it is whole. pointer: to the rows that were read from it.
+
+    A file whose content, size and time have changed was replaced on purpose, if it can be read to its end. Raises
+    OSError.
+    """
+    if stream_hash(file.path) == pointer.record[CONTENT]:
+        return None
+    if pointer.record["inputs"] == file.stamp():
+        return "its content changed since it was read, its size and time did not"
+    return _unreadable(plan, file) if pointer.rows else None
 
 
 def _unreadable(plan: Plan, file: ShardFile) -> str | None:
-    """Read a shard file to its end; return the reason where that fails, else None."""
+    """Read a shard file to its end; return why that fails, None if it does not. Raises OSError."""
     try:
         for _ in file.batches(format_choice(plan)):
             pass
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
     except (ShardFault, ShardError) as error:
         return f"was whole when it was read, and is not any more: {error}"
     return None

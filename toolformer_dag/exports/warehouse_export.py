@@ -1,6 +1,8 @@
-"""The warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse of them again."""
+"""Export the warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse again."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -41,8 +43,8 @@ TITLE = "Toolformer: every proposed call, scored"
 def export_warehouse(database: Path, folder: Path, license: str, views: str) -> Exported:
     """Replace `folder` by the tables of the warehouse, each a config of the data set, with a card and a record.
 
-    A column's comment stands in its Arrow field's metadata (`comment`), a table's in the schema's. `load.sql` makes the
-    tables again in DuckDB, with comments, views and macros.
+    A column's comment is in the metadata of its Arrow field (`comment`), a table's in the schema's. `load.sql` makes
+    the warehouse again in DuckDB.
 
     views: the SQL of the views, as `views_sql` returns it.
 
@@ -50,16 +52,35 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
-        schemas: dict[str, pa.Schema] = {}
-        rows: dict[str, int] = {}
-        for name, comment in _tables(connection):
-            schemas[name] = _schema(connection, name, comment)
-            rows[name] = _write(connection, name, schemas[name], fresh)
-        statements = [_load(schemas), views, *_view_comments(connection)]
-        (fresh / "load.sql").write_text("\n".join(statements) + "\n", "utf-8")
-        (fresh / CARD).write_text(_card(fresh, schemas, rows, license), "utf-8")
-        versions = dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
-        return write_record(fresh, rows, {"settings": {"license": license}, "inputs": versions})
+        tables = [_write(connection, name, comment, fresh) for name, comment in _tables(connection)]
+        (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
+        (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
+        rows = {table.name: table.rows for table in tables}
+        return write_record(fresh, rows, {"settings": {"license": license}, "inputs": _versions(connection)})
+
+
+class _WrittenTable(NamedTuple):
+    """A table that was written as Parquet: its schema, with its comments as metadata, and the number of rows."""
+
+    name: str
+    schema: pa.Schema
+    rows: int
+
+    @property
+    def comment(self) -> str:
+        """The comment of the table."""
+        return str(self.schema.metadata[b"comment"].decode())
+
+
+def _load_sql(connection: duckdb.DuckDBPyConnection, tables: Sequence[_WrittenTable], views: str) -> str:
+    """Return the SQL that makes the warehouse of the Parquet files: tables, macros, views, comments."""
+    statements = [_load(tables), views, *_view_comments(connection)]
+    return "\n".join(statements) + "\n"
+
+
+def _versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    """Return source -> version of what the warehouse was built from."""
+    return dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
 
 
 def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
@@ -77,30 +98,38 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> p
     return pa.schema(fields, {"comment": comment or ""})
 
 
-def _write(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema, folder: Path) -> int:
-    """Write a table in the order in which it is stored; return the number of rows."""
+def _write(connection: duckdb.DuckDBPyConnection, name: str, comment: str, folder: Path) -> _WrittenTable:
+    """Write a table in the order in which it is stored."""
+    schema = _schema(connection, name, comment)
     files = ParquetFiles(folder / DATA, name, schema)
     for batch in connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS):
         files.write(pa.Table.from_batches([batch]))
     files.close()
-    return files.rows
+    return _WrittenTable(name, schema, files.rows)
 
 
-def _load(schemas: dict[str, pa.Schema]) -> str:
-    """Return the SQL that makes the tables of the Parquet files again, with their comments, and the macros."""
+def _load(tables: Sequence[_WrittenTable]) -> str:
+    """Return the SQL that makes the tables of the Parquet files, with their comments, and the macros."""
     lines = ["-- The warehouse, from these files: `duckdb warehouse.duckdb < load.sql`, in this folder.", ""]
-    for name, schema in schemas.items():
-        table_comment = quoted(schema.metadata[b"comment"].decode())
-        lines.append(f"CREATE TABLE \"{name}\" AS FROM read_parquet('{DATA}/{name}-*.parquet');")
-        lines.append(f'COMMENT ON TABLE "{name}" IS {table_comment};')
-        for field in schema:
-            comment = quoted(field.metadata[b"comment"].decode())
-            lines.append(f'COMMENT ON COLUMN "{name}"."{field.name}" IS {comment};')
+    for table in tables:
+        lines += _table_statements(table)
     return "\n".join(lines) + f"\n\nCREATE {RULE}\n"
 
 
+def _table_statements(table: _WrittenTable) -> list[str]:
+    """Return the SQL statements that make a table of its Parquet files, and give it and its columns their comments."""
+    statements = [
+        f"CREATE TABLE \"{table.name}\" AS FROM read_parquet('{DATA}/{table.name}-*.parquet');",
+        f'COMMENT ON TABLE "{table.name}" IS {quoted(table.comment)};',
+    ]
+    for field in table.schema:
+        comment = quoted(field.metadata[b"comment"].decode())
+        statements.append(f'COMMENT ON COLUMN "{table.name}"."{field.name}" IS {comment};')
+    return statements
+
+
 def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Return the SQL of the comments of views and their columns."""
+    """Return the SQL statements that give views and their columns their comments."""
     views = "SELECT view_name, comment FROM duckdb_views() WHERE NOT internal ORDER BY ALL"
     columns = (
         "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL "
@@ -114,22 +143,31 @@ def _view_comments(connection: duckdb.DuckDBPyConnection) -> list[str]:
     return statements
 
 
-def _card(folder: Path, schemas: dict[str, pa.Schema], rows: dict[str, int], license: str) -> str:
-    """Return the card of a data set whose files in `folder` are written. rows: the number of rows by table."""
-    configs = []
-    for name, count in rows.items():
-        if count:
-            configs.append({"config_name": name, "data_files": f"{DATA}/{name}-*.parquet"})
-    yaml_header = header(
-        folder, title=TITLE, license=license, languages=[], rows=sum(rows.values()), configs=configs, task=None
-    )
-    parts = [yaml_header, f"# {TITLE}\n", ABOUT]
-    for name, schema in schemas.items():
-        comment = schema.metadata[b"comment"].decode()
-        parts += [f"## {name}\n", f"{comment} Rows: {rows[name]:,}.\n", columns_table(schema)]
+def _card(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
+    """Return the card of a data set whose files in `folder` are written."""
+    parts = [_yaml_header(folder, tables, license), f"# {TITLE}\n", ABOUT]
+    for table in tables:
+        parts += [f"## {table.name}\n", f"{table.comment} Rows: {table.rows:,}.\n", columns_table(table.schema)]
     parts += [
         "## Licence\n",
         f"`license: {license}` was set by whoever exported this data set. `documents` and `texts` hold web pages; who\n"
         "holds rights in them, and whether they may be passed on, is for whoever publishes or uses them to judge.\n",
     ]
     return "\n".join(parts)
+
+
+def _yaml_header(folder: Path, tables: Sequence[_WrittenTable], license: str) -> str:
+    """Return the YAML header of the card, in which each table with rows is a config."""
+    configs = []
+    for table in tables:
+        if table.rows:
+            configs.append({"config_name": table.name, "data_files": f"{DATA}/{table.name}-*.parquet"})
+    return header(
+        folder,
+        title=TITLE,
+        license=license,
+        languages=[],
+        rows=sum(table.rows for table in tables),
+        configs=configs,
+        task=None,
+    )

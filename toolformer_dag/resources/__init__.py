@@ -18,7 +18,7 @@ from toolformer_dag.resources.live_runs import FOLDER, HOME, alive, home_name, r
 from toolformer_dag.traces.trace_stages import trace_tables
 
 RESOURCES = {"lake": "toolformer_lake", "compute": "toolformer_compute"}
-"""What assets call a resource -> the name by which Dagster knows it: another project may have a `lake` of its own."""
+"""Name of a resource in assets -> its name in Dagster, where another project may have a `lake` too."""
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):
@@ -26,8 +26,8 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     - `root`: a folder, or a place in an object store
     - `copies`: the folder of this machine with copies of files of an object store
-    - `steps_apart`: whether this may be the process of a single step
-    - `suffix`: what ends the names of the tables of a later round; empty for most
+    - `steps_apart`: whether each step may run in a process of its own
+    - `suffix`: ends the names of the tables of a later round; empty for most
     """
 
     root: str
@@ -37,7 +37,7 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Lake]:
-        """Give assets the lake itself; the run is marked as alive meanwhile, so that a killed one can be recognized."""
+        """Yield the lake to assets; meanwhile the run is marked as alive, so that a killed run can be recognized."""
         lake = Lake.at(self.root, Path(self.copies), self.suffix)
         instance = context.instance
         run = context.run
@@ -46,19 +46,21 @@ class LakeResource(dg.ConfigurableResource[Lake]):
             return
         if HOME not in run.tags:
             instance.add_run_tags(run.run_id, {HOME: home_name(instance)})
-        command_marks_it = FOLDER in run.tags  # the command that started the run
-        goes_on_after_this = self.steps_apart  # the end of this process may be that of a single step
-        is_marked = command_marks_it or goes_on_after_this
-        with nullcontext() if is_marked else alive(run_folder(instance, run)):
+        with nullcontext() if self._is_marked_elsewhere(run) else alive(run_folder(instance, run)):
             yield lake
+
+    def _is_marked_elsewhere(self, run: dg.DagsterRun) -> bool:
+        """Return whether the command that started the run marks it, or the run may outlive this process."""
+        command_marks_it = FOLDER in run.tags
+        return command_marks_it or self.steps_apart
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
     """What computes rows.
 
-    - `worker`: what this process has loaded
-    - `workers`: where chunks are computed
+    - `worker`: holds what this process has loaded, such as models
+    - `workers`: the processes that compute chunks
     - `tables`: the tables of the plan, by name
     """
 
@@ -73,7 +75,7 @@ def computed_tables(plan: Plan) -> list[TableOutput]:
 
 
 def compute_resource(plan: Plan) -> dg.ResourceDefinition:
-    """Return the resource whose workers live as long as a run."""
+    """Return the resource `compute`, whose workers live as long as a run."""
 
     @dg.resource(description="Workers with warm models, one per GPU; `[execution]` says how many, and where.")
     def compute(_: dg.InitResourceContext) -> Iterator[Compute]:

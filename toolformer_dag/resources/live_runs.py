@@ -1,7 +1,7 @@
-"""What files tell of a run: whether it is alive, how each of its steps gets on, and what the dead ones had spent.
+"""Files of a run: whether it is alive, the progress of its steps, and what killed runs had spent.
 
     <DAGSTER_HOME>/live_runs/<run>/lock         held from before the first step to the end of the run
-    <DAGSTER_HOME>/live_runs/<run>/<step>.json  how a step gets on, replaced as a whole while it runs
+    <DAGSTER_HOME>/live_runs/<run>/<step>.json  the progress of a step, replaced as a whole while it runs
 
 A killed run must not hold a pool's slot, or look as if it went on, forever. The kernel releases the lock when the
 process ends, however it ends. A run that ends well removes the lock file before it releases the lock, so one that
@@ -33,12 +33,12 @@ UNFINISHED = [*BEGINNING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCE
 HOME = ".dagster/toolformer_home"
 """The tag of a run, which the UI does not show, with the name of the DAGSTER_HOME that looks after it."""
 FOLDER = ".dagster/toolformer_folder"
-"""Another such tag, with the name of the run's folder where that is not the run's id.
+"""Another such tag, with the name of the run's folder if it is not the run's id.
 
-A command locks the folder before Dagster has named the run.
+A command locks the folder before Dagster has given the run an id.
 """
 NEVER_BEGUN = timedelta(minutes=10)
-"""How long a run may be starting without a process of its own."""
+"""The longest time that a run may be starting without a process."""
 LOOK_EVERY_SECONDS = 5.0
 """Dagster gives a free slot away at most 15 seconds later."""
 LOCK = "lock"
@@ -47,12 +47,12 @@ log = logging.getLogger(__name__)
 
 
 def run_folder(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Path:
-    """Return the folder of a run, which may not be there."""
+    """Return the folder of a run, which may not exist."""
     return run_folders(instance) / run.tags.get(FOLDER, run.run_id)
 
 
 def run_folders(instance: dg.DagsterInstance) -> Path:
-    """Return where the folders of runs lie."""
+    """Return the folder that holds the folders of all runs."""
     return Path(instance.root_directory) / "live_runs"
 
 
@@ -69,7 +69,7 @@ def alive(folder: Path) -> Iterator[None]:
 
 
 def home_name(instance: dg.DagsterInstance) -> str:
-    """Return the name of this DAGSTER_HOME, which it keeps when it moves; made on first use."""
+    """Return the name of this DAGSTER_HOME, which stays when the folder moves; it is drawn on first use."""
     file = Path(instance.root_directory) / "home_name"
     with locked(file.with_suffix(".lock")):
         if not file.exists():
@@ -78,33 +78,40 @@ def home_name(instance: dg.DagsterInstance) -> str:
 
 
 def end_dead_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs as failed whose process is gone, and free the slots that they hold; return their ids."""
+    """Mark this home's unfinished runs whose process is gone as failed, and free their slots; return their ids."""
     dead = []
     home = home_name(instance)
     for record in instance.get_run_records(dg.RunsFilter(statuses=UNFINISHED)):
         run = record.dagster_run
-        lock = run_folder(instance, run) / LOCK
         is_ours = run.tags.get(HOME, home) == home
-        if not is_ours or not _is_dead(instance, record, lock):
-            continue
-        run_now = instance.get_run_by_id(run.run_id)
-        if run_now is None or run_now.is_finished:  # it ended while its lock was looked at
-            continue
-        instance.report_run_failed(run, "its process was killed; what it had committed is kept")
-        lock.unlink(missing_ok=True)
-        dead.append(run.run_id)
+        if is_ours and _end_if_dead(instance, record):
+            dead.append(run.run_id)
     free_slots_of_ended_runs(instance)
     return dead
 
 
+def _end_if_dead(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
+    """Mark an unfinished run as failed if its process is gone; return whether it was."""
+    run = record.dagster_run
+    lock = run_folder(instance, run) / LOCK
+    if not _is_dead(instance, record, lock):
+        return False
+    run_now = instance.get_run_by_id(run.run_id)
+    if run_now is None or run_now.is_finished:  # it ended while its lock was looked at
+        return False
+    instance.report_run_failed(run, "its process was killed; what it had committed is kept")
+    lock.unlink(missing_ok=True)
+    return True
+
+
 def _is_dead(instance: dg.DagsterInstance, record: dg.RunRecord, lock: Path) -> bool:
-    """Return whether the process of an unfinished run is gone. `lock`: its lock file, which may not be there."""
+    """Return whether the process of an unfinished run is gone. lock: the run's lock file, which may not exist."""
     return _is_free(lock) if lock.exists() else _is_without_process(instance, record)
 
 
 @contextmanager
 def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
-    """Call `end_dead_runs` every few seconds inside the block: a run that waits may wait for a slot of a dead one."""
+    """Call `end_dead_runs` every few seconds inside the block: a waiting run may wait for a slot of a dead one."""
     block_ended = threading.Event()
 
     def look() -> None:
@@ -124,26 +131,31 @@ def dead_runs_ended(instance: dg.DagsterInstance) -> Iterator[None]:
 
 
 def free_slots_of_ended_runs(instance: dg.DagsterInstance) -> None:
-    """Free the slots of pools that ended runs hold, or wait for.
+    """Free the slots of pools that ended runs hold or wait for.
 
-    A step that was interrupted in its own process leaves its slot taken. A run that was killed earlier may leave a step
-    that waits for a slot; Dagster would give it the next one that becomes free.
+    A step that was interrupted in its own process leaves its slot taken. A killed run may leave a step that waits for a
+    slot; Dagster would give it the next free one.
     """
     storage = instance.event_log_storage
     for pool in storage.get_concurrency_keys():
-        info = storage.get_concurrency_info(pool)
-        holding = {slot.run_id for slot in info.claimed_slots}
-        waiting = {step.run_id for step in info.pending_steps}
-        for run_id in holding | waiting:
+        for run_id in _runs_of_pool(instance, pool):
             run = instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 storage.free_concurrency_slots_for_run(run_id)
 
 
+def _runs_of_pool(instance: dg.DagsterInstance, pool: str) -> set[str]:
+    """Return the ids of the runs that hold a slot of a pool or wait for one."""
+    info = instance.event_log_storage.get_concurrency_info(pool)
+    holding = {slot.run_id for slot in info.claimed_slots}
+    waiting = {step.run_id for step in info.pending_steps}
+    return holding | waiting
+
+
 def take_spent(folder: Path) -> Spent:
     """Return what the steps of a run spent, and remove its folder.
 
-    Of several processes that call this at once, one gets what was spent, and the others nothing (zeros).
+    If several processes call this at once, one gets the cost and the others get zeros.
     """
     taken = folder.with_name(f".{folder.name}.{uuid4().hex}")
     with suppress(FileNotFoundError):  # another process has taken it
@@ -157,16 +169,15 @@ def take_spent(folder: Path) -> Spent:
 
 
 def take_unfinished(instance: dg.DagsterInstance) -> Spent:
-    """Return what the runs that failed or were killed have spent, each once: their folders are removed.
+    """Return what failed and killed runs have spent, and remove the folders of all ended runs.
 
-    Runs that go on are left out. The folders of runs that succeeded are removed too, and do not count here: what they
-    spent stands in the metadata of their assets.
+    Runs that succeeded do not count: their cost is in the metadata of their assets.
     """
     total = Spent()
     for folder in run_folders(instance).glob("[!.]*"):
         run = _run_of(instance, folder)
-        goes_on = (run is not None and not run.is_finished) or (folder / LOCK).exists()  # its process holds the lock
-        if goes_on:
+        is_running = (run is not None and not run.is_finished) or (folder / LOCK).exists()  # its process holds the lock
+        if is_running:
             continue
         spent = take_spent(folder)
         if run is not None and not run.is_success:
@@ -175,7 +186,7 @@ def take_unfinished(instance: dg.DagsterInstance) -> Spent:
 
 
 def _run_of(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
-    """Return the run whose folder this is; None where Dagster has forgotten it, or has not named it yet."""
+    """Return the run of a folder; None if Dagster has forgotten it, or has not created it yet."""
     run = instance.get_run_by_id(folder.name)
     if run is not None:
         return run
@@ -183,19 +194,11 @@ def _run_of(instance: dg.DagsterInstance, folder: Path) -> dg.DagsterRun | None:
 
 
 def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
-    """Return whether a run without a lock file has lost the process that it began in, or got none within NEVER_BEGUN.
+    """Return whether a run without a lock file has lost its processes, or got none within NEVER_BEGUN.
 
-    Dagster's engine events hold the ids of the processes that a run began in.
-
-    Not covered: another process that has got the number of the lost one.
+    Not covered: another process that has got the id of a lost one.
     """
-    run_id = record.dagster_run.run_id
-    processes = []
-    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
-        event = entry.dagster_event
-        metadata = event.engine_event_data.metadata if event is not None else {}
-        if "pid" in metadata:
-            processes.append(int(str(metadata["pid"].value)))
+    processes = _processes_of(instance, record.dagster_run.run_id)
     if processes:
         return not any(map(exists, processes))
     is_beginning = record.dagster_run.status in BEGINNING
@@ -203,7 +206,18 @@ def _is_without_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> b
     return is_beginning and waited > NEVER_BEGUN
 
 
+def _processes_of(instance: dg.DagsterInstance, run_id: str) -> list[int]:
+    """Return the ids of the processes that a run began in, from Dagster's engine events."""
+    processes = []
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+        event = entry.dagster_event
+        metadata = event.engine_event_data.metadata if event is not None else {}
+        if "pid" in metadata:
+            processes.append(int(str(metadata["pid"].value)))
+    return processes
+
+
 def _is_free(lock: Path) -> bool:
-    """Return whether the lock file is there and nobody holds its lock."""
+    """Return whether the lock file exists and nobody holds its lock."""
     with locked(lock, wait=False) as is_held_here:
         return is_held_here and lock.exists()

@@ -1,4 +1,4 @@
-"""Which steps of a run go on at once, each in a process of its own: `execution.steps_at_once`."""
+"""Decide which steps of a run go on at once, each in a process of its own (`execution.steps_at_once`)."""
 
 import dagster as dg
 
@@ -13,15 +13,15 @@ PRELOADED = ("toolformer_dag.definitions", "toolformer_dag.model.engine", "toolf
 
 
 def step_tags(pool: str) -> dict[str, str]:
-    """Return the tags by which `executor_of` tells the steps of a pool."""
+    """Return the tags of a step of a pool, by which `executor_of` limits the steps that run at once."""
     return {POOL: pool} if pool == MODEL_POOL else {POOL: pool, BESIDE: "yes"}
 
 
 def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
-    """Return the executor: this process for one step at a time, else processes that are forked from a prepared one.
+    """Return the executor: this process for one step at a time, else processes forked from a prepared one.
 
-    A step waits within the run while another one uses its pool: a step that waits in Dagster's storage would look there
-    ever more rarely.
+    One step of each pool runs at a time; the others wait within the run, since Dagster's own pools are asked ever more
+    rarely.
     """
     if steps_at_once == 1:
         return dg.in_process_executor
@@ -32,7 +32,7 @@ def executor_of(steps_at_once: int) -> dg.ExecutorDefinition:
             "tag_concurrency_limits": [
                 # One step of each pool at a time.
                 {"key": POOL, "value": {"applyLimitPerUniqueValue": True}, "limit": 1},
-                # One place is kept for a step that asks the model.
+                # One process is kept for a step that asks the model.
                 {"key": BESIDE, "limit": steps_at_once - 1},
             ],
         }

@@ -1,4 +1,4 @@
-"""Declare the markers of a call: how e(c, r) is written for the model and by it."""
+"""Declare the markers of a call: the texts before, in and after e(c, r), a call c with its result r."""
 
 import re
 from itertools import permutations
@@ -30,10 +30,16 @@ class CallMarkers(SettingsTable):
                 raise ValueError(f"{name} = {marker!r} must be visible, in one line, without quotes and parentheses")
         if self.begin != self.begin.rstrip() or self.end != self.end.strip():
             raise ValueError("white space may only stand before `begin` and around `arrow`; remove it elsewhere")
-        for (name, marker), (other, longer) in permutations(self, 2):
-            if marker.strip() in longer:
-                raise ValueError(f"{name} = {marker!r} stands in {other} = {longer!r}; take markers that hold no other")
+        self._refuse_nested_markers()
         return self
+
+    def _refuse_nested_markers(self) -> None:
+        """Raise ValueError if a marker is a part of another one."""
+        for (name, marker), (other_name, other) in permutations(self, 2):
+            if marker.strip() in other:
+                raise ValueError(
+                    f"{name} = {marker!r} stands in {other_name} = {other!r}; take markers that hold no other"
+                )
 
 
 PAPER_MARKERS = CallMarkers()

@@ -55,12 +55,12 @@ class EvaluatedModel(SettingsTable):
 
 
 def _as_table(value: object) -> object:
-    """Return a model that is written as its name alone as a table."""
+    """Return a model that is written as its name only as a table."""
     return {"name": value} if isinstance(value, str) else value
 
 
 EVALUATED = ("base", "base + C", "Toolformer", "Toolformer (disabled)", "no model")
-"""The models that are measured anyway, by their names in tables."""
+"""Names, in tables, of the models that are always measured."""
 
 
 class EvaluationSettings(SettingsTable):

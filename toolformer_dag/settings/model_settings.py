@@ -133,9 +133,9 @@ class ModelSettings(SettingsTable):
 
 
 def folder_or_id(root: Path, name: str) -> str:
-    """Return the absolute path of a model that is a folder or a GGUF file, and the name of any other, such as a hub id.
+    """Return the absolute path of a model folder or GGUF file, any other name, such as a hub id, as it is.
 
-    A relative path counts from `root`. "embedded" is the model in the package, also beside a folder of that name.
+    A relative path counts from `root`. "embedded" is the model in the package, even if there is a folder of that name.
     """
     if name == "embedded":
         return name

@@ -1,18 +1,18 @@
-"""Names in rounds. A round of annotation starts from the lake of the round before.
+"""Names of lanes, tables and assets in rounds. A round of annotation starts from the lake of the round before.
 
-What a later round has for itself, such as its tables, ends in `_round_2`, `_round_3` and so on.
+Names of a later round's own lanes, tables and assets end in `_round_2`, `_round_3` and so on.
 """
 
 import re
 
 OWN = ("training", "evaluation", "warehouse", "tables")
-"""Groups of the asset graph that each project has for itself, beside its lanes."""
+"""Groups of the asset graph, besides lanes, that each round has for itself."""
 SUFFIXED = re.compile(r".+_round_[0-9]+")
 """The key of a lane of a later round."""
 
 
 def round_of(lane: str) -> int:
-    """Return the number of a lane's round by its key: 2 for `calculator_round_2`, 1 for `calculator`."""
+    """Return the number of a lane's round: 2 for `calculator_round_2`, 1 for `calculator`."""
     if not SUFFIXED.fullmatch(lane):
         return 1
     _, _, number = lane.rpartition("_")

@@ -42,7 +42,7 @@ class PathSettings(SettingsTable):
     )
 
     def under(self, root: Path) -> Self:
-        """Return the table with absolute paths; the warehouse is in the lake's folder where no setting names it."""
+        """Return the table with absolute paths; the warehouse is in the lake's folder unless a setting names it."""
         lake = root / self.lake if isinstance(self.lake, Path) else self.lake
         cache = root / self.cache if self.cache is not None else None
         paths = self.model_copy(update={"lake": lake, "cache": cache})
@@ -206,7 +206,7 @@ class RoundSettings(SettingsTable):
 
     @property
     def suffix(self) -> str:
-        """Return what the names of a later round's lanes, tables, jobs and files end with."""
+        """The end of the names of a later round's lanes, tables, jobs and files; empty in the first round."""
         return "" if self.count == 1 else f"_round_{self.count}"
 
 
@@ -250,7 +250,7 @@ class Settings(SettingsTables):
 
     @property
     def start(self) -> "Settings | None":
-        """Return the settings of the round before, from whose lake and checkpoint this one starts, or None."""
+        """The settings of the round before, from whose lake and checkpoint this one starts; None for the first."""
         if self.rounds.count == 1:
             return None
         round_before = self.rounds.model_copy(update={"count": self.rounds.count - 1})

@@ -1,12 +1,13 @@
-"""Lanes of MCP servers: `[servers.office]` makes one per tool, from what `toolformer-dag servers` listed.
+"""Add a lane (a tool with its settings) for each tool of an MCP server, `[servers.office]` in toolformer.toml.
 
-The list lies beside toolformer.toml, so that settings load without a server, and no server changes a lane by itself.
+`toolformer-dag servers` writes the list of tools next to toolformer.toml, so that settings load without a server, and
+no server changes a lane by itself.
 """
 
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -19,13 +20,13 @@ from toolformer_dag.settings.setting_types import ASSET_GROUPS, SettingsError, S
 
 _log = logging.getLogger(__name__)
 LISTING = "mcp_tools.json"
-"""The file beside toolformer.toml with the tools of each server, by its name.
+"""The file next to toolformer.toml with the tools of each server, by the server's name.
 
-A tool has `name`, `description`, `input_schema`, and FAULT where its calls cannot be written."""
+A tool has `name`, `description`, `input_schema`, and FAULT if its calls cannot be written."""
 MAX_KEY = 100
-"""Characters of a lane's key that a tool's name gives: folders are named by it."""
+"""The most characters of a lane's key, which is also the name of a folder."""
 FAULT = "fault"
-"""The field of a listed tool that says why its calls cannot be written, where they cannot."""
+"""The field of a listed tool that says why its calls cannot be written; missing if they can."""
 SHOWN = 60
 """Characters of a tool's name in messages."""
 FEW = 8
@@ -47,34 +48,35 @@ class ServerSettings(SettingsTable):
 
 
 def read_listing(root: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the tools of each server as LISTING in the folder `root` has them, by server; nothing without such a file.
+    """Return the listed tools of each server from LISTING in the folder `root`; empty without such a file.
 
-    Raises SettingsError where the file cannot be read.
+    Raises SettingsError if the file cannot be read.
     """
     file = root / LISTING
-    tools_by_server: dict[str, list[dict[str, Any]]] = {}
     try:
         listing = json.loads(file.read_bytes()) if file.is_file() else {}
-        for server, tools in listing.items():
-            tools_by_server[str(server)] = [{**tool, "name": str(tool["name"])} for tool in tools]
+        return {str(server): _named_tools(tools) for server, tools in listing.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SettingsError(
             f"{file}: cannot be read ({type(error).__name__}); remove it and run `toolformer-dag servers`"
         ) from error
-    return tools_by_server
+
+
+def _named_tools(tools: Any) -> list[dict[str, Any]]:
+    """Return listed tools with their names as text. Raises KeyError or TypeError for another shape."""
+    return [{**tool, "name": str(tool["name"])} for tool in tools]
 
 
 def with_server_lanes(values: Values, root: Path) -> Values:
-    """Return the settings with a section under `tools` for each listed tool of each server: these tools have lanes.
+    """Return the settings with a lane, a section under `tools`, for each listed tool of each server.
 
-    root: the folder of toolformer.toml, where LISTING lies.
+    A section with `server` and `tool` gives the tool's lane its key and its values. Without one, the key follows from
+    the tool's name (`lane_key`), and a section of that key gives the values.
 
-    A section that names `server` and `tool` gives the tool's lane its key and its values. Else the key follows from the
-    tool's name (`lane_key`), and a section of that key gives it values. A tool that can have no lane is left out, with
-    a warning, where only a pattern asks for it.
+    root: the folder of toolformer.toml and LISTING.
 
-    Raises SettingsError for another such tool, for a server that is not listed yet, and for a tool that no server
-    lists.
+    Raises SettingsError for a server that is not listed yet, and for a named tool that no server lists or that can have
+    no lane.
     """
     servers = values.get("servers")
     if not isinstance(servers, Mapping) or not servers:
@@ -84,66 +86,91 @@ def with_server_lanes(values: Values, root: Path) -> Values:
     for name, server in servers.items():
         if name not in tools_by_server:
             raise SettingsError(f"[servers.{name}]: its tools are not listed yet; run `toolformer-dag servers`")
-        _add_lanes(name, server, tools_by_server[name], sections)
+        _ServerLanes(name, server, tools_by_server[name], sections).add()
     return {**values, "tools": sections}
 
 
-def _add_lanes(server_name: str, server: Values, tools: list[dict[str, Any]], sections: dict[str, Any]) -> None:
-    """Add the section of each lane of a server to `sections`, in the order in which its tools are listed.
+class _ServerLanes:
+    """Adds the lanes of a server's tools to the sections `[tools.KEY]`.
 
-    server: the section `[servers.NAME]`.
-    tools: the server's tools as listed.
-    sections: the sections `[tools.KEY]`, by key. Their values win over those of the server and of the list.
-
-    A tool has a lane where `tools` of the server's section names it or has a pattern for it, or where a section names
-    it. It is left out with a warning
-    - where it can have no lane: its name is no key, another tool has its key, or its calls cannot be written
-    - where only a pattern asks for it and it has no section, while others have one (`_some_have_sections`)
-
-    Raises SettingsError where `tools` names a tool that can have no lane, and where a section names a tool that is not
-    listed.
+    A tool is wanted if `tools` of the server's section names it or has a pattern for it, or if a section names it.
     """
-    key_of_tool = _keys_by_tool(server_name, tools, sections)
-    patterns = [str(pattern) for pattern in server.get("tools", ["*"])]
-    connection = {field: value for field, value in server.items() if field != "tools"}
-    wanted = {*patterns, *key_of_tool}  # names and patterns
-    needs_section = _some_have_sections(connection, tools, {*sections, *key_of_tool})
-    tool_of_key: dict[str, str] = {}  # the first tool with each key
-    without_examples: list[str] = []
-    for tool in tools:
-        tool_name = tool["name"]
-        if not _is_wanted(tool_name, wanted):
-            continue
+
+    def __init__(self, name: str, server: Values, tools: Sequence[dict[str, Any]], sections: dict[str, Any]) -> None:
+        """Read the server's section. Raises SettingsError if a section names a tool that is not listed.
+
+        - `server`: the section `[servers.NAME]`
+        - `tools`: the server's tools as listed
+        - `sections`: key -> section `[tools.KEY]`; `add` adds lanes to it
+        """
+        self._name = name
+        self._tools = tools
+        self._sections = sections
+        self._key_of_tool = _keys_by_tool(name, tools, sections)
+        self._patterns = [str(pattern) for pattern in server.get("tools", ["*"])]
+        self._wanted = {*self._patterns, *self._key_of_tool}  # names and patterns
+        self._connection = {field: value for field, value in server.items() if field != "tools"}
+        self._requires_section = _some_have_sections(self._connection, tools, {*sections, *self._key_of_tool})
+        self._tool_of_key: dict[str, str] = {}  # the first tool with each key
+        self._without_examples: list[str] = []
+
+    def add(self) -> None:
+        """Add the lane of each wanted tool, in the order of the list; values of sections win over the server's.
+
+        Raises SettingsError if `tools` names a tool that can have no lane; others are left out with a warning.
+        """
+        for tool in self._tools:
+            if _is_wanted(tool["name"], self._wanted):
+                self._add_or_warn(tool)
+        _warn_of_tools_without_examples(self._name, self._without_examples)
+
+    def _add_or_warn(self, tool: Listed) -> None:
+        """Add the lane of a tool, or warn why it has none. Raises SettingsError if `tools` names it."""
         try:
-            key = key_of_tool.get(tool_name) or _free_key(tool_name, server_name, sections)
-            section = sections.get(key, {})
-            only_by_pattern = tool_name not in wanted
-            if needs_section and only_by_pattern and key not in sections:
-                without_examples.append(tool_name[:SHOWN])
-                continue
-            first_tool = tool_of_key.setdefault(key, tool_name)
-            _refuse_shared_or_faulty(server_name, tool, first_tool=first_tool, has_section=bool(section))
+            key = self._key_of_tool.get(tool["name"]) or _free_key(tool["name"], self._name, self._sections)
+            if self._lacks_examples(tool["name"], key):
+                self._without_examples.append(tool["name"][:SHOWN])
+                return
+            self._refuse_shared_or_faulty(tool, key)
         except SettingsError as error:
-            if tool_name in patterns:
+            if tool["name"] in self._patterns:
                 raise
             _warn_once(f"{error}. It has no lane.")
-            continue
-        sections[key] = {
+            return
+        self._sections[key] = self._lane(tool, self._sections.get(key, {}))
+
+    def _lacks_examples(self, tool: str, key: str) -> bool:
+        """Return whether only a pattern asks for a tool that has no section, while others have one."""
+        return self._requires_section and tool not in self._wanted and key not in self._sections
+
+    def _refuse_shared_or_faulty(self, tool: Listed, key: str) -> None:
+        """Raise SettingsError for a tool whose key another tool has, or whose calls cannot be written.
+
+        A section may mend what is at fault, such as the schema.
+        """
+        first_tool = self._tool_of_key.setdefault(key, tool["name"])
+        if first_tool != tool["name"]:
+            raise _needs_section(self._name, tool["name"], f"would share a lane with {first_tool[:SHOWN]!r}")
+        if tool.get(FAULT) and not self._sections.get(key):
+            raise SettingsError(f"[servers.{self._name}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
+
+    def _lane(self, tool: Listed, section: Values) -> dict[str, Any]:
+        """Return the section of a tool's lane. section: the values that the settings have for it."""
+        return {
             "use": "mcp",
-            "server": server_name,
-            **connection,
-            "tool": tool_name,
+            "server": self._name,
+            **self._connection,
+            "tool": tool["name"],
             "description": tool.get("description", ""),
             "input_schema": tool.get("input_schema", {}),
             **section,
         }
-    _warn_of_tools_without_examples(server_name, without_examples)
 
 
-def _some_have_sections(connection: Values, tools: list[dict[str, Any]], keys: set[str]) -> bool:
-    """Return whether some tools of a server have sections with examples, so that those without one are not wanted.
+def _some_have_sections(connection: Values, tools: Sequence[dict[str, Any]], keys: set[str]) -> bool:
+    """Return whether some tools of a server have sections with examples, so that tools without one are not wanted.
 
-    connection: the server's own keys. Where they have examples or a prompt, these are of all its tools: the result is
+    connection: the server's own keys; if examples or a prompt are among them, all tools have these: the result is
         False.
     keys: the keys of all sections, and the names of the tools that sections name.
     """
@@ -154,29 +181,18 @@ def _some_have_sections(connection: Values, tools: list[dict[str, Any]], keys: s
 
 
 def _is_wanted(tool: str, patterns: set[str]) -> bool:
-    """Return whether a tool's name is one of these names, or matches one of these patterns."""
+    """Return whether a tool's name is among names, or matches a pattern among them."""
     return tool in patterns or any(fnmatchcase(tool, pattern) for pattern in patterns)
-
-
-def _refuse_shared_or_faulty(server: str, tool: Listed, *, first_tool: str, has_section: bool) -> None:
-    """Raise SettingsError for a tool whose key another has, and for one whose calls cannot be written.
-
-    first_tool: the name of the first tool with its key. A section may mend what is at fault, such as the schema.
-    """
-    if first_tool != tool["name"]:
-        raise _needs_section(server, tool["name"], f"would share a lane with {first_tool[:SHOWN]!r}")
-    if tool.get(FAULT) and not has_section:
-        raise SettingsError(f"[servers.{server}]: its tool {tool['name'][:SHOWN]!r}: {tool[FAULT]!r}")
 
 
 @cache
 def _warn_once(message: str) -> None:
-    """Log a warning the first time that this process has it, however often settings are loaded."""
+    """Log a warning once per process, however often settings are loaded."""
     _log.warning("%s", message)
 
 
 def _warn_of_tools_without_examples(server: str, tools: list[str]) -> None:
-    """Warn, once, of tools that only a pattern asks for and nobody has written examples for."""
+    """Warn, once, of tools that only a pattern asks for and that nobody has written examples for."""
     if not tools:
         return
     names = ", ".join(repr(tool) for tool in tools[:FEW])
@@ -187,30 +203,34 @@ def _warn_of_tools_without_examples(server: str, tools: list[str]) -> None:
     )
 
 
-def _keys_by_tool(server: str, tools: list[dict[str, Any]], sections: Values) -> dict[str, str]:
-    """Return, for each tool of a server that a section names (`server` and `tool`), the section's key.
+def _keys_by_tool(server: str, tools: Sequence[dict[str, Any]], sections: Values) -> dict[str, str]:
+    """Return tool -> key of the section that names it (`server` and `tool`), for the tools of a server.
 
-    Raises SettingsError where the server does not list such a tool.
+    Raises SettingsError if the server does not list such a tool.
     """
     key_of_tool: dict[str, str] = {}
     for key, section in sections.items():
         if isinstance(section, Mapping) and section.get("server") == server:
             key_of_tool[str(section.get("tool"))] = key
-    listed_names = sorted(tool["name"] for tool in tools)
-    unlisted = sorted(key_of_tool.keys() - set(listed_names))
-    if unlisted:
-        tool_name = unlisted[0]
-        raise SettingsError(
-            f"[tools.{key_of_tool[tool_name]}] tool: the server {server!r} lists no {tool_name!r} "
-            f"({', '.join(listed_names)}); correct it, or list them again with `toolformer-dag servers`"
-        )
+    _refuse_unlisted(server, key_of_tool, listed={tool["name"] for tool in tools})
     return key_of_tool
 
 
-def _free_key(tool: str, server: str, sections: Values) -> str:
-    """Return the key of a tool's lane: `lane_key`, after the server's name where another server's tool has that key.
+def _refuse_unlisted(server: str, key_of_tool: Mapping[str, str], listed: set[str]) -> None:
+    """Raise SettingsError if a section names a tool that the server does not list."""
+    unlisted = sorted(key_of_tool.keys() - listed)
+    if unlisted:
+        tool = unlisted[0]
+        raise SettingsError(
+            f"[tools.{key_of_tool[tool]}] tool: the server {server!r} lists no {tool!r} "
+            f"({', '.join(sorted(listed))}); correct it, or list them again with `toolformer-dag servers`"
+        )
 
-    Raises SettingsError where the tool's name gives no key.
+
+def _free_key(tool: str, server: str, sections: Values) -> str:
+    """Return the key of a tool's lane: `lane_key`, or with the server's name before it if another server has that key.
+
+    Raises SettingsError if the tool's name gives no key.
     """
     key = lane_key(tool)
     is_key = key and len(key) <= MAX_KEY and key not in ASSET_GROUPS and not SUFFIXED.fullmatch(key)
@@ -221,7 +241,7 @@ def _free_key(tool: str, server: str, sections: Values) -> str:
 
 
 def _needs_section(server: str, tool: str, why: str) -> SettingsError:
-    """Return the error of a tool that can only have a lane by a section of its own."""
+    """Return the error for a tool that can only have a lane by a section of its own."""
     return SettingsError(
         f"[servers.{server}]: its tool {tool[:SHOWN]!r} {why}; give it a section of its own, [tools.KEY] with server "
         "and tool, or leave it out with tools = [...]"

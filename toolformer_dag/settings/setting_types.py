@@ -29,7 +29,7 @@ class SettingsError(UserError, ValueError):
 
 
 def meant(word: str, choices: Iterable[str], noun: str) -> str:
-    """Return the remedy for an unknown word: `did you mean 'k'?`, or `known NOUN: a, b` where nothing is close."""
+    """Return the remedy for an unknown word: `did you mean 'k'?`, or `known NOUN: a, b` if no choice is close."""
     choices = sorted(choices)
     close = difflib.get_close_matches(word, choices, 1)
     if close:
@@ -40,7 +40,7 @@ def meant(word: str, choices: Iterable[str], noun: str) -> str:
 def mistake(item: ErrorDetails, keys: Iterable[str]) -> str:
     """Return the reason and the remedy of a validation error of pydantic, such as "unknown key; did you mean 'k'?".
 
-    keys: those that could stand in place of an unknown one.
+    keys: the known keys that may replace an unknown one.
     """
     if item["type"] == "extra_forbidden":
         return f"unknown key; {meant(str(item['loc'][-1]), keys, 'keys')}"
@@ -52,7 +52,7 @@ def mistake(item: ErrorDetails, keys: Iterable[str]) -> str:
 
 
 def printable(text: str | Path) -> str:
-    """Return a text with what is not UTF-8 escaped: file names and arguments may hold it, written messages cannot."""
+    """Return a text with invalid UTF-8 escaped: file names and arguments may hold it, messages cannot."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
@@ -65,23 +65,22 @@ Unfingerprinted = Annotated[T, OUTSIDE_FINGERPRINTS]
 
 @dataclass(frozen=True, slots=True)
 class AsBefore:
-    """Mark a key that came later, in its type: `Annotated[float, AsBefore(0.0)]`.
+    """Mark a key that came with a later release, in its type: `Annotated[float, AsBefore(0.0)]`.
 
-    `value`: what the key stands for where a record lacks it. Rows under it are those of releases without the key, so
-    records leave the key out while it holds this. It stays when the key's default changes.
+    - `value`: the value under which rows are the same as without the key. Records leave the key out while it has this
+      value, so that rows of earlier releases stay up to date. It stays when the key's default changes.
     """
 
     value: object
 
 
 def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict[str, Any]:
-    """Return what a table of settings adds to records and fingerprints: its values by key, as JSON holds them.
+    """Return the values of a table of settings that records and fingerprints hold, by key, as JSON.
 
-    keys: the keys that count; without any, all of the table but those in `but`.
+    keys: the keys that count; without any, all keys of the table except `but`.
 
-    Two kinds of keys are left out, in tables within the table too: those outside fingerprints (Unfingerprinted), and
-    those of later releases at the value that means what earlier releases did (AsBefore), so that what these computed
-    stays up to date.
+    Keys outside fingerprints (Unfingerprinted) are left out, and keys of later releases with the value of earlier ones
+    (AsBefore), in tables within the table too.
     """
     counting_keys = set(keys or type(table).model_fields) - {*but}
     return table.model_dump(mode="json", include=counting_keys, exclude=_left_out(table))
@@ -90,7 +89,7 @@ def determining(table: BaseModel, *keys: str, but: Collection[str] = ()) -> dict
 def _left_out(table: BaseModel) -> dict[str, Any]:
     """Return the keys that `determining` leaves out, in the form of pydantic's `exclude`.
 
-    A key has True, and a table of which some keys are left out has these: `{"device": True, "limits": {"s": True}}`.
+    `{"device": True, "limits": {"s": True}}` leaves out the key `device`, and `s` of the table `limits`.
     """
     left_out: dict[str, Any] = {}
     for name, field in type(table).model_fields.items():
@@ -98,10 +97,8 @@ def _left_out(table: BaseModel) -> dict[str, Any]:
         if OUTSIDE_FINGERPRINTS in field.metadata or AsBefore(value) in field.metadata:
             left_out[name] = True
         elif isinstance(value, BaseModel):
-            left_out_inside = _left_out(value)
-            if left_out_inside:
-                left_out[name] = left_out_inside
-    return left_out
+            left_out[name] = _left_out(value)
+    return {name: keys for name, keys in left_out.items() if keys}
 
 
 ASSET_GROUPS = ("ccnet", *OWN, "traces")
@@ -109,7 +106,7 @@ ASSET_GROUPS = ("ccnet", *OWN, "traces")
 
 
 def expanded(path: Path) -> Path:
-    """Return a path with the home folder in place of `~` or `~name`. Raises SettingsError where there is none."""
+    """Return a path with the home folder in place of `~` or `~name`. Raises SettingsError if there is none."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -117,12 +114,15 @@ def expanded(path: Path) -> Path:
 
 
 def under(root: Path, path: str | Path) -> Path:
-    """Return a path as it is if it is absolute, else below `root`. Raises SettingsError as `expanded` does."""
+    """Return an absolute path as it is, a relative one below `root`. Raises SettingsError for an unknown `~name`."""
     return root / expanded(Path(path))
 
 
 def rooted(pattern: str, root: Path) -> str:
-    """Return an absolute glob pattern: a relative one counts from `root`. Raises SettingsError as `expanded` does."""
+    """Return an absolute glob pattern: a relative one counts from `root`, and `~` is the home folder.
+
+    Raises SettingsError for an unknown `~name`.
+    """
     first_folder, _, rest = pattern.partition("/")
     if first_folder.startswith("~"):
         return normpath(expanded(Path(first_folder)) / rest)
@@ -130,14 +130,14 @@ def rooted(pattern: str, root: Path) -> str:
 
 
 def _local(value: object) -> object:
-    """Refuse an address such as s3://bucket."""
+    """Return a local path. Raises ValueError for an address such as s3://bucket."""
     if "://" in str(value):
         raise ValueError(f"{value} is no local folder, and only local folders are supported")
     return value
 
 
 def _lane_name(name: str) -> str:
-    """Refuse a name that cannot be a lane's, because asset keys and folders are named by it."""
+    """Return the name of a lane. Raises ValueError for a name that asset keys and folders cannot have."""
     if not re.fullmatch(r"[A-Za-z0-9_]+", name) or name in ASSET_GROUPS or SUFFIXED.fullmatch(name):
         groups = ", ".join(ASSET_GROUPS)
         raise ValueError(
@@ -148,9 +148,9 @@ def _lane_name(name: str) -> str:
 
 
 def _place(value: object) -> object:
-    """Read the place of a lake: "s3://bucket/lake/" becomes the text "s3://bucket/lake", a folder becomes a Path.
+    """Return a folder as a Path, an address of an object store as text without a `/` at its end.
 
-    Raises ValueError for an address that is none of an object store.
+    Raises ValueError for any other address.
     """
     text = str(value)
     is_address = "://" in text or text.startswith(("s3:", "gs:"))
@@ -183,7 +183,7 @@ class SettingsTable(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _number(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        """Refuse true and false for numbers, because Python counts True as 1, and integers that no column holds."""
+        """Return a key's value. Raises ValueError for true and false in place of a number, and for large integers."""
         field_type = cls.model_fields[str(info.field_name)].annotation
         takes_bool = bool in (field_type, *get_args(field_type))
         if isinstance(value, bool) and not takes_bool:
@@ -199,9 +199,9 @@ class SettingsTable(BaseModel):
 
 
 def tables_in(annotation: Any) -> list[type[SettingsTable]]:
-    """Return the tables that a key of this type may hold: the type itself, or those of its forms.
+    """Return the tables that a key of this type may hold: ModelSettings for `ModelSettings | None`.
 
-    For `ModelSettings | None` it is ModelSettings; a dictionary of tables holds none itself.
+    A dictionary of tables holds none itself.
     """
     if isinstance(annotation, type) and issubclass(annotation, SettingsTable):
         return [annotation]

@@ -7,7 +7,7 @@ under `[tools]` makes a lane; a profile gives values to lanes and adds none.
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -28,15 +28,15 @@ from toolformer_dag.settings.setting_types import (
 from toolformer_dag.settings.tool_settings import FORMS
 
 PREFIX = "TOOLFORMER__"
-"""How names of variables begin that hold a setting."""
+"""Begins the names of variables that hold a setting."""
 PROFILES = Path(__file__).parents[1] / "profiles.toml"
 """The file of the package's profiles."""
 PAPER_TOOLS = ("calculator", "calendar", "wiki_search", "question_answering", "machine_translation")
-"""The tools of the paper: the lanes where the settings name none."""
+"""The tools of the paper, which have lanes if the settings name no tool."""
 MAXIMUM_DEPTH = 20
 """Levels of tables and lists; deeper values would exhaust the stack of whatever copies or prints them."""
 PLACES = {"profile": ["profile"], "shards": ["corpus", "shards"]}
-"""Where the values of the options --profile and --shards go."""
+"""The keys of the settings that the options --profile and --shards set."""
 EXAMPLE = "write key.path=value, as in tools.calculator.tau_f=0.8"
 """The remedy for an option that gives no key and value."""
 
@@ -56,7 +56,7 @@ class WrittenSettings(SettingsTables):
 
 
 class Override(NamedTuple):
-    """A value that an option or a variable gives; it wins over the file."""
+    """A value of an option or a variable; it wins over the file."""
 
     origin: str
     """The option or variable, for messages: `--set tools.calculator.tau_f`."""
@@ -77,10 +77,10 @@ def _override(origin: str, path: Sequence[str], value: Any) -> Override:
 
 
 class Sources(NamedTuple):
-    """Where the values of settings come from, to name it in messages."""
+    """The sources of settings, which messages name."""
 
     overrides: Sequence[Override]
-    """Those that win come first."""
+    """The winning one of two comes first."""
     file: str
     """The settings file, as messages show it."""
 
@@ -104,32 +104,36 @@ def _gives(table: Any, path: Sequence[str]) -> bool:
 
 
 def _toml(file: Path, *, must_exist: bool = False) -> dict[str, Any]:
-    """Return the values of a TOML file, with or without a byte-order mark; none where there is no file.
+    """Return the values of a TOML file, with or without a byte-order mark; empty if there is no file.
 
-    must_exist: somebody named the file, so that a missing one is a mistake. Raises SettingsError.
+    must_exist: a missing file is a mistake, since somebody named it. Raises SettingsError.
     """
     values: dict[str, Any] = {}
-    fault: str | None
     try:
         fault = _path_fault(file, must_exist=must_exist)
         if fault is None and file.is_file():
             values = tomllib.loads(file.read_text("utf-8-sig"))
-    except OSError as error:
-        fault = f"cannot be read: {error.strerror}; name a file that can"
-    except RecursionError:
-        fault = "values are nested too deeply; no setting needs that"
-    except ValueError as error:  # not TOML, not UTF-8, or an integer of more than 4,300 digits
-        fault = f"not TOML: {error}; correct that line"
+    except (OSError, RecursionError, ValueError) as error:
+        fault = _reading_fault(error)
     if fault is not None:
         raise SettingsError(f"{printable(file)}: {fault}")
     _refuse_unusable(printable(file), values)
     return values
 
 
-def _path_fault(file: Path, *, must_exist: bool) -> str | None:
-    """Return why a path cannot be that of a settings file, for the message; None where it can be.
+def _reading_fault(error: Exception) -> str:
+    """Return why a settings file cannot be read, for the message."""
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror}; name a file that can"
+    if isinstance(error, RecursionError):
+        return "values are nested too deeply; no setting needs that"
+    return f"not TOML: {error}; correct that line"  # or not UTF-8, or an integer of more than 4,300 digits
 
-    must_exist: whether a missing file is a fault too. Raises OSError.
+
+def _path_fault(file: Path, *, must_exist: bool) -> str | None:
+    """Return why a path cannot be that of a settings file, for the message; None if it can. Raises OSError.
+
+    must_exist: whether a missing file is a fault too.
     """
     try:
         str(file).encode()
@@ -166,8 +170,8 @@ def load_settings(
 ) -> Settings:
     """Load and validate the settings of all sources.
 
-    file: the settings file; without it `settings_file` says which.
-    profile, shards: win over all other sources where they are not empty.
+    file: the settings file; by default $TOOLFORMER_CONFIG or ./toolformer.toml.
+    profile, shards: win over all other sources if they are not empty.
     overrides: `key.path=value`, as `--set` takes them; the last of two for one key wins.
     environment: variables, in place of those of this process.
 
@@ -179,27 +183,38 @@ def load_settings(
     source = settings_file(file, environment)
     is_named = bool(file or environment.get("TOOLFORMER_CONFIG"))
     in_file = _toml(source, must_exist=is_named)
-
-    all_overrides: list[Override] = []
-    if profile:
-        all_overrides.append(_override("--profile", PLACES["profile"], profile))
-    if shards:
-        all_overrides.append(_override("--shards", PLACES["shards"], list(shards)))
+    all_overrides = _from_options(profile, shards)
     all_overrides += [_from_pair(printable(source), pair) for pair in reversed(overrides)]
     all_overrides += _from_variables(environment, in_file)
-    sources = Sources(all_overrides, printable(source))
-
     if "tools" not in in_file:
         in_file["tools"] = {} if in_file.get("servers") else _built_in_sections()
+    return _merged_settings(Sources(all_overrides, printable(source)), in_file, source.parent)
+
+
+def _from_options(profile: str | None, shards: Sequence[str]) -> list[Override]:
+    """Return the settings of the options --profile and --shards."""
+    overrides = []
+    if profile:
+        overrides.append(_override("--profile", PLACES["profile"], profile))
+    if shards:
+        overrides.append(_override("--shards", PLACES["shards"], list(shards)))
+    return overrides
+
+
+def _merged_settings(sources: Sources, in_file: Mapping[str, Any], root: Path) -> Settings:
+    """Return the settings of the overrides and the file's values. root: the folder of toolformer.toml.
+
+    Raises SettingsError, a line per mistake.
+    """
     try:
-        values = _merged(*(override.values for override in all_overrides), in_file)
-        return _settings(sources, with_server_lanes(values, source.parent), source.parent)
+        values = _merged(*(override.values for override in sources.overrides), in_file)
+        return _settings(sources, with_server_lanes(values, root), root)
     except ValidationError as error:
         raise SettingsError("\n".join(_explained(item, sources) for item in error.errors())) from error
 
 
 def _built_in_sections() -> dict[str, Any]:
-    """Return the sections under `[tools]` of a file without any."""
+    """Return the sections under `[tools]` for a file that has none."""
     return {name: {} for name in PAPER_TOOLS}
 
 
@@ -217,22 +232,28 @@ def load_servers(file: Path | None = None) -> tuple[dict[str, ServerSettings], P
 def _settings(sources: Sources, values: Mapping[str, Any], root: Path) -> Settings:
     """Return the settings of these values and, below them, of the profile that they choose.
 
-    values: those of all sources, merged. root: the folder of toolformer.toml. Raises SettingsError, ValidationError.
+    values: of all sources, merged. root: the folder of toolformer.toml. Raises SettingsError, ValidationError.
     """
     written = WrittenSettings.model_validate(values)
     _refuse_lanes_of_profiles(sources, written)
     merged = WrittenSettings.model_validate(_merged(values, _chosen_profile(sources, written)))
-    tables: dict[str, Any] = {}
-    for name in SettingsTables.model_fields:
-        table = getattr(merged, name)
-        if name != "tools" and table is not None:
-            tables[name] = table.under(root)
+    tables = _tables_under(root, merged)
     tables["tools"] = {key: merged.tools[key] for key in written.tools}  # in the file's order, not the profile's
     return Settings.model_validate({**tables, "profile": merged.profile, "root": root})
 
 
+def _tables_under(root: Path, settings: WrittenSettings) -> dict[str, Any]:
+    """Return the tables of settings by name, with paths counted from `root`; `tools` is left out."""
+    tables: dict[str, Any] = {}
+    for name in SettingsTables.model_fields:
+        table = getattr(settings, name)
+        if name != "tools" and table is not None:
+            tables[name] = table.under(root)
+    return tables
+
+
 def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables of settings; where several have a value for a key, the first of them wins.
+    """Return nested tables of settings merged; the first of several values for a key wins.
 
     _merged({"a": {"x": 1}}, {"a": {"x": 2, "y": 3}}) is {"a": {"x": 1, "y": 3}}.
     """
@@ -249,23 +270,27 @@ def _merged(upper: Mapping[str, Any], *lower: Mapping[str, Any]) -> dict[str, An
 def _chosen_profile(sources: Sources, written: WrittenSettings) -> dict[str, Any]:
     """Return the values of the chosen profile: the file's own, then the package's.
 
-    Of its lanes only those that the settings have: a profile adds none. Raises SettingsError for an unknown profile.
+    A profile adds no lanes: values for lanes that the settings lack are left out. Raises SettingsError for an unknown
+    profile.
     """
     name = written.profile
     file_profiles = {key: profile.model_dump(exclude_unset=True) for key, profile in written.profiles.items()}
     package_profiles = _toml(PROFILES)["profiles"]
-    all_names = sorted({*file_profiles, *package_profiles})
-    if name not in all_names:
-        raise SettingsError(
-            f"{sources.origin(['profile'])}: profile {name!r} does not exist; known profiles: {', '.join(all_names)}"
-        )
+    _refuse_unknown_profile(sources, name, {*file_profiles, *package_profiles})
     values = _merged(file_profiles.get(name, {}), package_profiles.get(name, {}))
     lanes = values.get("tools", {})
     return {**values, "tools": {key: lane for key, lane in lanes.items() if key in written.tools}}
 
 
+def _refuse_unknown_profile(sources: Sources, name: str, profiles: set[str]) -> None:
+    """Raise SettingsError if no profile has this name."""
+    if name not in profiles:
+        known = ", ".join(sorted(profiles))
+        raise SettingsError(f"{sources.origin(['profile'])}: profile {name!r} does not exist; known profiles: {known}")
+
+
 def _refuse_lanes_of_profiles(sources: Sources, written: WrittenSettings) -> None:
-    """Raise SettingsError where a profile names a lane that neither the settings nor the package have."""
+    """Raise SettingsError if a profile names a lane that neither the settings nor the package have."""
     lanes = {*PAPER_TOOLS, *written.tools}
     for name, profile in written.profiles.items():
         for key in sorted(profile.tools.keys() - lanes):
@@ -275,34 +300,46 @@ def _refuse_lanes_of_profiles(sources: Sources, written: WrittenSettings) -> Non
 
 
 def _from_variables(environment: Mapping[str, str], in_file: Mapping[str, Any]) -> list[Override]:
-    """Return the settings that variables give, longer names first: they win over shorter ones."""
+    """Return the settings of variables; longer names come first, since they win over shorter ones."""
     names = sorted((name for name in environment if name.startswith(PREFIX)), reverse=True)
     return [_from_variable(name, environment[name], in_file) for name in names]
 
 
 def _from_variable(name: str, value: str, in_file: Mapping[str, Any]) -> Override:
-    """Return the setting that a variable gives: TOOLFORMER__TOOLS__CALCULATOR__TAU_F is tools.calculator.tau_f.
+    """Return the setting of a variable: TOOLFORMER__TOOLS__CALCULATOR__TAU_F is tools.calculator.tau_f.
 
-    Names of variables have no small letters, so a key has its capitals where the settings file, whose values are
-    `in_file`, has such a key.
+    in_file: the values of the settings file.
+    """
+    parts = name.removeprefix(PREFIX).lower().split("__")
+    origin = f"${printable(name)}"
+    return _override(origin, _path_in_file(parts, in_file), _value(origin, value))
+
+
+def _path_in_file(parts: Sequence[str], in_file: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the settings file that are these parts in small letters; unknown parts stay as they are.
+
+    ["models", "gpt2"] becomes ["models", "GPT2"] if the file has such a key.
     """
     path = []
     table: Any = in_file
-    for part in name.removeprefix(PREFIX).lower().split("__"):
-        # Walk down the settings file beside the variable's name, to find how each key is written there.
+    for part in parts:
         keys = table if isinstance(table, Mapping) else {}
-        key = part
-        if part not in keys:
-            key_of_small_letters = {written_key.lower(): written_key for written_key in keys}
-            key = key_of_small_letters.get(part, part)
+        key = _key_in_table(part, keys)
         path.append(key)
         table = keys.get(key)
-    origin = f"${printable(name)}"
-    return _override(origin, path, _value(origin, value))
+    return path
+
+
+def _key_in_table(part: str, keys: Mapping[str, Any]) -> str:
+    """Return the key of a table that is `part` in small letters; `part` itself if it is a key or there is none."""
+    if part in keys:
+        return part
+    key_of_small_letters = {key.lower(): key for key in keys}
+    return key_of_small_letters.get(part, part)
 
 
 def _from_pair(file: str, pair: str) -> Override:
-    """Return the setting that `--set key.path=value` gives. `file`: the settings file, for messages."""
+    """Return the setting of `--set key.path=value`. file: the settings file, for messages."""
     key, equals, value = pair.partition("=")
     origin = f"--set {printable(key.strip())}"
     if not (key and equals):
@@ -311,9 +348,10 @@ def _from_pair(file: str, pair: str) -> Override:
 
 
 def _value(origin: str, text: str) -> Any:
-    """Read a value of the command line as TOML: `0.8` is a number, `["a", "b"]` a list; anything else is a text.
+    """Return a value of the command line, read as TOML: `0.8` is a number, `["a", "b"]` a list, anything else a text.
 
-    origin: what it is called in errors. Raises SettingsError for a value over several lines or nested too deeply.
+    origin: the option or variable, for messages. Raises SettingsError for a value over several lines or nested too
+    deeply.
     """
     text = text.strip()
     try:
@@ -322,7 +360,7 @@ def _value(origin: str, text: str) -> Any:
         raise SettingsError(f"{origin}: the value is nested too deeply; no setting needs that") from None
     except ValueError:
         parsed = {"value": text}
-    holds_other_keys = len(parsed) > 1  # what stands behind a line break was read as settings of their own
+    holds_other_keys = len(parsed) > 1  # lines after the first were read as settings of their own
     is_text_of_lines = parsed["value"] == text and "\n" in text
     if holds_other_keys or is_text_of_lines:
         raise SettingsError(f"{origin}: the value has more than one line; give each setting on its own")
@@ -330,26 +368,31 @@ def _value(origin: str, text: str) -> Any:
 
 
 def _refuse_unusable(origin: str, value: Any, *path: str) -> None:
-    """Raise SettingsError for values that TOML allows and nothing else can hold, at any depth, in keys too.
+    """Raise SettingsError if a value, a part of it or a key is something that only TOML can hold.
 
-    path: the keys of the tables around the value.
+    origin: the file, option or variable, for messages. path: the keys of the tables around the value.
     """
     if len(path) > MAXIMUM_DEPTH:
         raise SettingsError(f"{origin}: {printable(path[0])}: values are nested too deeply; no setting needs that")
-    if isinstance(value, list):
-        value = {str(number): item for number, item in enumerate(value)}
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _refuse_unusable(origin, key, *path, "a key")
-            _refuse_unusable(origin, item, *path, key)
-        return
+    for key, item in _items(value):
+        _refuse_unusable(origin, key, *path, "a key")
+        _refuse_unusable(origin, item, *path, key)
     reason = _unusable(value)
     if reason is not None:
         raise SettingsError(f"{origin}: {printable('.'.join(path))}: {reason}")
 
 
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return the keys and values of a table, or the numbers and items of a list; nothing for other values."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, list):
+        return [(str(number), item) for number, item in enumerate(value)]
+    return ()
+
+
 def _unusable(value: object) -> str | None:
-    """Return why a value without parts can be held by nothing but TOML, with the remedy; None where it can."""
+    """Return why a number or text can be used nowhere, with the remedy; None if it can."""
     if isinstance(value, int) and value.bit_length() > 63:
         return "the number takes more than 64 bits; write a smaller number"
     if isinstance(value, str) and "\0" in value:
@@ -370,7 +413,7 @@ def _explained(item: ErrorDetails, sources: Sources) -> str:
 
 
 def _keys_beside(path: Sequence[str]) -> list[str]:
-    """Return the keys that the table has in which the last part of `path` stands."""
+    """Return the keys that may replace the last key of `path`: all keys of its table."""
     table: Any = WrittenSettings  # a table, or a dictionary of tables
     for key in path[:-1]:
         is_dictionary = get_origin(table) is dict

@@ -122,7 +122,7 @@ def _sources(sources: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def source_name(source: str) -> str:
-    """Return the name of a source in tables: that of a file without its folders."""
+    """Return the name of a source in tables; a file has its name without its folders."""
     return Path(source).name
 
 

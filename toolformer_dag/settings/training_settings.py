@@ -98,9 +98,9 @@ class TrainingSettings(SettingsTable):
         return "float32" if self.precision == "mixed" else self.precision
 
     def over(self, texts: int) -> Self:
-        """Return the settings for training on this number of texts: with `passes` where its default may end it earlier.
+        """Return the settings for training on this number of texts, with `passes` set if its default may end training.
 
-        Checkpoints of trainings that the default does not reach keep settings without `passes`, and so their identity.
+        Otherwise `passes` stays unset, so that checkpoints of earlier releases keep their identity.
         """
         is_chosen = self.passes is not None or self.epochs is not None
         may_end_earlier = self.packing or self.max_steps * self.batch_size > PASSES * texts
