@@ -20,14 +20,25 @@ def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[D
     Each has its result, or the reason why it has none. A call that cannot be parsed already has a reason and is not
     run. The calls to one tool run together, within the tool's limits of time and size.
     """
-    calls = [text.open_call() for text in texts]
+    parsed_calls = [text.open_call() for text in texts]
+    answered_calls = list(parsed_calls)
     for name, tool in rules.tools.items():
-        indices = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
+        indices = [index for index, call in enumerate(parsed_calls) if _calls_tool(call, name)]
+        tool_calls = [texts[index].tool_call() for index in indices]
         runner = Runner(tool, rules.limits.get(name, ToolLimits()))
-        results = tool_results(runner, [texts[index].tool_call() for index in indices])
-        for index, result in zip(indices, results, strict=True):
-            calls[index] = replace(calls[index], result=result.result, reason=result.reason)
-    return calls
+        for index, result in zip(indices, tool_results(runner, tool_calls), strict=True):
+            answered_calls[index] = _with_result(parsed_calls[index], result)
+    return answered_calls
+
+
+def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
+    """Return whether a parsed call goes to a tool and can be run."""
+    return call.tool == tool_name and call.reason is None
+
+
+def _with_result(call: DecodedCall, result: ToolResult) -> DecodedCall:
+    """Return a call with the text that its tool returned, or the reason why it returned none."""
+    return replace(call, result=result.result, reason=result.reason)
 
 
 def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:
