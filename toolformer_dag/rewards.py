@@ -24,7 +24,7 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judge import Judge, JudgedCall
 from toolformer_dag.traces.other_results import document_of, exchange
-from toolformer_dag.traces.variants import CallToJudge, RecordedPlace, call_places
+from toolformer_dag.traces.variants import CallPosition, CallToJudge, call_positions
 
 SWAPPED = "swapped_results"
 """The column with results to put in place of a call's own; without it results of other prompts of the batch serve."""
@@ -303,19 +303,19 @@ class _RolloutCall(NamedTuple):
     Attributes:
         row: the number of the rollout's row.
         rollout: the rollout.
-        place: the numbers of the call's message and of the call in it.
+        position: the numbers of the call's message and of the call in it.
     """
 
     row: int
     rollout: _Rollout
-    place: RecordedPlace
+    position: CallPosition
 
     def to_judge(self, results_of_batch: tuple[str, ...]) -> CallToJudge:
         """Return the call with other results to put in place of its own: the row's, or else those of the batch."""
         return CallToJudge(
             messages=self.rollout.messages,
-            message=self.place.message,
-            index=self.place.call,
+            message=self.position.message,
+            index=self.position.call,
             other_results=self.rollout.swapped or results_of_batch,
         )
 
@@ -324,7 +324,7 @@ def _calls_of(rollouts: Mapping[int, _Rollout]) -> list[_RolloutCall]:
     """Return all calls of rollouts, in order. rollouts: by the number of their row."""
     calls: list[_RolloutCall] = []
     for row, rollout in rollouts.items():
-        calls += [_RolloutCall(row, rollout, place) for place in call_places(rollout.messages)]
+        calls += [_RolloutCall(row, rollout, position) for position in call_positions(rollout.messages)]
     return calls
 
 
@@ -333,7 +333,7 @@ def _results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[s
     calls_with_documents = []
     for call in calls:
         messages = call.rollout.messages
-        recorded_call = messages[call.place.message].calls[call.place.call]
+        recorded_call = messages[call.position.message].calls[call.position.call]
         calls_with_documents.append((document_of(messages), recorded_call))
     return exchange(calls_with_documents, swaps)
 

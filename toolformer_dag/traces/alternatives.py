@@ -51,19 +51,27 @@ NO_ALTERNATIVES = Alternatives(None)
 def said_before(messages: Sequence[RecordedMessage], turn: int, index: int) -> str:
     """Return what was said before the result of the call `messages[turn].calls[index]`, as one text.
 
-    It is the end of: earlier messages with their calls and results, the content of the call's message, the arguments of
-    the call. Other calls of the same message are left out, since they run beside it. At most the last SAID characters,
-    which is more than a judge reads.
+    These are all earlier messages with their calls and results, the content of the call's message, and its arguments;
+    not the other calls of that message. At most the last SAID characters, which is more than a judge reads.
     """
-    said = json.dumps(messages[turn].calls[index].arguments, ensure_ascii=False)
-    for number in range(turn, -1, -1):  # backwards, until there is enough
+    call_message = messages[turn]
+    said = f"{call_message.content} {_arguments(call_message.calls[index])}"
+    for message in reversed(messages[:turn]):  # backwards, until there is enough
         if len(said) >= SAID:
             break
-        message = messages[number]
-        earlier_calls = message.calls if number < turn else ()
-        call_texts = [f"{json.dumps(call.arguments, ensure_ascii=False)} {call.result or ''}" for call in earlier_calls]
-        said = " ".join([message.content, *call_texts, said])
+        said = f"{_text_of(message)} {said}"
     return said[-SAID:]
+
+
+def _text_of(message: RecordedMessage) -> str:
+    """Return the content of a message, then the arguments and the result of each call."""
+    call_texts = [f"{_arguments(call)} {call.result or ''}" for call in message.calls]
+    return " ".join([message.content, *call_texts])
+
+
+def _arguments(call: RecordedCall) -> str:
+    """Return the arguments of a call as JSON."""
+    return json.dumps(call.arguments, ensure_ascii=False)
 
 
 def other_values_of(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:

@@ -59,14 +59,25 @@ class _Cost(NamedTuple):
     seconds: float
 
 
+class _SampleCost(NamedTuple):
+    """What judging a sample cost.
+
+    Attributes:
+        first: the call before the groups, with which model and tokenizer were loaded; its time says nothing.
+        groups: the groups, whose different costs give the range of the forecast.
+    """
+
+    first: _Cost
+    groups: Sequence[_Cost]
+
+
 def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> JudgingForecast:
     """Forecast what judging the conversations of a plan will cost, from a sample of their calls that is judged.
 
     The tables before the losses are brought up to date first: conversations are read, and results chosen that calls are
-    held against. The sample is judged in GROUPS groups of equal size, whose different costs give the range; one more
-    call is judged before them, with which model and tokenizer are loaded.
+    compared with.
 
-    advance: is told how these tables get on.
+    advance: shows the progress of these tables.
     seed: draws the same calls each time, wherever their files lie.
 
     Raises what `judge` raises.
@@ -84,11 +95,22 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
         group_size = min(_most_of_group(plan), calls.height // SHARE // GROUPS)
         if group_size == 0:
             return counts
-        drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
-        first = _judge(worker, output, drawn[:1])
-        groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+        sample = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
         worker.close_rows()
-    return _scaled(counts, first, groups, group_size)
+    return _scaled(counts, sample, group_size)
+
+
+def _judge_sample(
+    worker: Worker, output: TableOutput, calls: pl.DataFrame, *, group_size: int, seed: int | None
+) -> _SampleCost:
+    """Draw calls, judge them, and return what that cost: a first call, then GROUPS groups of equal size.
+
+    calls: with the columns of CALLS.
+    """
+    drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
+    first = _judge(worker, output, drawn[:1])
+    groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+    return _SampleCost(first, groups)
 
 
 def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
@@ -126,24 +148,21 @@ def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
     )
 
 
-def _scaled(counts: JudgingForecast, first: _Cost, groups: Sequence[_Cost], group_size: int) -> JudgingForecast:
-    """Scale what the groups cost to the calls that were not sampled.
-
-    counts: how many calls there are. first: what the call before the groups cost, whose time says nothing.
-    """
+def _scaled(counts: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
+    """Scale what the groups of a sample cost to the calls that were not sampled. counts: how many calls there are."""
     in_groups = GROUPS * group_size
     sampled = 1 + in_groups
     factor = (counts.to_judge - sampled) / in_groups
-    tokens_of_groups = [group.tokens for group in groups]
+    tokens_of_groups = [group.tokens for group in sample.groups]
     return counts._replace(
         sampled=sampled,
-        losses=_scaled_range(factor, [group.losses for group in groups]),
+        losses=_scaled_range(factor, [group.losses for group in sample.groups]),
         tokens=_scaled_range(factor, tokens_of_groups),
-        seconds=_scaled_range(factor, [group.seconds for group in groups]),
-        spent=first.tokens + sum(tokens_of_groups),
+        seconds=_scaled_range(factor, [group.seconds for group in sample.groups]),
+        spent=sample.first.tokens + sum(tokens_of_groups),
     )
 
 
 def _scaled_range(factor: float, group_costs: Sequence[float]) -> Range:
-    """Return what `factor` times as many calls cost as the groups hold together."""
+    """Return what `factor` times as many calls cost as the groups have, with the spread of the groups' costs."""
     return range_of(factor * sum(group_costs), spread(group_costs))

@@ -9,10 +9,11 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import ByShard, Column, PartRows, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.traces import recorded_conversations
 from toolformer_dag.traces.other_results import beginnings, document_of
 from toolformer_dag.traces.stored_messages import messages_of
-from toolformer_dag.traces.variants import call_places
+from toolformer_dag.traces.variants import call_positions
 
 METHOD = 1
 """A version number, raised when the same messages would give other rows."""
@@ -46,19 +47,24 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the calls of a shard in frames of about BATCH calls, and about BATCH_CHARACTERS characters of results."""
     batch: list[dict[str, Any]] = []
     characters = 0
+    for rows_of_conversation in _rows_by_conversation(output, shard):
+        batch += rows_of_conversation
+        characters += sum(len(row["result"] or "") for row in rows_of_conversation)
+        if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
+            yield pl.DataFrame(batch, schema=output.stage.schema)
+            batch = []
+            characters = 0
+    if batch:
+        yield pl.DataFrame(batch, schema=output.stage.schema)
+
+
+def _rows_by_conversation(output: TableOutput, shard: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield, for each conversation of a shard in order, the rows of its calls."""
     number = 0  # of the conversation in the shard
     for frame in output.plan.lake.table(recorded_conversations.NAME).batches(shard):
         for conversation in frame.iter_rows(named=True):
-            for row in _call_rows(conversation, number):
-                batch.append(row)
-                characters += len(row["result"] or "")
+            yield list(_call_rows(conversation, number))
             number += 1
-            if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
-                yield pl.DataFrame(batch, schema=output.stage.schema)
-                batch = []
-                characters = 0
-    if batch:
-        yield pl.DataFrame(batch, schema=output.stage.schema)
 
 
 def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
@@ -67,29 +73,32 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     conversation: its row of traces/conversations. number: its number in the shard, from 0.
     """
     messages = messages_of(conversation["messages"])
-    places = list(call_places(messages))
-    if not places:
+    positions = list(call_positions(messages))
+    if not positions:
         return
-    document = document_of(messages)
+    columns_of_conversation = {
+        "shard": conversation["shard"],
+        "conversation": conversation["conversation"],
+        "number": number,
+        "source": conversation["source"],
+        "record_id": conversation["record_id"],
+        "digest": conversation["digest"],
+        "document": document_of(messages),
+    }
     hashes_before = beginnings(messages)  # of the messages before each message
-    for turn, index in places:
-        call = messages[turn].calls[index]
-        yield {
-            "shard": conversation["shard"],
-            "conversation": conversation["conversation"],
-            "turn": turn,
-            "call": index,
-            "number": number,
-            "source": conversation["source"],
-            "record_id": conversation["record_id"],
-            "digest": conversation["digest"],
-            "document": document,
-            "beginning": hashes_before[turn],
-            "tool": call.tool,
-            "arguments": json.dumps(call.arguments, ensure_ascii=False),
-            "result": call.result,
-            "failed": call.failed,
-        }
+    for turn, index in positions:
+        call_columns = _call_columns(messages[turn].calls[index])
+        yield {**columns_of_conversation, "turn": turn, "call": index, "beginning": hashes_before[turn], **call_columns}
+
+
+def _call_columns(call: RecordedCall) -> dict[str, Any]:
+    """Return the columns of a row that say what was called, with what result."""
+    return {
+        "tool": call.tool,
+        "arguments": json.dumps(call.arguments, ensure_ascii=False),
+        "result": call.result,
+        "failed": call.failed,
+    }
 
 
 STAGE = Stage(

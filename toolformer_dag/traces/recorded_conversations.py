@@ -97,11 +97,10 @@ def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl
     if numbers.is_empty():
         return rows.head(0).collect()
     first = int(numbers[0])
-    last = int(numbers[-1])
-    from_first_to_last = rows.slice(first, last - first + 1)
+    count = int(numbers[-1]) - first + 1
     number_of_row = first + pl.int_range(pl.len())
     is_wanted = number_of_row.is_in(numbers.implode())
-    return from_first_to_last.filter(is_wanted).collect()
+    return rows.slice(first, count).filter(is_wanted).collect()
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))
@@ -167,13 +166,8 @@ class _ShardReading:
         shard = self._output.plan.conversations[self._shard]
         is_usable = True
         for file in shard.files():
-            reading = FileReading(file)
             try:
-                if shard.is_group:
-                    yield from list(self._frames(reading))
-                else:
-                    yield from self._frames(reading)
-                self._reject(reading.counts, reading.described)
+                yield from self._frames_of_file(file, hold=shard.is_group)
             except (ShardFault, ShardError) as error:
                 self._reject_file(file, error)
                 is_usable = shard.is_group
@@ -181,23 +175,21 @@ class _ShardReading:
         if not is_usable:
             raise UnusableRows
 
+    def _frames_of_file(self, file: Source, *, hold: bool) -> Iterator[pl.DataFrame]:
+        """Yield the conversations of a file, then count its rejections. hold: yield none before the file is read."""
+        reading = FileReading(file)
+        frames = self._frames(reading)
+        yield from list(frames) if hold else frames
+        self._reject(reading.counts, reading.described)
+
     def _frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
         """Yield the conversations of a file in frames of at most BATCH, and about BATCH_CHARACTERS characters."""
         batch: list[dict[str, Any]] = []
         characters = 0
         for conversation in reading.conversations():
-            messages = messages_as_json(conversation.messages)
-            row = {
-                "shard": self._shard,
-                "conversation": reading.name_of(conversation),
-                "source": reading.source.name,
-                "record_id": conversation.record_id,
-                "form": conversation.form,
-                "digest": text_digest(messages),
-                "messages": messages,
-            }
+            row = self._row(conversation, reading)
             batch.append(row)
-            characters += len(messages)
+            characters += len(row["messages"])
             if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
                 yield pl.DataFrame(batch, schema=self._output.stage.schema)
                 batch = []
@@ -205,12 +197,25 @@ class _ShardReading:
         if batch:
             yield pl.DataFrame(batch, schema=self._output.stage.schema)
 
+    def _row(self, conversation: ReadConversation, reading: "FileReading") -> dict[str, Any]:
+        """Return the row of a conversation of a file."""
+        messages = messages_as_json(conversation.messages)
+        return {
+            "shard": self._shard,
+            "conversation": reading.name_of(conversation),
+            "source": reading.source.name,
+            "record_id": conversation.record_id,
+            "form": conversation.form,
+            "digest": text_digest(messages),
+            "messages": messages,
+        }
+
     def _reject_file(self, file: Source, error: ShardFault | ShardError) -> None:
         """Add a rejection for a whole file. ShardFault: it is damaged. ShardError: it could not be read at all."""
-        reason = "unreadable"
         if isinstance(error, ShardFault):
             reason = error.reason
         else:
+            reason = "unreadable"
             self.facts[RETRY] = f"{file.name} could not be read: {error}"
         rejection = RejectedRecord(
             conversation=file.name, record_id=None, source=file.name, reason=reason, detail=str(error)

@@ -88,10 +88,9 @@ class Rendering:
                 break
             ids = self._ids(text[start:])
             if len(ids) >= count:
-                return ids[len(ids) - count :]
+                return _last(ids, count)
             characters *= 2  # there were too few tokens
-        ids = self._ids(text)
-        return ids[max(0, len(ids) - count) :]
+        return _last(self._ids(text), count)
 
     def _last_special_token(self, text: str, before: int) -> int | None:
         """Return where the last special token in `text[:before]` begins; None if there is none."""
@@ -109,3 +108,8 @@ class Rendering:
     def _ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a text, without special tokens around them; nothing is remembered."""
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+def _last(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the last `count` ids, or all if there are fewer."""
+    return ids[max(0, len(ids) - count) :]

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import zip_longest
 
 QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 CUT_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\'(?:[^\'\\]|\\.)*(?:\'|\\?\Z)'
@@ -74,11 +75,16 @@ def result_values(result: str) -> list[ResultValue]:
     if not text:
         return []
     start = len(result) - len(result.lstrip())
+    return [_whole_value(text, start)]
+
+
+def _whole_value(text: str, start: int) -> ResultValue:
+    """Return the value of a result that is one string or plain text. start: the offset of `text` in the result."""
     end = start + len(text)
     is_quoted = len(text) > 1 and re.fullmatch(QUOTED, text, re.DOTALL)
     if is_quoted:
-        return [ResultValue(key="", text=_unquoted(text), start=start + 1, end=end - 1, quote=text[0])]
-    return [ResultValue(key="", text=text, start=start, end=end)]
+        return ResultValue(key="", text=_unquoted(text), start=start + 1, end=end - 1, quote=text[0])
+    return ResultValue(key="", text=text, start=start, end=end)
 
 
 def _literal_values(result: str) -> Iterator[ResultValue]:
@@ -88,28 +94,26 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
     """
     keys = [""]  # the last field that was read in each open list or object
     lexemes = list(LEXEME.finditer(result))
-    for number, lexeme in enumerate(lexemes):
-        mark = lexeme["mark"]
-        if mark in ("{", "["):
-            keys.append(keys[-1])
-        elif mark in ("}", "]") and len(keys) > 1:
-            keys.pop()
-        if mark:
-            continue
-        following = lexemes[number + 1 : number + 2]
-        is_key = bool(following) and following[0]["mark"] == ":"
-        if is_key:
-            keys[-1] = _unquoted(lexeme[0])
-        elif lexeme["string"]:
-            yield ResultValue(
-                key=keys[-1],
-                text=_unquoted(lexeme[0]),
-                start=lexeme.start() + 1,
-                end=lexeme.end() - 1,
-                quote=lexeme[0][0],
-            )
-        else:
-            yield ResultValue(key=keys[-1], text=lexeme[0], start=lexeme.start(), end=lexeme.end())
+    for lexeme, following in zip_longest(lexemes, lexemes[1:]):
+        match lexeme["mark"]:
+            case "{" | "[":
+                keys.append(keys[-1])
+            case "}" | "]" if len(keys) > 1:
+                keys.pop()
+            case None if following is not None and following["mark"] == ":":
+                keys[-1] = _unquoted(lexeme[0])
+            case None:
+                yield _literal_value(lexeme, keys[-1])
+
+
+def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
+    """Return the value of a quoted string, a bare number or a bare word: a match of LEXEME. key: its field."""
+    text = lexeme[0]
+    if lexeme["string"]:
+        start = lexeme.start() + 1
+        end = lexeme.end() - 1
+        return ResultValue(key=key, text=_unquoted(text), start=start, end=end, quote=text[0])
+    return ResultValue(key=key, text=text, start=lexeme.start(), end=lexeme.end())
 
 
 def _unquoted(literal: str) -> str:
