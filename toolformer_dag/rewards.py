@@ -1,8 +1,8 @@
-"""The gain of tool calls as a reward: by how much their results tell a known answer, and other results do not.
+"""The gain of tool calls as a reward: by how much likelier their results make a known answer than other results do.
 
     GRPOTrainer(..., reward_funcs=gain)
 
-The loss is that of the known answer: on its own words a policy learns to repeat what a tool said. A call earns
+The loss is measured on the known answer: on its own words a policy would learn to repeat what a tool said. A call earns
 min(delta, gain), as `toolformer-dag judge` measures both: what it adds to a conversation without it, and to one with
 results of other conversations, whichever is less.
 """
@@ -27,13 +27,13 @@ from toolformer_dag.traces.other_results import document_of, exchange
 from toolformer_dag.traces.variants import CallPosition, CallToJudge, call_positions
 
 SWAPPED = "swapped_results"
-"""The column with results to put in place of a call's own; without it results of other prompts of the batch serve."""
+"""The column with results to put in place of a call's own; by default they are results of the batch's other prompts."""
 MOST_CALLS = 20
-"""The most calls of a completion: each is judged over all that follows it, so the cost grows with the square."""
+"""The maximum number of calls of a completion: each is judged over all that follows it, so cost grows quadratically."""
 MOST_SWAPPED = 100
-"""The most swapped results of a row."""
+"""The maximum number of swapped results of a row."""
 MOST_DEPTH = 100
-"""The most levels of nesting in a row's values and in the arguments of a call."""
+"""The maximum nesting of a row's values and of the arguments of a call, in levels."""
 RESPONSE_BEGIN = "<tool_response>"
 RESPONSE_END = "</tool_response>"
 ROLES = ("user", "assistant", "tool")
@@ -168,13 +168,13 @@ def _gains_by_row(rollouts: Mapping[int, _Rollout], judge: Judge) -> dict[int, f
 
 def _refuse_other_columns(**columns: Any) -> None:
     """Raise UserError if a column is no list, or has another length than the first one. columns: by name."""
-    rows = None
+    row_count = None
     for name, column in columns.items():
         if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__"):
             raise UserError(f"gain: `{name}` must be a list with an entry per row (got {type(column).__name__})")
-        if rows is not None and len(column) != rows:
-            raise UserError(f"gain: `{name}` has {len(column)} entries and `prompts` {rows}; give each row one")
-        rows = len(column)
+        if row_count is not None and len(column) != row_count:
+            raise UserError(f"gain: `{name}` has {len(column)} entries and `prompts` {row_count}; give each row one")
+        row_count = len(column)
 
 
 def _rollout(prompt: Any, completion: Any, answer: Any, swapped: Any, *, row: int) -> _Rollout:
@@ -311,7 +311,7 @@ class _RolloutCall(NamedTuple):
     position: CallPosition
 
     def to_judge(self, results_of_batch: tuple[str, ...]) -> CallToJudge:
-        """Return the call with other results to put in place of its own: the row's, or else those of the batch."""
+        """Return the call with other results to put in place of its own: the row's, or else results of the batch."""
         return CallToJudge(
             messages=self.rollout.messages,
             message=self.position.message,

@@ -90,7 +90,7 @@ def _answer_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
 def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
     """Return a `WrittenText` for each prompt, with nothing written yet after its tokens (and BOS, if the model has it).
 
-    contexts: for each prompt, what its tools get beside their input, such as the date.
+    contexts: for each prompt, what its tools get in addition to their input, such as the date.
     """
     encoding = rules.language_model.encoding
     texts = []

@@ -45,7 +45,7 @@ def begun_start(text: str) -> int:
     if match["brackets"]:
         return len(text) - match.end()
     name_start = len(text) - match.end("name")
-    opening = OPENING.search(text, name_start)  # `{` or `<`, which may stand in a name too
+    opening = OPENING.search(text, name_start)  # `{` or `<`, which a name may contain too
     return len(text) if opening is None else opening.start()
 
 

@@ -20,15 +20,13 @@ def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[D
     Each has its result, or the reason why it has none. A call that cannot be parsed already has a reason and is not
     run. The calls to one tool run together, within the tool's limits of time and size.
     """
-    parsed_calls = [text.open_call() for text in texts]
-    answered_calls = list(parsed_calls)
-    for name, tool in rules.tools.items():
-        indices = [index for index, call in enumerate(parsed_calls) if _calls_tool(call, name)]
-        tool_calls = [texts[index].tool_call() for index in indices]
-        runner = Runner(tool, rules.limits.get(name, ToolLimits()))
-        for index, result in zip(indices, tool_results(runner, tool_calls), strict=True):
-            answered_calls[index] = _with_result(parsed_calls[index], result)
-    return answered_calls
+    calls = [text.open_call() for text in texts]
+    results: dict[int, ToolResult] = {}  # by the index of the text
+    for tool_name in rules.tools:
+        indices = [index for index, call in enumerate(calls) if _calls_tool(call, tool_name)]
+        results_of_tool = _run_tool(rules, tool_name, [texts[index].tool_call() for index in indices])
+        results.update(zip(indices, results_of_tool, strict=True))
+    return [_with_result(call, results.get(index)) for index, call in enumerate(calls)]
 
 
 def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
@@ -36,8 +34,16 @@ def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
     return call.tool == tool_name and call.reason is None
 
 
-def _with_result(call: DecodedCall, result: ToolResult) -> DecodedCall:
-    """Return a call with the text that its tool returned, or the reason why it returned none."""
+def _run_tool(rules: DecodingRules, tool_name: str, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Run calls to a tool within its limits, and return a result for each."""
+    runner = Runner(rules.tools[tool_name], rules.limits.get(tool_name, ToolLimits()))
+    return tool_results(runner, calls)
+
+
+def _with_result(call: DecodedCall, result: ToolResult | None) -> DecodedCall:
+    """Return a call with its tool's text, or the reason why it has none; unchanged if the tool was not run."""
+    if result is None:
+        return call
     return replace(call, result=result.result, reason=result.reason)
 
 

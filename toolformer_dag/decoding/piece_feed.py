@@ -19,7 +19,7 @@ class PieceFeed:
     """
 
     def __init__(self, rules: DecodingRules, prompt: int) -> None:
-        """Pass on the text of a prompt, of which the watcher gets the index `prompt`."""
+        """Make the feed of a text. prompt: the index of its prompt, which the watcher gets."""
         self._rules = rules
         self._prompt = prompt
         # Characters that the watcher has got:
@@ -31,11 +31,11 @@ class PieceFeed:
         self._token_characters_sent = 0  # their characters: the next token begins there in the text without calls
 
     def begin_text(self) -> None:
-        """Start counting for new plain text, of which nothing is passed on yet."""
+        """Start counting the characters of new plain text."""
         self._text_characters_sent = 0
 
     def begin_call(self) -> None:
-        """Start counting for a new call, of which nothing is passed on yet."""
+        """Start counting the characters of a new call."""
         self._call_characters_sent = 0
 
     def show_text(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
@@ -98,7 +98,7 @@ class PieceFeed:
 
 
 def _likelihood(text: TextSinceCall, earlier: Sequence[TokenLikelihood], token_index: int) -> TokenLikelihood:
-    """Return the token at an index of all plain text: first come the tokens `earlier`, then those of `text`."""
+    """Return the token at an index of all plain text, which is `earlier` and then the tokens of `text`."""
     if token_index < len(earlier):
         return earlier[token_index]
     return text.likelihood(token_index - len(earlier))

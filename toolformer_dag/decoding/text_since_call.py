@@ -312,7 +312,7 @@ class TextSinceCall:
 
 
 def text_after_prompt(rules: DecodingRules, prompt_tokens: Sequence[int]) -> TextSinceCall:
-    """Return a text of which nothing is written yet after its prompt."""
+    """Return the text after a prompt, with nothing written yet."""
     return TextSinceCall(
         rules,
         tokens_before=list(prompt_tokens),

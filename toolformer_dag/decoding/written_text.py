@@ -50,8 +50,8 @@ class WrittenText:
     | WAITING | READY, ENDED | `go_on` with the answer of the call |
     | any | ENDED | `drop` |
 
-    - `prompt`: the index of the prompt among those of a batch.
-    - `context`: what its tools get beside their input, such as the date.
+    - `prompt`: the index of its prompt among the prompts.
+    - `context`: what its tools get in addition to their input, such as the date.
     - `finished`: what was written up to the last call. When a call waits or the text has ended, it includes the text
       since that call.
     - `since_call`: the tokens since the prompt or the last call, with the index of the next token.
@@ -64,7 +64,7 @@ class WrittenText:
     ) -> None:
         """Start in the state READY after the tokens of a prompt; ENDED if the prompt is empty or fills the context.
 
-        prompt: its index among the prompts. context: what tools get beside their input, such as the date.
+        prompt: its index among the prompts. context: what tools get in addition to their input, such as the date.
         """
         self.rules = rules
         self.prompt = prompt

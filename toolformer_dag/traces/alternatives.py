@@ -26,11 +26,11 @@ OTHER_TOOLS = "other_tools"
 MEANS = (OTHER_RESULTS, EXCHANGED_VALUES, OTHER_TOOLS)
 """How alternatives are got, in the order in which the means are tried."""
 READ = 1 << 13
-"""Characters of the recorded result that are written with other values; a judge reads fewer."""
+"""The maximum number of characters of a recorded result that are written with other values; a judge reads fewer."""
 SAID = 1 << 14
-"""Characters that count as said before a call."""
+"""The maximum number of characters of the text before a call that is searched for values."""
 FEWEST = 2
-"""Results of other conversations that are enough. They are also compared with each other: what chance alone does."""
+"""How many results of other conversations a call needs. They are also compared with each other, to measure chance."""
 
 
 class Alternatives(NamedTuple):
@@ -103,7 +103,7 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
     Args:
         call: the recorded call.
         identity: a hash of the call and its document, the seed of the random values.
-        before: what was said before the result (`said_before`); values that stand there stay.
+        before: what was said before the result (`said_before`); values that occur there stay.
         pools: strings of other results, to put in place of names and prose.
         most: how many versions are wanted.
     """

@@ -58,7 +58,7 @@ MEASURED = {
 JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
 """The columns of the stored measurements."""
 LONGEST_CHUNK = 1_000
-"""The most calls of a chunk that goes on to the end of a conversation."""
+"""The maximum number of calls of a chunk that goes on to the end of a conversation."""
 LOOKED_UP = 20_000
 """How many calls are looked up in the row store at once."""
 
@@ -149,7 +149,7 @@ def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[Recorde
 
 
 def _conversation_ends(conversations: Sequence[str]) -> list[int]:
-    """Return the offset behind the last call of each conversation, as [2, 5, 6] for a a b b b c."""
+    """Return the index after the last call of each conversation, as [2, 5, 6] for a a b b b c."""
     ends = []
     for number, conversation in enumerate(conversations, 1):
         is_last = number == len(conversations)
@@ -290,7 +290,7 @@ def _measured_calls(calls: pl.DataFrame, store: RowStore) -> pl.DataFrame:
 
 STAGE = Stage(
     name="call_losses",
-    description="The losses of what follows every recorded call: without it, with its result, with those of others.",
+    description="The losses of what follows every recorded call: without it, with its result, with other results.",
     columns={**PLACE, **MEASURED},
     key=KEY,
     settings=settings,

@@ -28,7 +28,7 @@ from toolformer_dag.traces.recorded_conversations import FileReading
 from toolformer_dag.traces.stored_messages import messages_of
 
 METADATA = "tool_call_gains"
-"""The field that a record gets; in ATIF it stands under `extra`."""
+"""The field of a record with its verdicts; in ATIF, a format of agent trajectories, it is under `extra`."""
 SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
@@ -277,7 +277,7 @@ class _RecordGroup:
     def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
         """Return a group with the records of `first`, its first conversation; nothing is left out yet.
 
-        records: by their numbers, at least from that of `first` on.
+        records: by number, at least from the number of `first` on.
         """
         numbers = sorted(number for number in records if number >= first.number)
         numbers_of_group = numbers[: first.record_count]

@@ -2,9 +2,9 @@
 
 They are results of the same tool in other conversations, else the call's own result with other values, else results of
 other tools: `alternatives.py` says why. They come from the calls of the same shard (a file, or a group of small files),
-so that another file changes nothing for them. Only for a tool of which it has too few results does a shard borrow some:
-from the samples of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A
-borrowed result changes only if another shard gets one with a smaller hash.
+so that another file changes nothing for them. A shard that has too few results of a tool borrows some: from the samples
+of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A borrowed result
+changes only if another shard gets one with a smaller hash.
 
 Memory: up to `other_results.DONORS` results of each tool of a shard, and the borrowed ones.
 """
@@ -47,7 +47,7 @@ from toolformer_dag.traces.other_results import (
     lacks_donors,
 )
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
-from toolformer_dag.traces.recorded_conversations import conversations_by_number
+from toolformer_dag.traces.recorded_conversations import StoredConversation, conversations_by_number
 from toolformer_dag.traces.stored_messages import text_digest
 
 NAME = "traces/exchanged_results"
@@ -55,7 +55,7 @@ NAME = "traces/exchanged_results"
 SAMPLES = "traces/donor_samples"
 """The table of the results that a shard lends to others, and of how many it lacks."""
 LENT = 32
-"""Results of a tool that a shard lends, and the most that it borrows."""
+"""The maximum number of results of a tool that a shard lends, and that it borrows."""
 BATCH = 10_000
 """The most calls of a frame."""
 ALTERNATIVE_COLUMNS = pl.Schema({"key": pl.String(), "means": pl.String(), "results": pl.List(pl.String())})
@@ -136,7 +136,7 @@ def _borrowed_hashes(output: TableOutput, shards: Sequence[str]) -> dict[str, st
     if not shards:
         return {}
     samples = output.plan.lake.table(SAMPLES).scan(shards)
-    borrowers = samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+    borrowers = _borrowers(samples)
     samples_of_tool = _samples_of_tools(samples, borrowers["tool"])
     borrowed: dict[str, list[object]] = {}
     for shard, tool in borrowers.iter_rows():
@@ -144,8 +144,13 @@ def _borrowed_hashes(output: TableOutput, shards: Sequence[str]) -> dict[str, st
     return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
 
 
+def _borrowers(samples: pl.LazyFrame) -> pl.DataFrame:
+    """Return the pairs of shard and tool for which the shard borrows results, sorted."""
+    return samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+
+
 def _borrowed_of_tool(samples: pl.DataFrame, shard: str, tool: str) -> list[Any]:
-    """Return what tells the results of a tool that a shard borrows: the tool, their hashes and their documents.
+    """Return what identifies the results of a tool that a shard borrows: the tool, their hashes and their documents.
 
     samples: all samples of the tool, sorted by hash.
     """
@@ -155,10 +160,15 @@ def _borrowed_of_tool(samples: pl.DataFrame, shard: str, tool: str) -> list[Any]
 
 
 def _samples_of_tools(samples: pl.LazyFrame, tools: pl.Series) -> dict[tuple[Any, ...], pl.DataFrame]:
-    """Return a frame of samples for each of the tools, by (tool,), sorted by hash and document."""
-    is_needed = pl.col("tool").is_in(tools.unique().implode())
-    needed = samples.filter(is_needed).select("shard", "tool", "hash", "document")
-    return needed.sort("tool", "hash", "document").collect().partition_by("tool", as_dict=True)
+    """Return a frame of samples, without results, for each of the tools, by (tool,), sorted by hash and document."""
+    without_results = samples.select("shard", "tool", "hash", "document")
+    return _sorted_samples(without_results, tools.unique()).partition_by("tool", as_dict=True)
+
+
+def _sorted_samples(samples: pl.LazyFrame, tools: pl.Series) -> pl.DataFrame:
+    """Return the samples of these tools, sorted by tool, hash and document."""
+    is_needed = pl.col("tool").is_in(tools.implode())
+    return samples.filter(is_needed).sort("tool", "hash", "document").collect()
 
 
 def _first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
@@ -253,13 +263,19 @@ def _shard_results(output: TableOutput, shard: str) -> ShardResults:
     For calls whose tool has too few donors, the first LENT donors of every tool are kept.
     """
     donors = _donors(output, shard)
-    circles = {tool: [circle] for tool, circle in donors.circles().items()}
-    for tool, circle in _borrowed_circles(output, shard).items():
-        circles.setdefault(tool, []).append(circle)
     other_tools = OtherToolResults()
     for tool, donors_of_tool in donors.of_tools():
         other_tools.add(tool, donors_of_tool[:LENT])
+    circles = _circles(donors, _borrowed_circles(output, shard))
     return ShardResults(circles, other_tools, swaps=output.plan.settings.traces.swaps)
+
+
+def _circles(donors: Donors, borrowed: Mapping[str, Circle]) -> dict[str, list[Circle]]:
+    """Return, by tool, the circle of a shard's own results, then the circle of borrowed ones if there are any."""
+    circles = {tool: [circle] for tool, circle in donors.circles().items()}
+    for tool, circle in borrowed.items():
+        circles.setdefault(tool, []).append(circle)
+    return circles
 
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
@@ -276,18 +292,23 @@ def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
 def _alternatives(
     plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]], results: ShardResults
 ) -> list[Alternatives]:
-    """Return the alternatives of each call: results of its tool in other conversations, else those of other means.
+    """Return the alternatives of each call: results of its tool in other conversations, else by other means.
 
     Only conversations of calls for which the tool gave too few results are read. rows: of the table of calls.
     """
     chosen = [results.of_same_tool(row) for row in rows]
     lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
-    numbers = sorted({rows[index]["number"] for index in lacking})
-    conversations = conversations_by_number(plan, shard, pl.Series(numbers, dtype=pl.Int32))
+    conversations = _conversations(plan, shard, [rows[index] for index in lacking])
     for index in lacking:
         row = rows[index]
         chosen[index] = results.of_other_means(row, conversations[row["number"]].messages)
     return chosen
+
+
+def _conversations(plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, StoredConversation]:
+    """Return the conversations of calls, by their number in the shard. rows: of the table of calls."""
+    numbers = sorted({row["number"] for row in rows})
+    return conversations_by_number(plan, shard, pl.Series(numbers, dtype=pl.Int32))
 
 
 def _with_alternatives(
@@ -320,11 +341,9 @@ def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
     other_shards = [part for part in output.parts if part != shard]
     if lacking_tools.is_empty() or not other_shards:
         return {}
-    is_lacking = pl.col("tool").is_in(lacking_tools.implode())
-    lendable = samples.scan(other_shards).filter(is_lacking)
-    sorted_samples = lendable.sort("tool", "hash", "document").collect()
+    lendable = _sorted_samples(samples.scan(other_shards), lacking_tools)
     circles = {}
-    for [tool], samples_of_tool in sorted_samples.group_by("tool", maintain_order=True):
+    for [tool], samples_of_tool in lendable.group_by("tool", maintain_order=True):
         circles[str(tool)] = _borrowed_circle(samples_of_tool)
     return circles
 
@@ -351,7 +370,7 @@ def key_of(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
 
 DONOR_SAMPLES = Stage(
     name="donor_samples",
-    description="Results of a tool of a shard that calls of other shards may be held against.",
+    description="Results of a tool of a shard that calls of other shards may be compared with.",
     columns={
         "shard": PLACE["shard"],
         "tool": Column(pl.String(), "name of the tool"),
@@ -370,14 +389,14 @@ DONOR_SAMPLES = Stage(
 )
 STAGE = Stage(
     name="exchanged_results",
-    description="What a recorded call is held against: results of other conversations, or its own with other values.",
+    description="What a recorded call is compared with: results of other conversations, or its own with other values.",
     columns={
         **PLACE,
         "key": Column(pl.String(), "hash of the conversation, the place and the results"),
         "means": Column(
             pl.String(), "what the results are: other_results, exchanged_values, other_tools; null without"
         ),
-        "results": Column(pl.List(pl.String()), "results that the call is held against"),
+        "results": Column(pl.List(pl.String()), "results that the call is compared with"),
     },
     key=KEY,
     settings=settings,

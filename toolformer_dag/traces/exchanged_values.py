@@ -1,7 +1,7 @@
-"""Write a result with other values: same fields, same form, numbers redrawn, strings of other results in their place.
+"""Write a result with other values: same fields, same form, other numbers, and strings of other results.
 
 What the answer says after a call is likelier under the recorded result than under this one only if it rests on the
-values that the tool has added. Values that were said before the call stay as they are: the answer may have them from
+values that the tool has added. Values that occur before the call stay as they are: the answer may have them from
 there.
 """
 
@@ -36,7 +36,7 @@ CODED = re.compile(
     r"|(?P<scientific>\d+(?:\.\d+)?)(?=[eE][-+]?\d)|(?P<code>(?<!\w)(?<!\d[eE][-+])[^\W\d]*\d\w*)",
     re.ASCII,
 )
-"""Matches what is redrawn. Its named groups, of which one matches:
+"""Matches what is redrawn. One of these named groups matches:
 
 - `date`: 2024-05-31, with the group `year` in it
 - `time`: 09:30, with the group `hour` in it
@@ -45,7 +45,7 @@ CODED = re.compile(
 """
 DIGIT_RUN = re.compile(r"\d+", re.ASCII)
 NUMBER_ENDINGS = frozenset({"am", "pm", "st", "nd", "rd", "th", "x", "k"})
-"""Letters beside a number that stay when its digits are redrawn, as in 3rd and 9am."""
+"""Letters after a number that stay when its digits are redrawn, as in 3rd and 9am."""
 OPPOSITES = {"true": "false", "false": "true", "True": "False", "False": "True"}
 EMPTY_VALUES = frozenset({"null", "None", ""})
 
@@ -153,7 +153,7 @@ def exchanged_result(result: str, tool: str, seed: str, before: str, pools: Stri
         result: the result of a call, as text.
         tool: the tool that gave it; its strings are replaced with strings of the same tool by preference.
         seed: a text from which all choices follow.
-        before: the arguments and what was said before the call. Values that stand there stay, and so do null, units,
+        before: the arguments and what was said before the call. Values that occur there stay, and so do null, units,
             "success" and fields that say whether the call went well.
         pools: the strings to choose from.
     """

@@ -36,7 +36,7 @@ class JudgedCall:
     Attributes:
         losses: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other results.
         other_results: results of other calls that were read in place of its own.
-        overlap: the share of the weighted words that stand in its result, then in each other one; needs no model.
+        overlap: the share of the weighted words that its result contains, then each other result; needs no model.
         tokens: the number of weighted tokens.
         reason: why there are no losses, as "no_result"; None if there are losses.
     """
@@ -148,11 +148,9 @@ class Judge:
         """Return the losses of all variants by digest. Those that are not stored are computed and stored, in chunks."""
         wanted = _wanted_losses(variants_of_calls)
         losses = self._stored_losses(wanted)
-        missing = [digest for digest in wanted if digest not in losses]
+        missing = {digest: loss for digest, loss in wanted.items() if digest not in losses}
         self.counts.update(reused=len(losses), computed=len(missing))
-        size = chunk_size(self.settings)
-        for first in range(0, len(missing), size):
-            chunk = {digest: wanted[digest] for digest in missing[first : first + size]}
+        for chunk in _chunks(missing, chunk_size(self.settings)):
             computed = self._computed_losses(chunk)
             self._store_losses(computed)
             losses |= computed
@@ -221,6 +219,13 @@ def _wanted_losses(variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[s
         for variant in variants.values():
             wanted[variant.digest] = _WantedLoss(variant, shared_length)
     return wanted
+
+
+def _chunks(wanted: Mapping[str, _WantedLoss], size: int) -> Iterator[dict[str, _WantedLoss]]:
+    """Yield wanted losses in chunks of at most `size`, in their order."""
+    digests = list(wanted)
+    for first in range(0, len(digests), size):
+        yield {digest: wanted[digest] for digest in digests[first : first + size]}
 
 
 def _weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float]) -> float:

@@ -22,9 +22,9 @@ from toolformer_dag.traces.call_losses import RecordedCallChunk
 from toolformer_dag.traces.judgement import Advance, update_tables
 
 SHARE = 5
-"""At most one call in so many is judged for the forecast."""
+"""At most one call in SHARE is judged for the forecast."""
 FIXED_LOSSES = 3
-"""Losses of a call beside those with swapped results: without the call, with an empty result, with the recorded one."""
+"""Losses of a call without swapped results: without the call, with an empty result, with the recorded one."""
 CALLS = pl.Schema({"shard": pl.String(), "row": pl.UInt32(), "key": pl.String()})
 """Calls to judge: their shard, the number of their row in it, and what their losses are stored under."""
 
@@ -87,11 +87,7 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
     output = TableOutput(call_losses.STAGE, plan)
     with session():
         calls = _calls_to_judge(worker, output)
-        counts = JudgingForecast(
-            conversations=_row_count(plan, recorded_conversations.NAME),
-            calls=_row_count(plan, recorded_calls.NAME),
-            to_judge=calls.height,
-        )
+        counts = _counts(plan, calls)
         group_size = min(_most_of_group(plan), calls.height // SHARE // GROUPS)
         if group_size == 0:
             return counts
@@ -123,13 +119,22 @@ def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
     return pl.concat(frames)
 
 
+def _counts(plan: Plan, to_judge: pl.DataFrame) -> JudgingForecast:
+    """Return a forecast that only has the numbers of conversations, of calls, and of calls to judge."""
+    return JudgingForecast(
+        conversations=_row_count(plan, recorded_conversations.NAME),
+        calls=_row_count(plan, recorded_calls.NAME),
+        to_judge=to_judge.height,
+    )
+
+
 def _row_count(plan: Plan, table: str) -> int:
     """Return how many rows a table holds of the plan's conversations."""
     return sum(plan.lake.table(table).pointer(shard).rows for shard in plan.conversations)
 
 
 def _most_of_group(plan: Plan) -> int:
-    """Return the most calls of a group: about as many losses as the model computes at once in a run."""
+    """Return the maximum size of a group: about as many losses as the model computes at once in a run."""
     losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
     return max(1, chunk_size(plan.settings) // losses_of_call)
 

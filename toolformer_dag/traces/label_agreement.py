@@ -146,11 +146,7 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     labels of both kinds.
     """
     labelled = _labelled_calls(database, labels)
-    compared = [call for call in labelled if call.relative_gain is not None]
-    if len({call.rests_on_result for call in compared}) < 2:
-        raise UserError(
-            f"{len(compared)} of {len(labels)} labels are of calls that can be told; label some of either kind"
-        )
+    compared = _compared_calls(labelled, label_count=len(labels))
     low, high = _auc_interval(compared)
     choice = _choose_threshold(compared)
     resting = [call.rests_on_result for call in compared]
@@ -169,6 +165,19 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
         tested=choice.tested,
         tested_kappa=choice.tested_kappa,
     )
+
+
+def _compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
+    """Return the labelled calls with a verdict other than "cannot be told".
+
+    Raises UserError unless they have labels of both kinds. label_count: how many labels there are.
+    """
+    compared = [call for call in labelled if call.relative_gain is not None]
+    if len({call.rests_on_result for call in compared}) < 2:
+        raise UserError(
+            f"{len(compared)} of {label_count} labels are of calls that can be told; label some of either kind"
+        )
+    return compared
 
 
 class _ThresholdChoice(NamedTuple):
@@ -205,17 +214,22 @@ def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCal
 
     A label names its conversation, or the id of the record that it was read from.
     """
-    rows = query(database, SCORED).to_dicts()
-    calls: dict[tuple[str, int, int], Mapping[str, Any]] = {}
-    for row in rows:
-        calls[row["record_id"], row["turn"], row["call"]] = row
-        calls[row["conversation"], row["turn"], row["call"]] = row
+    calls = _calls_by_name(database)
     labelled: list[LabelledCall] = []
     for label in labels:
-        labelled_row = calls.get((label.conversation, label.turn, label.call))
-        if labelled_row is not None:
-            labelled.append(_labelled_call(labelled_row, label))
+        row = calls.get((label.conversation, label.turn, label.call))
+        if row is not None:
+            labelled.append(_labelled_call(row, label))
     return labelled
+
+
+def _calls_by_name(database: Path) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+    """Return the rows of SCORED by conversation, turn and call; the conversation by its name and by its record's id."""
+    calls: dict[tuple[str, int, int], Mapping[str, Any]] = {}
+    for row in query(database, SCORED).to_dicts():
+        calls[row["record_id"], row["turn"], row["call"]] = row
+        calls[row["conversation"], row["turn"], row["call"]] = row
+    return calls
 
 
 def _labelled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:

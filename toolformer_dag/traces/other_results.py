@@ -5,7 +5,7 @@ another one in its place. If the tool gave too few, see `alternatives.py`. These
 the caller decides where the results come from:
 
 - a shard's own calls first (`Donors`), so that a file that comes or goes changes nothing for the calls of others
-- results of other shards (`exchanged_results.py`) only for a tool of which the shard has too few
+- results of other shards (`exchanged_results.py`) only if the shard has too few of the tool
 
 Conversations that begin alike are one *document*: their results may be right for each other, and are not exchanged.
 """
@@ -25,9 +25,9 @@ from toolformer_dag.traces.result_values import same_values
 METHOD = 4
 """A version number, raised when the same calls would get other results."""
 DONORS = 1000
-"""The most results of a tool that are kept for the calls of a shard: the ones with the smallest hashes."""
+"""The maximum number of results of a tool that are kept for the calls of a shard: the ones with the smallest hashes."""
 LONGEST_DONOR = 1 << 16
-"""Characters of another result that are kept; of a result the judge reads `traces.result_tokens` tokens."""
+"""The maximum number of characters of a result that are kept; the judge reads `traces.result_tokens` tokens of it."""
 
 
 class Donor(NamedTuple):
@@ -62,16 +62,18 @@ class Donors:
         """
         if call.result is None or call.failed:
             return
-        result_hash = text_hash(call.result)
-        is_too_large = result_hash > self._largest_hash.get(call.tool, result_hash)
-        if is_too_large:
-            return
-        donors = self._by_tool.setdefault(call.tool, {})
-        earlier = donors.get(result_hash)
-        smallest_document = document if earlier is None else min(earlier.document, document)
-        donors[result_hash] = Donor(result_hash, _kept(call.result), smallest_document)
+        donor = Donor(text_hash(call.result), _kept(call.result), document)
+        largest_hash = self._largest_hash.get(call.tool, donor.hash)
+        if donor.hash <= largest_hash:
+            self._keep(call.tool, donor)
+
+    def _keep(self, tool: str, donor: Donor) -> None:
+        """Keep a donor of a tool; of several with the same result the one with the smallest document."""
+        donors = self._by_tool.setdefault(tool, {})
+        earlier = donors.get(donor.hash, donor)
+        donors[donor.hash] = donor if donor.document <= earlier.document else earlier
         if len(donors) >= 2 * self._most:
-            self._drop_larger_half(call.tool)
+            self._drop_larger_half(tool)
 
     def _drop_larger_half(self, tool: str) -> None:
         """Keep the `most` donors of a tool with the smallest hashes; from now on pass over larger hashes."""
@@ -170,7 +172,7 @@ def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall,
 def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
     """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
 
-    calls: each with the document that it stands in (`document_of`). Their order changes nothing.
+    calls: each with its document (`document_of`), the hash of its conversation. Their order changes nothing.
     """
     donors = Donors(most=len(calls))
     for document, call in calls:
@@ -234,10 +236,10 @@ def call_hash(document: str, call: RecordedCall) -> str:
 
 
 def text_hash(text: str) -> str:
-    """Return 16 hexadecimal digits that follow from the text, the same on every machine and in every version."""
+    """Return a hash of a text, 16 hexadecimal digits, the same on every machine and in every version."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _kept(result: str) -> str:
-    """Return the first LONGEST_DONOR characters of a result, the part of it that is kept."""
+    """Return the part of a result that is kept, the first LONGEST_DONOR characters."""
     return result[:LONGEST_DONOR]

@@ -12,6 +12,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.traces import recorded_conversations
 from toolformer_dag.traces.other_results import beginnings, document_of
+from toolformer_dag.traces.row_batches import RowBatch
 from toolformer_dag.traces.stored_messages import messages_of
 from toolformer_dag.traces.variants import call_positions
 
@@ -20,16 +21,16 @@ METHOD = 1
 NAME = "traces/recorded_calls"
 """The table of the recorded calls."""
 BATCH = 2_000
-"""About the most calls of a frame."""
+"""About the maximum number of calls of a frame."""
 BATCH_CHARACTERS = 1 << 23
-"""About the most characters of the results of a frame."""
+"""About the maximum number of characters of the results of a frame."""
 PLACE = {
     "shard": recorded_conversations.SHARD,
     "conversation": recorded_conversations.CONVERSATION,
     "turn": Column(pl.Int32(), "number of the message of the conversation, from 0; results are no messages"),
     "call": Column(pl.Int32(), "number of the call in its message, from 0"),
 }
-"""The columns that tell recorded calls apart."""
+"""The columns that identify a recorded call."""
 KEY = ("conversation", "turn", "call")
 
 
@@ -45,17 +46,14 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the calls of a shard in frames of about BATCH calls, and about BATCH_CHARACTERS characters of results."""
-    batch: list[dict[str, Any]] = []
-    characters = 0
+    batch = RowBatch(BATCH, BATCH_CHARACTERS)
     for rows_of_conversation in _rows_by_conversation(output, shard):
-        batch += rows_of_conversation
-        characters += sum(len(row["result"] or "") for row in rows_of_conversation)
-        if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
-            yield pl.DataFrame(batch, schema=output.stage.schema)
-            batch = []
-            characters = 0
-    if batch:
-        yield pl.DataFrame(batch, schema=output.stage.schema)
+        for row in rows_of_conversation:
+            batch.add(row, text=row["result"] or "")
+        if batch.is_full:
+            yield batch.take(output.stage.schema)
+    if batch.rows:
+        yield batch.take(output.stage.schema)
 
 
 def _rows_by_conversation(output: TableOutput, shard: str) -> Iterator[list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""traces/conversations: the recorded conversations of a shard, and what of its records could not be used."""
+"""traces/conversations: the recorded conversations of a shard, and the records that could not be used."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ from toolformer_dag.lake.record import record
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
+from toolformer_dag.traces.row_batches import RowBatch
 from toolformer_dag.traces.stored_messages import messages_as_json, messages_of, text_digest
 
 UNKNOWN_FORM = "unknown_form"
@@ -37,11 +38,11 @@ NAME = "traces/conversations"
 REJECTED_RECORDS = "traces/rejected_records"
 """The table that describes what could not be used; it has a part for each shard of the conversations."""
 DESCRIBED = 10_000
-"""Rejections that are described, per shard; all are counted."""
+"""The maximum number of rejections of a shard that are described; all are counted."""
 BATCH = 500
-"""The most conversations of a frame."""
+"""The maximum number of conversations of a frame."""
 BATCH_CHARACTERS = 1 << 23
-"""About the most characters of the messages of a frame."""
+"""About the maximum number of characters of the messages of a frame."""
 SHARD = Column(pl.String(), "name of the shard: of its file with a hash of the path, or of a group of files")
 CONVERSATION = Column(pl.String(), "file or split, and line or row, as in traces.jsonl:12")
 
@@ -184,18 +185,14 @@ class _ShardReading:
 
     def _frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
         """Yield the conversations of a file in frames of at most BATCH, and about BATCH_CHARACTERS characters."""
-        batch: list[dict[str, Any]] = []
-        characters = 0
+        batch = RowBatch(BATCH, BATCH_CHARACTERS)
         for conversation in reading.conversations():
             row = self._row(conversation, reading)
-            batch.append(row)
-            characters += len(row["messages"])
-            if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
-                yield pl.DataFrame(batch, schema=self._output.stage.schema)
-                batch = []
-                characters = 0
-        if batch:
-            yield pl.DataFrame(batch, schema=self._output.stage.schema)
+            batch.add(row, text=row["messages"])
+            if batch.is_full:
+                yield batch.take(self._output.stage.schema)
+        if batch.rows:
+            yield batch.take(self._output.stage.schema)
 
     def _row(self, conversation: ReadConversation, reading: "FileReading") -> dict[str, Any]:
         """Return the row of a conversation of a file."""

@@ -24,7 +24,7 @@ HERMES = (
     "{%- endif %}{{ '\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
-"""ChatML, the results in a user's message, as Hermes' models were trained."""
+"""ChatML with results in a user's message, the format in which the Hermes models were trained."""
 PLAIN = (
     "{%- for m in messages %}{{ '\nResult' if m.role == 'tool' else '\n' + m.role.capitalize() }}:"
     "{{ ' ' + m.content if m.content else '' }}"
@@ -41,7 +41,7 @@ TRIAL = (
 )
 """A conversation that a template must be able to write."""
 TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
-"""Words of its calls and results that must stand in the text."""
+"""Words of its calls and results that must occur in the text."""
 
 
 def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
@@ -106,6 +106,6 @@ def _try(rendering: Rendering, tokenizer: Any) -> None:
 
 
 def _has_words_in_order(texts: Sequence[str]) -> bool:
-    """Return whether the second call of the trial and its answer are where they belong. texts: those of its pieces."""
+    """Return whether the second call of the trial and its answer are where they belong. texts: of its pieces."""
     second_call, _, answer = texts[2:]  # after the first call and its result
     return '"Benton"' in second_call and "17 and 23" in answer

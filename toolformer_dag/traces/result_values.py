@@ -1,7 +1,7 @@
 """Find the values in a tool's result, and say whether two results hold the same ones.
 
 A value is a string, a number, a boolean or null of a result that is JSON or a Python literal, or the whole of a result
-that is plain text. It is found by its place in the text, so that a value can be exchanged while everything around it
+that is plain text. It has its position in the text, so that a value can be replaced while everything around it
 keeps its spelling. A result that was cut in the middle of its JSON is read as far as it goes.
 """
 
@@ -38,14 +38,14 @@ UNITS = frozenset(UNIT_WORDS.split())
 """Words that name a unit or a currency; after a number they are no value of their own."""
 LONGEST_NUMBER = 28  # characters; a longer one is an id, and would be rounded
 COMPARED = 1 << 13
-"""Characters of a result that are compared with another one; a judge reads fewer."""
+"""The maximum number of characters of a result that are compared; a judge reads fewer."""
 AFFIRMATIONS = frozenset({"success", "successful", "successfully", "succeeded", "ok", "true"})
 """Words that say that a call went well, which is no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultValue:
-    """A string, number or word of a tool's result, with where it stands.
+    """A string, number or word of a tool's result, with its position.
 
     In {"city": "Porto"} it is ResultValue(key="city", text="Porto", start=10, end=15, quote='"').
 
@@ -53,7 +53,7 @@ class ResultValue:
         key: the field that holds it; for the items of a list the field of the list; "" if there is none.
         text: the value without quotation marks and escapes.
         start: the offset of its first character in the result, after the quotation mark.
-        end: the offset behind its last character, before the quotation mark.
+        end: the offset after its last character, before the quotation mark.
         quote: the quotation mark around it, or "".
     """
 
@@ -150,7 +150,7 @@ def value_words(text: str) -> tuple[str, ...]:
 
 
 def _number_and_unit(word: str) -> tuple[str, str]:
-    """Split a word into a number and the letters behind it: 12kg into ("12", "kg"); ("", "") if it is no number.
+    """Split a word into a number and the letters after it: 12kg into ("12", "kg"); ("", "") if it is no number.
 
     A number that begins with 0 and another digit, as 0042, is a code and no number.
     """

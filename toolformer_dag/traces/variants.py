@@ -4,7 +4,7 @@ Everything here is tokens; no model runs.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -121,7 +121,7 @@ class VariantWriter:
     def _longest_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
         """Return the variants of a call with as many weighted messages as fit the context of the model; None for none.
 
-        weighted: the numbers of these messages, of which the last are left out first. Raises RenderingError.
+        weighted: the numbers of these messages; the last are left out first. Raises RenderingError.
         """
         for count in range(len(weighted), 0, -1):
             variants = self._fitting_variants(call, weighted[:count])
@@ -157,18 +157,25 @@ class VariantWriter:
         """
         conversation = self._conversation_of(call.messages)
         recorded = self._recorded_text(conversation, call.message, weighted)
-        if len(recorded.variant.ids) > self.context_length:
+        if not self._fit([recorded.variant]):
             return None
         replacements = self._replacements(conversation.messages[call.message], call)
-        pieces_of_variants = conversation.written.pieces_of_others(
+        pieces = conversation.written.pieces_of_others(
             recorded.pieces, call.message, list(replacements.values()), weighted
         )
-        # The order of the variants stays: it decides which of them share a batch of the model, and so the last digits
-        # of their losses. EMPTY gets its own tokens below.
-        variants = dict.fromkeys([EMPTY, OWN], recorded.variant)
-        for name, pieces in zip(replacements, pieces_of_variants, strict=True):
-            variants[name] = self._variant(name, pieces, recorded.before)
+        variants = self._named_variants(recorded, dict(zip(replacements, pieces, strict=True)))
         return variants if self._fit(variants.values()) else None
+
+    def _named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
+        """Return the variants by name: OWN is `recorded`; the others are cut into `pieces`.
+
+        Their order decides which of them share a batch of the model, and so the last digits of their losses.
+        """
+        variants = {EMPTY: self._variant(EMPTY, pieces[EMPTY], recorded.before), OWN: recorded.variant}
+        for name, pieces_of_variant in pieces.items():
+            if name != EMPTY:
+                variants[name] = self._variant(name, pieces_of_variant, recorded.before)
+        return variants
 
     def _fit(self, variants: Iterable[Variant]) -> bool:
         """Return whether each variant fits the context of the model."""

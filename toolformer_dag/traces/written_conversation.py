@@ -7,10 +7,10 @@
     <user>And in Lyon? <assistant> words[1]     between
     [warmth(Lyon)]                 words[2]     weighted
 
-The parts are tokenized one by one, so that the words have the same tokens whatever stands before them.
+The parts are tokenized one by one, so that the words have the same tokens whatever comes before them.
 
 A template is *local* in a conversation if it writes each message in the same way alone as among the others. Then every
-message is rendered once, alone behind a question, and any beginning of the conversation is put together from these
+message is rendered once, alone after a question, and any beginning of the conversation is put together from these
 texts, in time that is linear in the conversation. Other templates, such as those that leave out the thinking of earlier
 messages, write each beginning anew.
 """
@@ -26,8 +26,10 @@ from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateM
 
 QUESTION: TemplateMessage = {"role": "user", "content": "?"}
 """The message before a message that is rendered alone: many templates refuse a conversation without a question."""
+TemplateMessages = Sequence[Sequence[TemplateMessage]]
+"""For each recorded message the dicts that a template gets: the message, then one for each of its results."""
 REMEMBERED_BEGINNINGS = 32
-"""How many rendered beginnings of a conversation are remembered, if the template is not local."""
+"""How many rendered beginnings of a conversation are cached, if the template is not local."""
 
 
 class Pieces(NamedTuple):
@@ -92,10 +94,10 @@ class _LocalText:
 class WrittenConversation:
     """A conversation as a rendering (a chat template with a tokenizer) writes it.
 
-    messages: for each recorded message a list of dicts that the template gets: the message, then its results.
+    Messages are numbered from 0. *Weighted* are the messages whose words the loss is computed over.
     """
 
-    def __init__(self, rendering: Rendering, messages: Sequence[Sequence[TemplateMessage]]) -> None:
+    def __init__(self, rendering: Rendering, messages: TemplateMessages) -> None:
         self._rendering = rendering
         self._messages = messages
         self._beginning = lru_cache(REMEMBERED_BEGINNINGS)(self._rendered_beginning)
@@ -107,10 +109,10 @@ class WrittenConversation:
         return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
 
     def pieces(self, call_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the text up to the last of the `weighted` messages, cut around message `call_message` and their words.
+        """Return the text up to the last weighted message, cut around message `call_message` and the weighted words.
 
-        Both are numbers of messages. Raises RenderingError if the template refuses the conversation, or if it writes
-        earlier messages in another way when more follow, so that the words cannot be found.
+        weighted: the numbers of the weighted messages. Raises RenderingError if the template refuses the conversation,
+        or writes earlier messages in another way when more follow, so that the words cannot be found.
         """
         local = self._local_text
         if local is not None and call_message in local.starts:
@@ -127,7 +129,7 @@ class WrittenConversation:
         """Return the pieces of other conversations, in which only message `call_message` differs from this one.
 
         recorded: the pieces of this conversation. others: for each of the other conversations a list with the message
-        that stands there, or [] if there is none. Raises RenderingError as `pieces` does.
+        in its place, or [] if there is none. Raises RenderingError as `pieces` does.
         """
         replacements = []
         for messages in others:
@@ -138,11 +140,7 @@ class WrittenConversation:
         return [self._pieces_with(replacement, recorded, call_message, weighted) for replacement in replacements]
 
     def _pieces_with(
-        self,
-        replacement: Sequence[Sequence[TemplateMessage]],
-        recorded: Pieces,
-        call_message: int,
-        weighted: Sequence[int],
+        self, replacement: TemplateMessages, recorded: Pieces, call_message: int, weighted: Sequence[int]
     ) -> Pieces:
         """Return the pieces of the conversation with other messages, or none, in place of message `call_message`.
 
@@ -209,51 +207,48 @@ class WrittenConversation:
         local = self._local_text
         if local is not None and number - 1 in local.starts:
             before = self._messages[number - 1]
-            return self._alone(before, generation_prompt=True)[len(self._alone(before)) :]
+            with_prompt = self._alone(before, generation_prompt=True)
+            return with_prompt[len(self._alone(before)) :]
         opening = _flat(self._messages[:number])
-        return self._rendering.text(opening, generation_prompt=True)[len(self._rendering.text(opening)) :]
+        with_prompt = self._rendering.text(opening, generation_prompt=True)
+        return with_prompt[len(self._rendering.text(opening)) :]
 
     def _local_pieces_of_others(
-        self,
-        recorded: Pieces,
-        call_message: int,
-        replacements: Sequence[Sequence[Sequence[TemplateMessage]]],
-        weighted: Sequence[int],
+        self, recorded: Pieces, call_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
     ) -> list[Pieces] | None:
         """Return the pieces of conversations with other messages in place of message `call_message`.
 
         Cheap: only the messages from there to the first weighted one are rendered, after a question. Return None if the
         template is not local, writes this part in another way after a question, or refuses one of the conversations.
-
-        replacements: for each conversation a list of messages, each with its results.
         """
         if self._local_text is None:
             return None
-        following = [*_flat(self._messages[call_message + 1 : weighted[0]]), self._messages[weighted[0]][0]]
-        pieces = []
+        first_weighted = weighted[0]
+        following = [*_flat(self._messages[call_message + 1 : first_weighted]), self._messages[first_weighted][0]]
         try:
             ending = self._ending_alone(recorded, call_message, following)
-            if ending is None:
-                return None
-            for replacement in replacements:
-                part = self._alone([*_flat(replacement), *following])
-                if not part.endswith(ending):
-                    return None
-                pieces.append(recorded._replace(after_call=part[: len(part) - len(ending)]))
+            after_calls = [self._after_call_alone(messages, following, ending) for messages in replacements]
         except RenderingError:
             return None
-        return pieces
+        return [recorded._replace(after_call=after_call) for after_call in after_calls]
 
-    def _ending_alone(self, recorded: Pieces, call_message: int, following: Sequence[TemplateMessage]) -> str | None:
+    def _ending_alone(self, recorded: Pieces, call_message: int, following: Sequence[TemplateMessage]) -> str:
         """Return the first weighted words and what ends their message, as rendered after message `call_message` alone.
 
-        following: the messages after it, up to the one with these words. None if the text up to there is not that of
-        `recorded`, the pieces of this conversation. Raises RenderingError.
+        following: the messages after it, up to the one with these words. Raises RenderingError if the text up to there
+        is not the text of `recorded`, the pieces of this conversation.
         """
         part = self._alone([*self._messages[call_message], *following])
         if not part.startswith(recorded.after_call + recorded.words[0]):
-            return None
+            raise self._unstable()
         return part[len(recorded.after_call) :]
+
+    def _after_call_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
+        """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
+        part = self._alone([*_flat(messages), *following])
+        if not part.endswith(ending):
+            raise self._unstable()
+        return part[: len(part) - len(ending)]
 
     def _alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Render messages after a question, and return their text without the question. Raises RenderingError."""
@@ -322,7 +317,7 @@ class WrittenConversation:
 
 
 def _cut(text: str, cuts: Sequence[int]) -> Pieces:
-    """Cut a text at ascending offsets: behind `before`, `after_call` and each of the `words`."""
+    """Cut a text at ascending offsets, the ends of `before`, `after_call` and each of the `words`."""
     before, after_call, *words = [text[start:end] for start, end in pairwise([0, *cuts])]
     return Pieces(before=before, after_call=after_call, words=tuple(words), rest=text[cuts[-1] :])
 
@@ -335,7 +330,7 @@ def _between(text: str, beginning: str, ending: str) -> str | None:
     return text[len(beginning) : len(text) - len(ending)]
 
 
-def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
+def _first_answer(messages: TemplateMessages) -> int:
     """Return the number of the first message that is of the assistant or has calls; if there is none, their count."""
     for number, (message, *results) in enumerate(messages):
         if message["role"] == "assistant" or results or "tool_calls" in message:
@@ -343,6 +338,6 @@ def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
     return len(messages)
 
 
-def _flat(messages: Sequence[Sequence[TemplateMessage]]) -> list[TemplateMessage]:
+def _flat(messages: TemplateMessages) -> list[TemplateMessage]:
     """Return a list of all dicts: each message, followed by its results."""
     return list(chain.from_iterable(messages))
