@@ -384,19 +384,20 @@ def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequenc
     """
     unsupported: list[RecordedMessage] = []
     for numbers in _ranges_by_user_message(messages):
-        left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]
-        call_count = sum(len(messages[number].calls) for number in numbers)
-        if _loses_support(left_out_here, call_count):
-            first = min(verdict["turn"] for verdict in left_out_here)  # `turn` is the number of a message
-            unsupported += [message for message in messages[first : numbers.stop] if message.role == "assistant"]
+        turns = [verdict["turn"] for verdict in left_out if verdict["turn"] in numbers]  # numbers of messages
+        if turns and _loses_support(messages, numbers, left_out):
+            following = messages[min(turns) : numbers.stop]
+            unsupported += [message for message in following if message.role == "assistant"]
     return unsupported
 
 
-def _loses_support(left_out: Sequence[Verdict], call_count: int) -> bool:
-    """Return whether an answer with `call_count` calls rests on nothing any more without the calls of `left_out`."""
-    if not left_out or len(left_out) < call_count:
+def _loses_support(messages: Sequence[RecordedMessage], numbers: range, left_out: Sequence[Verdict]) -> bool:
+    """Return whether the answer in a range of messages rests on nothing any more without the calls of `left_out`."""
+    call_count = sum(len(messages[number].calls) for number in numbers)
+    left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]
+    if len(left_out_here) < call_count:
         return False
-    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out)
+    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out_here)
     return not rests_on_earlier_words
 
 

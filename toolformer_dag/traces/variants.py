@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
@@ -236,12 +237,11 @@ class VariantWriter:
         They are the token that begins a text, unless the template wrote it; then `before`; then the pieces `after_call`
         and `words`. before: the tokens that are read of `pieces.before`.
         """
-        ids = self._ids_before_words(pieces, before)
+        ids_before = self._ids_before_words(pieces, before)
         words_ids = [self.rendering.ids(text) for text in pieces.words]
-        positions = _weighted_positions(words_ids, start=len(ids))[: self.window.tokens]
-        for text_ids in words_ids:
-            ids += text_ids
+        positions = _weighted_positions(words_ids, start=len(ids_before))[: self.window.tokens]
         end = positions[-1] + 1 if positions else 0
+        ids = [*ids_before, *chain.from_iterable(words_ids)]
         return Variant(
             kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
             ids=tuple(ids[:end]),
