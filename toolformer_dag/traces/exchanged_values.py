@@ -54,10 +54,11 @@ EMPTY_VALUES = frozenset({"null", "None", ""})
 class StringPools:
     """The strings with which a string of a result may be replaced, collected from many results.
 
-    `pools`: by the name of a pool, its strings as pairs (hash, string), lowest hash first. A string is in three pools:
-    of its tool and field, of its field, and of its kind (`kind_of`); `_pool_names` writes their names. A pool keeps the
-    POOL_SIZE strings of the lowest hash. So it is the same in whatever order results are added, and a result that is
-    added later changes few replacements.
+    A string is in three pools: of its tool and field, of its field, and of its kind (`kind_of`). A pool keeps the
+    POOL_SIZE strings of the lowest hash, so it is the same in whatever order results are added.
+
+    Attributes:
+        pools: by the name of a pool (`_pool_names`), its strings as pairs (hash, string), lowest hash first.
     """
 
     pools: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))

@@ -50,16 +50,15 @@ def _fault(trial: str) -> str | None:
     """Return the fault of a template over a conversation, None without one. trial: the input of `main`, as JSON."""
     command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
     child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
-    match child.returncode:
-        case 0:
-            return None
-        case status if status == -signal.SIGXCPU:
-            return f"it does not end a short conversation within {CPU_SECONDS} seconds of processor time"
-        case status if status == OUT_OF_MEMORY:
-            return f"it takes more than {MEMORY_MIB} MiB of memory for a short conversation"
-        case status:
-            last_line = child.stderr.strip().rpartition("\n")[2]
-            return f"the process that tries it ended with status {status}: {last_line}"
+    status = child.returncode
+    if status == 0:
+        return None
+    if status == -signal.SIGXCPU:
+        return f"it does not end a short conversation within {CPU_SECONDS} seconds of processor time"
+    if status == OUT_OF_MEMORY:
+        return f"it takes more than {MEMORY_MIB} MiB of memory for a short conversation"
+    last_line = child.stderr.strip().rpartition("\n")[2]
+    return f"the process that tries it ended with status {status}: {last_line}"
 
 
 def main() -> None:
