@@ -283,14 +283,16 @@ def _auc_interval(calls: Sequence[LabelledCall]) -> tuple[float, float]:
     """Return (low, high), the 95 % interval of the AUC over bootstrap samples of conversations."""
     groups = _by_conversation(calls)
     chance = random.Random(1)
-    aucs: list[float] = []
-    for _ in range(SAMPLES):
-        sample = chance.choices(groups, k=len(groups))
-        aucs.append(auc_of([call for group in sample for call in group]))
-    aucs.sort()
+    aucs = sorted(_auc_of_sample(groups, chance) for _ in range(SAMPLES))
     low = aucs[round(0.025 * SAMPLES)]
     high = aucs[round(0.975 * SAMPLES) - 1]
     return low, high
+
+
+def _auc_of_sample(groups: Sequence[Sequence[LabelledCall]], chance: random.Random) -> float:
+    """Return the AUC of as many conversations as there are, drawn with replacement. groups: calls by conversation."""
+    sample = chance.choices(groups, k=len(groups))
+    return auc_of([call for group in sample for call in group])
 
 
 def _by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
