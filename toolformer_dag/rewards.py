@@ -1,8 +1,8 @@
-"""The gain of tool calls as a reward: by how much their results tell a known answer, and other results do not.
+"""The gain of tool calls as a reward: by how much likelier their results make a known answer than other results do.
 
     GRPOTrainer(..., reward_funcs=gain)
 
-The loss is that of the known answer: on its own words a policy learns to repeat what a tool said. A call earns
+The loss is measured on the known answer: on its own words a policy would learn to repeat what a tool said. A call earns
 min(delta, gain), as `toolformer-dag judge` measures both: what it adds to a conversation without it, and to one with
 results of other conversations, whichever is less.
 """
@@ -24,16 +24,16 @@ from toolformer_dag.files import UserError
 from toolformer_dag.settings.settings_file import load_settings
 from toolformer_dag.traces.judge import Judge, JudgedCall
 from toolformer_dag.traces.other_results import document_of, exchange
-from toolformer_dag.traces.variants import CallToJudge, RecordedPlace, call_places
+from toolformer_dag.traces.variants import CallPosition, CallToJudge, call_positions
 
 SWAPPED = "swapped_results"
-"""The column with results to put in place of a call's own; without it results of other prompts of the batch serve."""
+"""The column with results to put in place of a call's own; by default they are results of the batch's other prompts."""
 MOST_CALLS = 20
-"""The most calls of a completion: each is judged over all that follows it, so the cost grows with the square."""
+"""The maximum number of calls of a completion: each is judged over all that follows it, so cost grows quadratically."""
 MOST_SWAPPED = 100
-"""The most swapped results of a row."""
+"""The maximum number of swapped results of a row."""
 MOST_DEPTH = 100
-"""The most levels of nesting in a row's values and in the arguments of a call."""
+"""The maximum nesting of a row's values and of the arguments of a call, in levels."""
 RESPONSE_BEGIN = "<tool_response>"
 RESPONSE_END = "</tool_response>"
 ROLES = ("user", "assistant", "tool")
@@ -63,6 +63,30 @@ class _Rollout:
     messages: tuple[RecordedMessage, ...]
     swapped: tuple[str, ...] = ()
 
+    def is_unicode(self) -> bool:
+        """Return whether all texts can be encoded as UTF-8; half of a surrogate pair cannot."""
+        texts = list(self.swapped)
+        for message in self.messages:
+            texts += _texts_of(message)
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _RowsToJudge:
+    """The rows of a batch that can be judged, and the reasons why others cannot.
+
+    Attributes:
+        rollouts: the rows that can be judged, by row number.
+        reasons: how many rows cannot be judged, by reason.
+    """
+
+    rollouts: dict[int, _Rollout]
+    reasons: Counter[str]
+
 
 class _CannotJudge(Exception):
     """Raised for a row that cannot be judged; `reason` is the word that the log counts, such as no_answer."""
@@ -85,8 +109,8 @@ def gain(
     The signature is the one of TRL's reward functions: each argument is a column with an entry per row. Messages may be
     pydantic objects, and columns may be arrays. A row that cannot be judged gets None, and the log counts the reasons:
 
-    - no_conversation, no_answer (missing, or NaN as in tables), no_swapped_results (NaN in their place or among them);
-    - no_gain: a call without a result, or with fewer than two results to put in its place;
+    - no_conversation, no_answer (missing or NaN), no_swapped_results (NaN instead of them or among them);
+    - no_gain: a call without a result, or with fewer than two other results;
     - half_character: a text with half of a surrogate pair, which no tokenizer takes;
     - too_many_calls (above MOST_CALLS), too_many_swapped (MOST_SWAPPED), too_deep (arguments of MOST_DEPTH levels).
 
@@ -98,45 +122,59 @@ def gain(
     if swapped_results is None:
         swapped_results = [None] * len(answer)
     _refuse_other_columns(prompts=prompts, completions=completions, answer=answer, swapped_results=swapped_results)
-    reasons: Counter[str] = Counter()
-    rollouts: dict[int, _Rollout] = {}
-    rows = zip(prompts, completions, answer, swapped_results, strict=True)
-    for number, (prompt, completion, known_answer, swapped) in enumerate(rows):
-        try:
-            rollouts[number] = _rollout(prompt, completion, known_answer, swapped, row=number)
-        except _CannotJudge as refusal:
-            reasons[refusal.reason] += 1
+    rows = _rows_to_judge(prompts, completions, answers=answer, swapped_results=swapped_results)
     with ONE_AT_A_TIME:
-        judged_calls = _judged_calls(rollouts, judge or default_judge())
-    gains: list[float | None] = [None] * len(answer)
-    for number in rollouts:
-        gains[number] = _gain_of_calls(judged_calls[number])
-        if gains[number] is None:
-            reasons["no_gain"] += 1
-    if reasons:
-        counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-        _log.info("gain: None for %d of %d rows: %s", reasons.total(), len(gains), counts)
-    return gains
+        gains = _gains_by_row(rows.rollouts, judge or default_judge())
+    rows.reasons["no_gain"] = list(gains.values()).count(None)
+    _log_reasons(rows.reasons, row_count=len(answer))
+    return [gains.get(row) for row in range(len(answer))]
 
 
-def _judged_calls(rollouts: Mapping[int, _Rollout], judge: Judge) -> dict[int, list[JudgedCall]]:
-    """Return the judged calls of each rollout, both by the number of their row; a list is empty without calls."""
-    calls = _calls_to_judge(rollouts, judge.settings.traces.swaps)
-    judged_calls: dict[int, list[JudgedCall]] = {number: [] for number in rollouts}
-    for (row, _), judged_call in zip(calls, judge.judged([call for _, call in calls]), strict=True):
-        judged_calls[row].append(judged_call)
-    return judged_calls
+def _rows_to_judge(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    answers: Sequence[Any],
+    swapped_results: Sequence[Sequence[str] | None],
+) -> _RowsToJudge:
+    """Read the rows of a batch; a row that cannot be judged is counted under its reason."""
+    rows = _RowsToJudge(rollouts={}, reasons=Counter())
+    columns = zip(prompts, completions, answers, swapped_results, strict=True)
+    for number, (prompt, completion, answer, swapped) in enumerate(columns):
+        try:
+            rows.rollouts[number] = _rollout(prompt, completion, answer, swapped, row=number)
+        except _CannotJudge as refusal:
+            rows.reasons[refusal.reason] += 1
+    return rows
+
+
+def _log_reasons(reasons: Counter[str], row_count: int) -> None:
+    """Log how many rows could not be judged, by reason; nothing if all were. row_count: the rows of the batch."""
+    counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()) if count)
+    if counts:
+        _log.info("gain: None for %d of %d rows: %s", reasons.total(), row_count, counts)
+
+
+def _gains_by_row(rollouts: Mapping[int, _Rollout], judge: Judge) -> dict[int, float | None]:
+    """Return the gain of each rollout, None if it could not be measured; both by the number of their row."""
+    calls = _calls_of(rollouts)
+    results_of_batch = _results_of_batch(calls, judge.settings.traces.swaps)
+    calls_to_judge = [call.to_judge(results) for call, results in zip(calls, results_of_batch, strict=True)]
+    judged_calls: dict[int, list[JudgedCall]] = {row: [] for row in rollouts}
+    for call, judged_call in zip(calls, judge.judged(calls_to_judge), strict=True):
+        judged_calls[call.row].append(judged_call)
+    return {row: _gain_of_calls(calls_of_row) for row, calls_of_row in judged_calls.items()}
 
 
 def _refuse_other_columns(**columns: Any) -> None:
     """Raise UserError if a column is no list, or has another length than the first one. columns: by name."""
-    rows = None
+    row_count = None
     for name, column in columns.items():
         if isinstance(column, str | bytes | Mapping) or not hasattr(column, "__len__"):
             raise UserError(f"gain: `{name}` must be a list with an entry per row (got {type(column).__name__})")
-        if rows is not None and len(column) != rows:
-            raise UserError(f"gain: `{name}` has {len(column)} entries and `prompts` {rows}; give each row one")
-        rows = len(column)
+        if row_count is not None and len(column) != row_count:
+            raise UserError(f"gain: `{name}` has {len(column)} entries and `prompts` {row_count}; give each row one")
+        row_count = len(column)
 
 
 def _rollout(prompt: Any, completion: Any, answer: Any, swapped: Any, *, row: int) -> _Rollout:
@@ -149,12 +187,17 @@ def _rollout(prompt: Any, completion: Any, answer: Any, swapped: Any, *, row: in
         raise _CannotJudge("no_answer")
     messages = _read_messages(prompt, completion)
     results = _swapped_texts(_plain(swapped), row)
-    ends_with_answer = bool(messages) and messages[-1].role == "assistant" and not messages[-1].calls
-    before_answer = messages[:-1] if ends_with_answer else messages
-    rollout = _Rollout((*before_answer, RecordedMessage("assistant", str(answer))), results)
-    if not _is_unicode(rollout):
+    known_answer = RecordedMessage("assistant", str(answer))
+    rollout = _Rollout((*_before_answer(messages), known_answer), results)
+    if not rollout.is_unicode():
         raise _CannotJudge("half_character")
     return rollout
+
+
+def _before_answer(messages: tuple[RecordedMessage, ...]) -> tuple[RecordedMessage, ...]:
+    """Return the messages without an answer at their end: a message of the assistant that calls no tool."""
+    ends_with_answer = bool(messages) and messages[-1].role == "assistant" and not messages[-1].calls
+    return messages[:-1] if ends_with_answer else messages
 
 
 def _read_messages(prompt: Any, completion: Any) -> tuple[RecordedMessage, ...]:
@@ -164,8 +207,7 @@ def _read_messages(prompt: Any, completion: Any) -> tuple[RecordedMessage, ...]:
     """
     try:
         record = {"prompt": _plain(prompt), "completion": _plain(completion)}
-        if not _is_shallow(record):
-            raise _CannotJudge("too_deep")
+        _refuse_deep(record)
         messages, faults = read_conversation(record)
     except UnknownForm as error:
         raise _CannotJudge("no_conversation") from error
@@ -173,13 +215,17 @@ def _read_messages(prompt: Any, completion: Any) -> tuple[RecordedMessage, ...]:
         raise _CannotJudge("too_deep") from error
     if any(reason == "no_message" for reason, _ in faults):
         raise _CannotJudge("no_conversation")
+    _refuse_large_calls(messages)
+    return messages
+
+
+def _refuse_large_calls(messages: Sequence[RecordedMessage]) -> None:
+    """Raise _CannotJudge for more than MOST_CALLS calls, or arguments that are nested too deep."""
     calls = [call for message in messages for call in message.calls]
     if len(calls) > MOST_CALLS:
         raise _CannotJudge("too_many_calls")
-    # Looked at again: arguments that were a JSON string in the record are objects now.
-    if not _is_shallow([call.arguments for call in calls]):
-        raise _CannotJudge("too_deep")
-    return messages
+    # Not covered by the check of the record: arguments that were a JSON string there are objects now.
+    _refuse_deep([call.arguments for call in calls])
 
 
 def _swapped_texts(swapped: Any, row: int) -> tuple[str, ...]:
@@ -193,15 +239,13 @@ def _swapped_texts(swapped: Any, row: int) -> tuple[str, ...]:
     if _is_missing(swapped):
         raise _CannotJudge("no_swapped_results")
     if not isinstance(swapped, list):
-        raise UserError(
-            f"gain: `{SWAPPED}` of row {row} is a {type(swapped).__name__}; give a list of results, or None"
-        )
+        kind = type(swapped).__name__
+        raise UserError(f"gain: `{SWAPPED}` of row {row} is a {kind}; give a list of results, or None")
     if len(swapped) > MOST_SWAPPED:
         raise _CannotJudge("too_many_swapped")
     if any(_is_missing(result) for result in swapped):
         raise _CannotJudge("no_swapped_results")
-    if not _is_shallow(swapped):
-        raise _CannotJudge("too_deep")
+    _refuse_deep(swapped)
     return tuple(text_of(result) for result in swapped)
 
 
@@ -218,32 +262,26 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in listed] if isinstance(listed, list | tuple) else listed
 
 
-def _is_shallow(value: Any) -> bool:
-    """Return whether lists and objects are nested at most MOST_DEPTH levels deep."""
-    level = [value]
+def _refuse_deep(value: Any) -> None:
+    """Raise _CannotJudge with the reason too_deep if lists and objects are nested more than MOST_DEPTH levels deep."""
+    items: list[Any] = [value]
     for _ in range(MOST_DEPTH):
-        containers = [item for item in level if isinstance(item, list | tuple | Mapping)]
+        containers = [item for item in items if isinstance(item, list | tuple | Mapping)]
         if not containers:
-            return True
-        level = []
+            return
+        items = []
         for container in containers:
-            level += container.values() if isinstance(container, Mapping) else container
-    return False
+            items += container.values() if isinstance(container, Mapping) else container
+    raise _CannotJudge("too_deep")
 
 
-def _is_unicode(rollout: _Rollout) -> bool:
-    """Return whether all texts of a rollout can be encoded as UTF-8; half of a surrogate pair cannot."""
-    texts = list(rollout.swapped)
-    for message in rollout.messages:
-        texts += [message.role, message.content]
-        for call in message.calls:
-            texts += [call.tool, call.result or ""]
-            texts += _strings(call.arguments)
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _texts_of(message: RecordedMessage) -> list[str]:
+    """Return all texts of a message: its role and content, and the tool, result and arguments of each call."""
+    texts = [message.role, message.content]
+    for call in message.calls:
+        texts += [call.tool, call.result or ""]
+        texts += _strings(call.arguments)
+    return texts
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -265,34 +303,29 @@ class _RolloutCall(NamedTuple):
     Attributes:
         row: the number of the rollout's row.
         rollout: the rollout.
-        place: the call's numbers of message and call in the rollout.
+        position: the numbers of the call's message and of the call in it.
     """
 
     row: int
     rollout: _Rollout
-    place: RecordedPlace
+    position: CallPosition
+
+    def to_judge(self, results_of_batch: tuple[str, ...]) -> CallToJudge:
+        """Return the call with other results to put in place of its own: the row's, or else results of the batch."""
+        return CallToJudge(
+            messages=self.rollout.messages,
+            message=self.position.message,
+            index=self.position.call,
+            other_results=self.rollout.swapped or results_of_batch,
+        )
 
 
-def _calls_to_judge(rollouts: Mapping[int, _Rollout], swaps: int) -> list[tuple[int, CallToJudge]]:
-    """Return (row, call) for each call of the rollouts, with other results to put in place of its own.
-
-    They are the swapped results of the row if it has some, else up to `swaps` results of the same tool in other
-    conversations of the batch.
-    """
+def _calls_of(rollouts: Mapping[int, _Rollout]) -> list[_RolloutCall]:
+    """Return all calls of rollouts, in order. rollouts: by the number of their row."""
     calls: list[_RolloutCall] = []
     for row, rollout in rollouts.items():
-        calls += [_RolloutCall(row, rollout, place) for place in call_places(rollout.messages)]
-    results_of_batch = _results_of_batch(calls, swaps)
-    calls_to_judge = []
-    for call, results in zip(calls, results_of_batch, strict=True):
-        call_to_judge = CallToJudge(
-            messages=call.rollout.messages,
-            message=call.place.message,
-            index=call.place.call,
-            other_results=call.rollout.swapped or results,
-        )
-        calls_to_judge.append((call.row, call_to_judge))
-    return calls_to_judge
+        calls += [_RolloutCall(row, rollout, position) for position in call_positions(rollout.messages)]
+    return calls
 
 
 def _results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[str, ...]]:
@@ -300,7 +333,7 @@ def _results_of_batch(calls: Sequence[_RolloutCall], swaps: int) -> list[tuple[s
     calls_with_documents = []
     for call in calls:
         messages = call.rollout.messages
-        recorded_call = messages[call.place.message].calls[call.place.call]
+        recorded_call = messages[call.position.message].calls[call.position.call]
         calls_with_documents.append((document_of(messages), recorded_call))
     return exchange(calls_with_documents, swaps)
 
@@ -349,12 +382,12 @@ def compute_score(
 
 def _gain_of_row(prompt: Any, completion: Any, answer: Any, swapped: Any) -> float:
     """Return the gain of a single row; 0 if it cannot be judged."""
-    gains = gain(prompts=[prompt], completions=[completion], answer=[answer], swapped_results=[swapped])
-    return gains[0] or 0.0
+    [gain_of_row] = gain(prompts=[prompt], completions=[completion], answer=[answer], swapped_results=[swapped])
+    return gain_of_row or 0.0
 
 
 def _messages_of(response: str) -> Iterator[dict[str, str]]:
-    """Yield the messages of a response in Hermes' form: of the assistant, and of the tool for a <tool_response>.
+    """Yield the messages of a response in Hermes' form: each <tool_response> is the tool's, the rest the assistant's.
 
     The marks of a chat template are left out, and so are messages without text.
     """

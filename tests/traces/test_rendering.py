@@ -178,7 +178,7 @@ def test_a_window_says_which_words_count(engine: Engine, tmp_path: Path) -> None
         writer = VariantWriter(settings_at(tmp_path, window=window).traces, engine.encoding, 2048)
         variants = writer.variants(CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees")))
         assert isinstance(variants, dict)
-        texts = {engine.encoding.tokenizer.decode([one.ids[at] for at in one.places]) for one in variants.values()}
+        texts = {engine.encoding.tokenizer.decode([one.ids[at] for at in one.positions]) for one in variants.values()}
         [read[window]] = texts
         assert sum(variants["own"].weights) == pytest.approx(1)
     assert read["next"].strip() == "It is 17 degrees."
@@ -192,14 +192,14 @@ def test_a_window_ends_where_the_context_does_and_before_the_next_message_there_
 ) -> None:
     def places(length: int) -> int | str:
         found = VariantWriter(settings_at(tmp_path).traces, engine.encoding, length).variants(asked)
-        return found if isinstance(found, str) else len(found["own"].places)
+        return found if isinstance(found, str) else len(found["own"].positions)
 
     asked = CallToJudge(TALK, 1, 0, ("-3 degrees", "40 degrees"))
     counts = [places(length) for length in (2048, *range(1024, 0, -4))]
     whole, *fewer = dict.fromkeys(counts)
     writer = VariantWriter(settings_at(tmp_path, window="next").traces, engine.encoding, 2048)
     next_message = writer.variants(asked)
-    assert isinstance(next_message, dict) and fewer[-2:] == [len(next_message["own"].places), "does_not_fit"]
+    assert isinstance(next_message, dict) and fewer[-2:] == [len(next_message["own"].positions), "does_not_fit"]
     assert sorted(fewer[:-1], key=int, reverse=True) == fewer[:-1] and whole > fewer[0]
 
 

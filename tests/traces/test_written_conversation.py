@@ -14,7 +14,7 @@ from toolformer_dag.model.encoding import Encoding
 from toolformer_dag.model.loading import load_encoding
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 from toolformer_dag.traces.rendering_choice import HERMES, PLAIN
-from toolformer_dag.traces.variants import RecordedPlace, call_places
+from toolformer_dag.traces.variants import CallPosition, call_positions
 from toolformer_dag.traces.windows import WINDOWS
 from toolformer_dag.traces.written_conversation import Pieces, WrittenConversation
 
@@ -110,7 +110,7 @@ def test_pieces_are_those_of_the_whole_conversation(
     rendering = Rendering(name, templates()[name], encoding.tokenizer)
     window = WINDOWS[data.draw(st.sampled_from(sorted(WINDOWS)))]
     written = WrittenConversation.of(rendering, messages)
-    for place in call_places(messages):
+    for place in call_positions(messages):
         weighted = window.weighted_messages(messages, place.message)
         if not weighted:
             continue
@@ -126,7 +126,7 @@ def check_others(
     written: WrittenConversation,
     recorded: Pieces,
     messages: tuple[RecordedMessage, ...],
-    place: RecordedPlace,
+    place: CallPosition,
     weighted: list[int],
 ) -> None:
     """A conversation with another result, or without the call, has the text that the template writes of the whole."""
@@ -176,7 +176,7 @@ def messages_rendered(rendering: CountingRendering, turns: int) -> int:
         messages.append(RecordedMessage("assistant", f"{turn} degrees."))
     rendering.messages = 0
     written = WrittenConversation.of(rendering, messages)
-    for place in call_places(messages):
+    for place in call_positions(messages):
         weighted = WINDOWS["next_words"].weighted_messages(messages, place.message)
         recorded = written.pieces(place.message, weighted)
         message = messages[place.message]

@@ -7,6 +7,7 @@ next decides, so that "3.5" and "p.m. and" go on. Text in other scripts ends at 
 import re
 
 _ENDING = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]]*+(?=\s)|[。！？]+[」』”’）]*|\n")
+"""Punctuation that may end a sentence, with the quotes and brackets that it closes, or a line end."""
 _ABBREVIATIONS = {
     "mr",
     "mrs",
@@ -48,29 +49,37 @@ def answer_end(text: str) -> int | None:
     first_word = re.search(r"\w", text)
     if first_word is None:
         return None
-    for ending in _ENDING.finditer(text):  # punctuation and line ends
+    for ending in _ENDING.finditer(text):
         has_words = first_word.start() < ending.start()
-        if has_words and not _goes_on(ending[0], text, ending.start(), ending.end()):
+        if has_words and not _goes_on(ending, text):
             is_line_end = ending[0] == "\n"
             return ending.start() if is_line_end else ending.end()
     return None
 
 
-def _goes_on(ending: str, text: str, start: int, end: int) -> bool:
-    """Return whether a sentence goes on after `ending`, which may end it, such as "." or "!".
+def _goes_on(ending: re.Match[str], text: str) -> bool:
+    """Return whether a sentence goes on after punctuation that may end it: a match of `_ENDING` in `text`.
 
     It does if a lower-case word follows ("at 5 p.m. and"), or if the period belongs to an initial ("J. Smith") or to an
     abbreviation ("Dr. Smith"). A line end and East Asian punctuation always end it.
-
-    start, end: the characters of `text` between which `ending` stands.
     """
-    if ending[0] in "\n。！？":
+    punctuation = ending[0]
+    if punctuation[0] in "\n。！？":
         return False
-    following = _NEXT_SIGN.search(text, end)
-    if following and following[0].islower():
+    following_sign = _NEXT_SIGN.search(text, ending.end())
+    if following_sign and following_sign[0].islower():
         return True
-    word_start = max(0, start - _LONGEST_ABBREVIATION - 1)
-    last_word = re.split(r"[^\w.]", text[word_start:start])[-1]
-    is_initial = len(last_word) == 1 and last_word.isalpha() and last_word.isupper() and last_word != "I"
-    is_abbreviation = last_word.lower() in _ABBREVIATIONS
-    return ending == "." and (is_initial or is_abbreviation)
+    last_word = _word_before(text, ending.start())
+    return punctuation == "." and (_is_initial(last_word) or last_word.lower() in _ABBREVIATIONS)
+
+
+def _word_before(text: str, end: int) -> str:
+    """Return the word that ends at a character of a text, or the end of a long word; "e.g" counts as a word."""
+    start = max(0, end - _LONGEST_ABBREVIATION - 1)
+    return re.split(r"[^\w.]", text[start:end])[-1]
+
+
+def _is_initial(word: str) -> bool:
+    """Return whether a word is one capital letter, as "J" is in "J. Smith"; "I" is a word."""
+    is_capital_letter = len(word) == 1 and word.isalpha() and word.isupper()
+    return is_capital_letter and word != "I"

@@ -1,4 +1,30 @@
-"""Decode texts greedily with tools: top-k trigger, at most one call per input by default (paper, section 4.2)."""
+"""Decode texts greedily with tools: top-k trigger, at most one call per input by default (paper, section 4.2).
+
+Where calls begin:
+
+- A call begins if ` [` is among the k likeliest next tokens, unless the limit on calls is reached, or p of ` [` is
+  below the `min_probability` of every tool. Calls have text between them. Only in a chain, up to `depth` calls
+  directly follow each other: after a call the next one begins if ` [` is the likeliest token.
+- With `offer`, only the tools that fit the text best may be called, and none if no tool shares a word with it.
+- Text that only looks like a call, such as `<QA(`, is removed from its bracket on, and the text goes on without a
+  bracket there.
+
+How a call is written:
+
+- After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with a tool that may be
+  called. If p of ` [` is below the `min_probability` of the tool, the call is removed after its name.
+- At the limit of tokens, a call is cut where `)` was likeliest in its input, if it was among the k likeliest tokens
+  there; else it has no result.
+
+What follows a call:
+
+- A text whose call is complete leaves its batch, and the calls of all texts run together. Then e(c, r), the call
+  with its result, tokenized as in C*, replaces the call, and decoding continues.
+- A call without a result is removed, for C* has none. At the same position the next likeliest tool is called, each
+  once. If none answers, the text ends there, and its last call has the reason.
+- A call that is already in the text with its result is not repeated: the text goes on without it.
+- After a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
+"""
 
 from collections.abc import Sequence
 from math import ceil
@@ -13,7 +39,7 @@ from toolformer_dag.model.engine import backend_of
 from toolformer_dag.model.memory import batches
 
 BATCH_TOKENS = 16_384
-"""The most tokens of a batch: those of its longest text times the number of texts."""
+"""The maximum size of a batch in tokens: the length of its longest text times the number of texts."""
 
 
 def generate(
@@ -25,59 +51,46 @@ def generate(
 ) -> list[Generation]:
     """Continue each prompt greedily, with calls to tools, and return a `Generation` for each (paper, section 4.2).
 
-    Where calls begin:
+    The module docstring says where calls begin and what follows them.
 
-    - A call begins if ` [` is among the k likeliest next tokens, unless the limit on calls is reached, or p of ` [` is
-      below the `min_probability` of every tool. Calls have text between them. Only in a chain, up to `depth` calls
-      directly follow each other: after a call the next one begins if ` [` is the likeliest token.
-    - With `offer`, only the tools that fit the text best may be called, and none if no tool shares a word with it.
-    - Text that only looks like a call, such as `<QA(`, is removed from its bracket on, and the text goes on without a
-      bracket there.
-
-    How a call is written:
-
-    - After ` [`, a token is permitted only if the text can still become `Name(input) ->`, with a tool that may be
-      called. If p of ` [` is below the `min_probability` of the tool, the call is removed after its name.
-    - At the limit of tokens, a call is cut where `)` was likeliest in its input, if it was among the k likeliest tokens
-      there; else it has no result.
-
-    What follows a call:
-
-    - A text whose call is complete leaves its batch, and the calls of all texts run together. Then e(c, r), the call
-      with its result, tokenized as in C*, replaces the call, and decoding continues.
-    - A call without a result is removed, for C* has none. The same position calls the next likeliest tool, each tool
-      once. If none answers, the text ends there, and its last call has the reason.
-    - A call that is already in the text with its result is not repeated: the text goes on without it.
-    - After a call, `->` and closing brackets that nothing opened are not written: they would end an invented call.
-
-    contexts: for each prompt an ISO date, which the calendar gets. backend: what runs the model; by default the model's
-    own (`backend_of`).
+    - contexts: for each prompt an ISO date, which the calendar gets.
+    - backend: what runs the model; by default the model's own (`backend_of`).
     """
     if backend is None:
         backend = backend_of(rules.language_model)
     texts = _texts(rules, prompts, contexts or [""] * len(prompts))
     while not all(text.has_ended for text in texts):
-        for batch in _batches(backend, [text for text in texts if text.state is TextState.READY]):
-            # 1. Prefill.
-            running = backend.greedy([text.tokens_to_prefill() for text in batch])
-            for text in batch:
-                text.start_writing()
-            # 2. Choose a token of each text, and 3. of each open call, until all have left the batch.
-            while batch:
-                batch = write_tokens(running, batch)
-        # 4. Run the calls for which texts wait.
-        waiting = [text for text in texts if text.state is TextState.WAITING]
-        answers = run_open_calls(waiting, rules)
-        # 5. Go on after them.
-        for text, call in zip(waiting, answers, strict=True):
-            text.go_on(text.accepted(call))
+        for batch in _batches(backend, _texts_in_state(texts, TextState.READY)):
+            _write_until_calls(backend, batch)
+        _answer_calls(_texts_in_state(texts, TextState.WAITING), rules)
     return [text.generation() for text in texts]
+
+
+def _texts_in_state(texts: Sequence[WrittenText], state: TextState) -> list[WrittenText]:
+    """Return the texts that are in a state, in order."""
+    return [text for text in texts if text.state is state]
+
+
+def _write_until_calls(backend: Backend, texts: list[WrittenText]) -> None:
+    """Write a batch of texts until each has ended, waits for a tool, or has to be prefilled again (steps 1 to 3)."""
+    rows = backend.greedy([text.tokens_to_prefill() for text in texts])
+    for text in texts:
+        text.start_writing()
+    while texts:
+        texts = write_tokens(rows, texts)
+
+
+def _answer_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> None:
+    """Run the call for which each text waits, and let the texts go on after it (steps 4 and 5)."""
+    answered_calls = run_open_calls(texts, rules)
+    for text, call in zip(texts, answered_calls, strict=True):
+        text.go_on(text.accepted(call))
 
 
 def _texts(rules: DecodingRules, prompts: Sequence[str], contexts: Sequence[str]) -> list[WrittenText]:
     """Return a `WrittenText` for each prompt, with nothing written yet after its tokens (and BOS, if the model has it).
 
-    contexts: for each prompt, what its tools get beside their input, such as the date.
+    contexts: for each prompt, what its tools get in addition to their input, such as the date.
     """
     encoding = rules.language_model.encoding
     texts = []

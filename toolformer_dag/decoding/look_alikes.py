@@ -36,7 +36,7 @@ def look_alike_start(text: str, names: Collection[str]) -> int | None:
 
 
 def begun_start(text: str) -> int:
-    """Return the index from which the end of a text may become a look-alike of a call; its length if none may.
+    """Return the index from which the end of a text may become a look-alike of a call; the text's length if none may.
 
     `begun_start("Then <Q")` is 5, because "<Q" may become "<QA(".
     """
@@ -45,7 +45,7 @@ def begun_start(text: str) -> int:
     if match["brackets"]:
         return len(text) - match.end()
     name_start = len(text) - match.end("name")
-    opening = OPENING.search(text, name_start)  # `{` or `<`, which may stand in a name too
+    opening = OPENING.search(text, name_start)  # `{` or `<`, which a name may contain too
     return len(text) if opening is None else opening.start()
 
 
@@ -73,12 +73,10 @@ def _brackets_before(text: str, end: int) -> int:
 
 
 def closes_unopened_bracket(before: str, text: str) -> bool:
-    """Return whether `text`, which follows `before`, closes a bracket that neither of them opened.
+    """Return whether `text`, which follows `before`, closes a bracket that is not open; each kind counts apart.
 
-    Each kind of bracket is counted separately, and only brackets that `text` closes count:
-
-        closes_unopened_bracket("(a [b", ")")  # False
-        closes_unopened_bracket("(a", "]")  # True
+    closes_unopened_bracket("(a [b", ")")  # False
+    closes_unopened_bracket("(a", "]")  # True
     """
     open_count = Counter[str]()  # by opening bracket; other characters are counted too, but never read
     for index, character in enumerate(before + text):

@@ -21,13 +21,30 @@ def run_open_calls(texts: Sequence[WrittenText], rules: DecodingRules) -> list[D
     run. The calls to one tool run together, within the tool's limits of time and size.
     """
     calls = [text.open_call() for text in texts]
-    for name, tool in rules.tools.items():
-        indices = [index for index, call in enumerate(calls) if call.tool == name and call.reason is None]
-        runner = Runner(tool, rules.limits.get(name, ToolLimits()))
-        results = tool_results(runner, [texts[index].tool_call() for index in indices])
-        for index, result in zip(indices, results, strict=True):
-            calls[index] = replace(calls[index], result=result.result, reason=result.reason)
-    return calls
+    results: dict[int, ToolResult] = {}  # by the index of the text
+    for tool_name in rules.tools:
+        indices = [index for index, call in enumerate(calls) if _calls_tool(call, tool_name)]
+        results_of_tool = _run_tool(rules, tool_name, [texts[index].tool_call() for index in indices])
+        results.update(zip(indices, results_of_tool, strict=True))
+    return [_with_result(call, results.get(index)) for index, call in enumerate(calls)]
+
+
+def _calls_tool(call: DecodedCall, tool_name: str) -> bool:
+    """Return whether a parsed call goes to a tool and can be run."""
+    return call.tool == tool_name and call.reason is None
+
+
+def _run_tool(rules: DecodingRules, tool_name: str, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Run calls to a tool within its limits, and return a result for each."""
+    runner = Runner(rules.tools[tool_name], rules.limits.get(tool_name, ToolLimits()))
+    return tool_results(runner, calls)
+
+
+def _with_result(call: DecodedCall, result: ToolResult | None) -> DecodedCall:
+    """Return a call with its tool's text, or the reason why it has none; unchanged if the tool was not run."""
+    if result is None:
+        return call
+    return replace(call, result=result.result, reason=result.reason)
 
 
 def tool_results(runner: Runner, calls: Sequence[ToolCall]) -> list[ToolResult]:

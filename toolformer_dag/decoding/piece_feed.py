@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from toolformer_dag.decoding.generation import DecodedCall, TokenLikelihood, WrittenPiece
 from toolformer_dag.decoding.look_alikes import begun_start
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.decoding.stretch import Stretch
+from toolformer_dag.decoding.text_since_call import TextSinceCall
 from toolformer_dag.decoding.written_call import INCOMPLETE, WrittenCall
 from toolformer_dag.texts.calls import API_START, RESULT_ARROW
 from toolformer_dag.texts.input_ends import find_behind_input
@@ -14,65 +14,59 @@ from toolformer_dag.texts.input_ends import find_behind_input
 class PieceFeed:
     """Passes the newly written characters of one text to the watcher, `rules.watch`; does nothing without one.
 
-    A text is a sequence of stretches (its tokens between two tool calls) and calls. The feed remembers how many
-    characters and tokens of each it has passed on, and passes on each once. `prompt`: the index of the text's prompt.
+    A text is a sequence of plain texts and calls. The feed remembers how many characters and tokens of each it has
+    passed on, and passes on each once.
     """
 
     def __init__(self, rules: DecodingRules, prompt: int) -> None:
+        """Make the feed of a text. prompt: the index of its prompt, which the watcher gets."""
         self._rules = rules
         self._prompt = prompt
         # Characters that the watcher has got:
-        self._stretch_characters_sent = 0  # of the current stretch
+        self._text_characters_sent = 0  # of the plain text since the last call
         self._call_characters_sent = 0  # of the open call
-        self._characters_sent = 0  # of all stretches
-        # Tokens of all stretches whose log p the watcher has got:
+        self._characters_sent = 0  # of all plain text
+        # Tokens of all plain text whose log p the watcher has got:
         self._tokens_sent = 0
         self._token_characters_sent = 0  # their characters: the next token begins there in the text without calls
 
-    def begin_stretch(self) -> None:
-        """Start counting for a new stretch, of which nothing is passed on yet."""
-        self._stretch_characters_sent = 0
+    def begin_text(self) -> None:
+        """Start counting the characters of new plain text."""
+        self._text_characters_sent = 0
 
     def begin_call(self) -> None:
-        """Start counting for a new call, of which nothing is passed on yet."""
+        """Start counting the characters of a new call."""
         self._call_characters_sent = 0
 
-    def show_text(self, stretch: Stretch, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
-        """Pass the newly written characters of a stretch to the watcher; do nothing without a watcher.
+    def show_text(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood], *, whole: bool) -> None:
+        """Pass the newly written characters since the last tool call to the watcher; do nothing without a watcher.
 
-        - stretch: the part of the text since the last tool call.
-        - earlier: the tokens of the stretches before it with log p; empty unless the rules ask for log p.
-        - whole: whether the stretch is over. Until then, an end that a later token may change is held back: half a
+        - earlier: the tokens of all text before that call, with log p; empty unless the rules ask for log p.
+        - whole: whether this text is over. Until then, an end that a later token may change is held back: half a
           character, or the beginning of ` [` or of a stop word.
         """
         if self._rules.watch is None:
             return
-        text = stretch.text()
-        if not whole:
-            text = shown_text(text, self._rules.stop)
-        added = text[self._stretch_characters_sent :]
+        characters = text.text() if whole else shown_text(text.text(), self._rules.stop)
+        added = characters[self._text_characters_sent :]
         if not added:
             return
-        self._stretch_characters_sent = len(text)
+        self._text_characters_sent = len(characters)
         self._characters_sent += len(added)
-        likelihoods = self._new_likelihoods(stretch, earlier)
+        likelihoods = self._new_likelihoods(text, earlier)
         self._rules.watch(WrittenPiece(self._prompt, added, in_call=False, likelihoods=likelihoods))
 
-    def _new_likelihoods(self, stretch: Stretch, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
+    def _new_likelihoods(self, text: TextSinceCall, earlier: Sequence[TokenLikelihood]) -> tuple[TokenLikelihood, ...]:
         """Return the tokens, with log p, that begin in the characters sent so far, and count them as sent.
 
-        Each token is returned once. Empty unless the rules ask for log p. The tokens of the text outside calls are
-        `earlier` and then those of the stretch. Advances `_tokens_sent` and `_token_characters_sent`.
+        Each token is returned once. Empty unless the rules ask for log p. `earlier`: the tokens before those of `text`.
         """
         if self._rules.likeliest is None:
             return ()
         new_tokens = []
-        written_count = len(earlier) + stretch.token_count
-        while self._tokens_sent < written_count and self._token_characters_sent < self._characters_sent:
-            if self._tokens_sent < len(earlier):
-                token = earlier[self._tokens_sent]
-            else:
-                token = stretch.likelihood(self._tokens_sent - len(earlier))
+        token_count = len(earlier) + text.token_count
+        while self._tokens_sent < token_count and self._token_characters_sent < self._characters_sent:
+            token = _likelihood(text, earlier, self._tokens_sent)
             new_tokens.append(token)
             self._tokens_sent += 1
             self._token_characters_sent += len(token.text)
@@ -82,13 +76,9 @@ class PieceFeed:
         """Pass the newly written characters of a tool call to the watcher, from ` [` up to `->`.
 
         `is_over`: whether no further token is written. A call cut at its limit of tokens then ends with its likeliest
-        end (`WrittenCall.closed_body`). If tools have a `min_probability`, nothing is passed on before the tool's name
-        is complete, because the call may still be removed.
+        end. Nothing is passed on before the tool's name is complete if the call may still be removed.
         """
-        if self._rules.watch is None:
-            return
-        may_be_removed = bool(self._rules.min_probability) and not call.has_name
-        if may_be_removed:
+        if self._rules.watch is None or self._may_be_removed(call):
             return
         body = call.closed_body() if is_over else call.body()
         text = shown_call(body, self._rules.vocabulary.encoding.markers.arrow)
@@ -97,10 +87,21 @@ class PieceFeed:
             self._call_characters_sent = len(text)
             self._rules.watch(WrittenPiece(self._prompt, added, in_call=True))
 
+    def _may_be_removed(self, call: WrittenCall) -> bool:
+        """Return whether the call may turn out to be too unlikely for its tool, which is not named in full yet."""
+        return bool(self._rules.min_probability) and not call.has_name
+
     def show_answer(self, call: DecodedCall) -> None:
         """Pass an answered call to the watcher, with its result or the reason why it has none."""
         if self._rules.watch is not None:
             self._rules.watch(WrittenPiece(self._prompt, "", in_call=True, call=call))
+
+
+def _likelihood(text: TextSinceCall, earlier: Sequence[TokenLikelihood], token_index: int) -> TokenLikelihood:
+    """Return the token at an index of all plain text, which is `earlier` and then the tokens of `text`."""
+    if token_index < len(earlier):
+        return earlier[token_index]
+    return text.likelihood(token_index - len(earlier))
 
 
 def shown_text(text: str, stop: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ class DecodingRules:
     - `max_new_tokens`: the maximum number of tokens outside calls, within the model's context.
     - `max_call_tokens`: the maximum number of tokens of a call up to `->`, within the model's context.
     - `k`: a call begins if ` [` is among the k likeliest next tokens. k = 1 is plain greedy; with 0 no call begins.
-    - `calls`: the maximum number of positions in a text at which calls are made.
+    - `calls`: the maximum number of positions in a text at which calls are made; a chain is at one position.
     - `depth`: the maximum number of calls that directly follow each other; after a call, k is 1.
     - `withheld`: the tools that may not be called.
     - `min_probability`: per tool, the smallest p of ` [` for a call to it. Below, the call is removed after its name.

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from math import exp
 
 from toolformer_dag.decoding.generation import RECORDED
-from toolformer_dag.decoding.place_scores import StartScore
+from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.decoding.token_scores import StartScore
+from toolformer_dag.decoding.written_call import WrittenCall
 from toolformer_dag.decoding.written_text import WrittenText
 from toolformer_dag.model.backend import CallForm, GreedyRows
 
@@ -21,19 +23,28 @@ def write_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[Writte
     """
     # Some texts end or begin a tool call, and some open calls end, by the model's scores alone.
     starts = _call_starts(batch, texts)
-    _note_scores(batch, texts, starts)
+    _keep_scores(batch, texts, starts)
     _stop_before_sentences(batch, texts)
     _begin_calls(texts, starts)
     _measure_closings(batch, texts)
     _forbid_outside_grammar(batch, texts)
 
+    tokens = _append_next_tokens(batch, texts)
+    return _run_remaining(batch, texts, tokens)
+
+
+def _append_next_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[int]:
+    """Append to each text its next token, a forced or the likeliest one; return the tokens by row.
+
+    The token of a text that no longer writes is meaningless, and is not appended.
+    """
     tokens = []
     for text, likeliest in zip(texts, _likeliest_tokens(batch, texts), strict=True):
-        token = text.next_token(likeliest=likeliest)  # another token if a rule forces it
+        token = text.next_token(likeliest=likeliest)
         tokens.append(token)
         if text.is_writing:
             text.append(token)
-    return _run_remaining(batch, texts, tokens)
+    return tokens
 
 
 def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequence[int]) -> list[WrittenText]:
@@ -47,16 +58,17 @@ def _run_remaining(batch: GreedyRows, texts: Sequence[WrittenText], tokens: Sequ
     if len(remaining_rows) < len(texts):
         batch.keep(remaining_rows)
     remaining_texts = [texts[row] for row in remaining_rows]
-    # The backend gets the grammar (form) of each call that begins now.
-    batch.step([tokens[row] for row in remaining_rows], _forms_of_new_calls(remaining_texts))
+    remaining_tokens = [tokens[row] for row in remaining_rows]
+    batch.step(remaining_tokens, _forms_of_new_calls(remaining_texts))
     return remaining_texts
 
 
 @dataclass(frozen=True, slots=True)
 class _CallStart:
-    """The tokens of ` [`, with which a call begins, as the next tokens of one row of a batch.
+    """The tokens of ` [`, which begins a call, as the next tokens of one row of a batch.
 
-    `first_rank`: how many tokens are likelier than the first one of ` [`.
+    - `tokens`: the tokens of ` [`.
+    - `first_rank`: how many tokens are likelier than the first of these.
     """
 
     batch: GreedyRows
@@ -70,12 +82,12 @@ class _CallStart:
             return self.first_rank
         return self.batch.rank_of_sequence(self.row, self.tokens)
 
-    def is_among(self, k: int) -> bool:
-        """Return whether ` [` is among the k likeliest next tokens.
+    def is_among(self, top_k: int) -> bool:
+        """Return whether ` [` is among the `top_k` likeliest next tokens.
 
-        Its rank is never below that of its first token, which is tested first because it is cheap.
+        Its rank is never below the rank of its first token, which is tested first because it is cheap.
         """
-        return self.first_rank < k and self.rank() < k
+        return self.first_rank < top_k and self.rank() < top_k
 
     def score(self) -> StartScore:
         """Return p of ` [` and its rank."""
@@ -89,21 +101,23 @@ def _call_starts(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[_CallS
     return [_CallStart(batch, row, start_tokens, first_ranks[row]) for row in range(len(texts))]
 
 
-def _note_scores(batch: GreedyRows, texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
+def _keep_scores(batch: GreedyRows, texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> None:
     """Let each text, outside calls, keep p of ` [` and log p of the likeliest next tokens, as its rules want.
 
-    starts: for each text how likely ` [` comes next, which begins a call. This p is kept where the rules trace every
-    position, and where ` [` is among the RECORDED likeliest tokens or among the k with which the rules begin a call.
+    starts: ` [`, which begins a call, as the next tokens of each text.
     """
     for row, (text, start) in enumerate(zip(texts, starts, strict=True)):
         if not text.model_chooses_next:
             continue
-        rules = text.rules
-        is_likely = start.first_rank < RECORDED or start.is_among(rules.k)
-        if rules.traced or is_likely:
-            text.note_start(start.score())
-        if rules.likeliest is not None:
-            text.note_likeliest(batch.likeliest(row, LISTED))
+        if _keeps_score(text.rules, start):
+            text.keep_start_score(start.score())
+        if text.rules.likeliest is not None:
+            text.keep_likeliest(batch.likeliest(row, LISTED))
+
+
+def _keeps_score(rules: DecodingRules, start: _CallStart) -> bool:
+    """Return whether p of ` [` is kept: rules trace every position, a call may begin with it, or it is likely."""
+    return rules.traced or start.first_rank < RECORDED or start.is_among(rules.k)
 
 
 def _stop_before_sentences(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
@@ -122,10 +136,33 @@ def _begin_calls(texts: Sequence[WrittenText], starts: Sequence[_CallStart]) -> 
     `starts`: ` [` as the next tokens of each text.
     """
     for text, start in zip(texts, starts, strict=True):
-        k = text.stretch.k
-        may_be_among_k = start.first_rank < k  # the cheapest test comes first
-        if may_be_among_k and text.may_begin_call and start.is_among(k):
+        top_k = text.since_call.top_k
+        may_be_among = start.first_rank < top_k  # the cheapest test comes first
+        if may_be_among and text.may_begin_call and start.is_among(top_k):
             text.begin_call()
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenCall:
+    """A tool call that is being written, as a row of a batch; `top_k`: the k of the rules of its text."""
+
+    row: int
+    call: WrittenCall
+    top_k: int
+
+    def measure_closing(self, batch: GreedyRows, token: int, closing: str) -> None:
+        """Let the call remember how likely its input ends here with `token`, whose text is `closing`, such as `)`."""
+        if self.call.form.allows(token):
+            self.call.measure_closing(batch.log_probability(self.row, [token]), closing)
+
+
+def _open_calls(texts: Sequence[WrittenText]) -> list[_OpenCall]:
+    """Return the tool calls that the texts of a batch are writing and whose tool is already named."""
+    open_calls = []
+    for row, text in enumerate(texts):
+        if text.call is not None and text.call.has_name:
+            open_calls.append(_OpenCall(row, text.call, top_k=text.rules.k))
+    return open_calls
 
 
 def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
@@ -134,16 +171,15 @@ def _measure_closings(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
     Only tokens that close the input, such as `)`, count, if the call's grammar allows them here and they are among the
     k likeliest next tokens.
     """
-    open_calls = [(row, text.call) for row, text in enumerate(texts) if text.call is not None and text.call.has_name]
+    open_calls = _open_calls(texts)
     if not open_calls:
         return
     vocabulary = texts[0].rules.vocabulary  # all texts of a batch have the same one
-    for token, closing_text in vocabulary.closings.items():
+    for token, closing in vocabulary.closings.items():
         ranks = batch.ranks(token)  # by row: how many tokens are likelier
-        for row, call in open_calls:
-            is_among_k = ranks[row] < texts[row].rules.k
-            if is_among_k and call.form.allows(token):
-                call.measure_closing(batch.log_probability(row, [token]), closing_text)
+        for open_call in open_calls:
+            if ranks[open_call.row] < open_call.top_k:
+                open_call.measure_closing(batch, token, closing)
 
 
 def _forbid_outside_grammar(batch: GreedyRows, texts: Sequence[WrittenText]) -> None:
@@ -159,10 +195,10 @@ def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[i
     """Return for each text the likeliest next token that no rule forbids.
 
     A text whose likeliest token would complete something that only looks like a tool call, such as `<QA(`, stops
-    writing here. For a text that does not write, the returned token is meaningless.
+    writing here. The token of a text that does not write is meaningless.
     """
     while True:  # mask forbidden tokens and look again, until no text's likeliest token is forbidden
-        likeliest = batch.best()
+        likeliest = batch.best()  # by row
         forbidden = []  # pairs of a row and a token
         for row, text in enumerate(texts):
             text.stop_before_look_alike(likeliest[row])
@@ -174,7 +210,7 @@ def _likeliest_tokens(batch: GreedyRows, texts: Sequence[WrittenText]) -> list[i
 
 
 def _forms_of_new_calls(texts: Sequence[WrittenText]) -> dict[int, CallForm]:
-    """Return the grammar (form) of each call that has no tokens yet, by the index of its text in `texts`."""
+    """Return the grammar (form) of each call that begins now, by the index of its text in `texts`."""
     forms = {}
     for row, text in enumerate(texts):
         if text.call is not None and not text.call.tokens:

@@ -24,7 +24,7 @@ class Closing(NamedTuple):
 class WrittenCall:
     """An open call: its tool is not run yet, and it may still be growing.
 
-    - `form`: the grammar of the call, which says which tokens may follow.
+    - `form`: the grammar of the call, which says what tokens may follow.
     - `tokens`: its tokens after ` [`.
     - `likeliest_closing`: the likeliest end of its input so far; None if `)` was never likely.
     """
@@ -67,12 +67,13 @@ class WrittenCall:
         `closing`: a text such as `)`. Ignored if it would not end the input, as within a string or half a character. A
         call that reaches the limit of tokens without `->` is cut at its likeliest end.
         """
+        best = self.likeliest_closing
+        if best is not None and log_probability <= best.log_probability:
+            return
         body = self.body()
         closed_body = f"{body}{closing} {RESULT_ARROW}"
-        best = self.likeliest_closing
-        is_likeliest = best is None or log_probability > best.log_probability
         is_inside_character = body.endswith(INCOMPLETE)
-        if is_likeliest and not is_inside_character and _has_arrow(closed_body):
+        if _has_arrow(closed_body) and not is_inside_character:
             self.likeliest_closing = Closing(log_probability, closed_body)
 
 
@@ -91,13 +92,19 @@ def read_call(body: str) -> DecodedCall:
         read_call("Calcul")  # tool "", input "Calcul", reason NO_END
     """
     arrow_start = find_behind_input(RESULT_ARROW, body)  # -1 without an arrow after the input
-    tool, bracket, input = body.partition("(")
     if arrow_start < 0:
-        if not bracket:  # not even the name is complete
-            return DecodedCall(tool="", input=body, result=None, reason=NO_END)
-        return DecodedCall(tool, input, result=None, reason=NO_END)
+        return _unfinished_call(body)
     try:
         call = parse_call(body[:arrow_start].rstrip())
     except MalformedCall as error:  # a string of a named argument may hold what no call may
+        tool, _, input = body.partition("(")
         return DecodedCall(tool, input, result=None, reason=error.reason)
     return DecodedCall(call.tool, call.input, result=None, reason=None)
+
+
+def _unfinished_call(body: str) -> DecodedCall:
+    """Return a call without an end, with the reason NO_END; its tool is "" if not even the name is complete."""
+    tool, bracket, input = body.partition("(")
+    if not bracket:
+        return DecodedCall(tool="", input=body, result=None, reason=NO_END)
+    return DecodedCall(tool, input, result=None, reason=NO_END)

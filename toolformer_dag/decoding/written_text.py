@@ -5,20 +5,19 @@ from dataclasses import replace
 from enum import Enum
 
 from toolformer_dag.decoding.answer_end import answer_end, may_have_ended
+from toolformer_dag.decoding.finished_text import FinishedText
 from toolformer_dag.decoding.generation import (
     DOES_NOT_FIT,
     EMPTY_PROMPT,
     REPEATED,
     DecodedCall,
     Generation,
-    StartChance,
-    TokenLikelihood,
     call_text,
 )
 from toolformer_dag.decoding.piece_feed import PieceFeed
-from toolformer_dag.decoding.place_scores import StartScore
 from toolformer_dag.decoding.rules import DecodingRules
-from toolformer_dag.decoding.stretch import CallSite, Stretch
+from toolformer_dag.decoding.text_since_call import FirstTokenRules, TextSinceCall, text_after_prompt
+from toolformer_dag.decoding.token_scores import StartScore
 from toolformer_dag.decoding.written_call import WrittenCall, read_call
 from toolformer_dag.texts.calls import API_START
 from toolformer_dag.tools.tool import ToolCall
@@ -38,7 +37,7 @@ class WrittenText:
     """A text that is being written after a prompt, with its calls.
 
     There is one object per text, from its prompt to its end, and all that rules have to remember about a text is in
-    it: `rules` are shared by all texts, and a `Stretch` ends with each call. Not safe for threads.
+    it; `rules` are shared by all texts. Not safe for threads.
 
     | from | to | by |
     |---|---|---|
@@ -51,14 +50,12 @@ class WrittenText:
     | WAITING | READY, ENDED | `go_on` with the answer of the call |
     | any | ENDED | `drop` |
 
-    - `prompt`: the index of the prompt among those of a batch.
-    - `context`: what its tools get beside their input, such as the date.
-    - `stretch`: the tokens since the prompt or the last call, with the position of the next token (`Stretch`).
+    - `prompt`: the index of its prompt among the prompts.
+    - `context`: what its tools get in addition to their input, such as the date.
+    - `finished`: what was written up to the last call. When a call waits or the text has ended, it includes the text
+      since that call.
+    - `since_call`: the tokens since the prompt or the last call, with the index of the next token.
     - `call`: the call that is being written or waits for its tool; else None.
-    - `text`: what was written before the stretch, with calls. When a call waits or the text has ended, it includes the
-      stretch.
-    - `plain`: the same without calls.
-    - `calls`: the calls that were answered, with results or with reasons.
     - `reason`: why nothing can be written, such as EMPTY_PROMPT; else None.
     """
 
@@ -67,40 +64,40 @@ class WrittenText:
     ) -> None:
         """Start in the state READY after the tokens of a prompt; ENDED if the prompt is empty or fills the context.
 
-        prompt: its index among the prompts. context: what tools get beside their input, such as the date.
+        prompt: its index among the prompts. context: what tools get in addition to their input, such as the date.
         """
         self.rules = rules
         self.prompt = prompt
         self.context = context
         self.state = TextState.READY
+        self.finished = FinishedText()
         self.call: WrittenCall | None = None
-        self.text = ""
-        self.plain = ""
-        self.calls: list[DecodedCall] = []
         self.reason: str | None = None
-        # What finished stretches and calls add to `generation`.
-        self._token_count = 0  # tokens that the model chose
-        self._look_alikes = 0  # removed texts that only looked like calls
-        self._chances: list[StartChance] = []  # the model's p of ` [` before each token
-        self._likelihoods: list[TokenLikelihood] = []  # log p of each token outside calls
-        self._p_start: float | None = None  # p of ` [` where the first call began; before it, the largest p
         self._feed = PieceFeed(rules, prompt)  # passes new text to `rules.watch`
         self._forced: list[int] = []  # the next tokens, chosen by a rule and not by the model
-        self.stretch = Stretch(
-            rules, prefix=list(prompt_tokens), budget=rules.max_new_tokens, site=CallSite(), after_call=False
-        )
+        self.since_call = text_after_prompt(rules, prompt_tokens)
         self._end_if_nothing_fits()
 
     def _end_if_nothing_fits(self) -> None:
         """End the text if its prompt is empty, fills the context, or no token may be written; set `reason`."""
-        if not self.stretch.prefix:
+        if not self.since_call.tokens_before:
             self.reason = EMPTY_PROMPT
-        elif self.stretch.context_left <= 0:
+        elif self.since_call.context_left <= 0:
             self.reason = DOES_NOT_FIT
-        if self.reason is not None or self.stretch.is_full:
+        if self.reason is not None or self.since_call.is_full:
             self._end()
 
     # Its state
+
+    @property
+    def text(self) -> str:
+        """Return the finished text with calls and their results."""
+        return self.finished.text
+
+    @property
+    def plain(self) -> str:
+        """Return the finished text without calls."""
+        return self.finished.plain
 
     @property
     def is_writing(self) -> bool:
@@ -115,7 +112,7 @@ class WrittenText:
     @property
     def is_full(self) -> bool:
         """Return whether the limit of tokens or the model's context is reached."""
-        return self.stretch.is_full
+        return self.since_call.is_full
 
     @property
     def model_chooses_next(self) -> bool:
@@ -125,39 +122,32 @@ class WrittenText:
     @property
     def may_begin_call(self) -> bool:
         """Return whether the rules let a call begin here and its ` [` fits into the context."""
-        stretch = self.stretch
-        fits = stretch.context_left - stretch.token_count >= len(self.rules.vocabulary.start)
-        return self.model_chooses_next and fits and stretch.may_begin_call(stretch.token_count)
+        since_call = self.since_call
+        context_left = since_call.context_left - since_call.token_count
+        start_fits = context_left >= len(self.rules.vocabulary.start)
+        return self.model_chooses_next and start_fits and since_call.may_begin_call(since_call.token_count)
 
     @property
-    def notes_start(self) -> bool:
+    def keeps_start_probability(self) -> bool:
         """Return whether to keep p of ` [` here: one more call is allowed, or no call was made yet."""
-        return self.model_chooses_next and (self.stretch.has_calls_left(self.stretch.token_count) or not self.calls)
+        if not self.model_chooses_next:
+            return False
+        return self.since_call.has_calls_left(self.since_call.token_count) or not self.finished.calls
 
     @property
     def most_tokens(self) -> int:
         """Return how long the text may become, in tokens, before its next prefill: prompt, text and an open call."""
-        return len(self.stretch.prefix) + self.stretch.budget + self.rules.max_call_tokens
+        return len(self.since_call.tokens_before) + self.since_call.max_tokens + self.rules.max_call_tokens
 
     def generation(self) -> Generation:
         """Return what was written, once the text has ended."""
-        return Generation(
-            text=self.text,
-            plain=self.plain,
-            calls=tuple(self.calls),
-            tokens=self._token_count,
-            reason=self.reason,
-            look_alikes=self._look_alikes,
-            chances=tuple(self._chances),
-            likelihoods=tuple(self._likelihoods),
-            p_start=self._p_start,
-        )
+        return self.finished.generation(self.reason)
 
     # 1. Prefill
 
     def tokens_to_prefill(self) -> list[int]:
         """Return the tokens of the prompt and of all text so far, which the model reads before it goes on."""
-        return self.stretch.prefix
+        return self.since_call.tokens_before
 
     def start_writing(self) -> None:
         """READY -> WRITING_TEXT, once the model has read the tokens. A text dropped in the meantime stays ENDED."""
@@ -166,17 +156,18 @@ class WrittenText:
 
     # 2. Choose
 
-    def note_start(self, start: StartScore) -> None:
+    def keep_start_score(self, start: StartScore) -> None:
         """Keep the model's p of ` [` after the last token, for `min_probability` and for the trace."""
-        scores = self.stretch.scores
-        if self.notes_start:
-            scores.p_starts[self.stretch.token_count] = start.probability
+        token_index = self.since_call.token_count
+        scores = self.since_call.scores
+        if self.keeps_start_probability:
+            scores.start_probabilities[token_index] = start.probability
         if self.rules.traced:
-            scores.starts[self.stretch.token_count] = start
+            scores.starts[token_index] = start
 
-    def note_likeliest(self, log_probabilities: dict[int, float]) -> None:
+    def keep_likeliest(self, log_probabilities: dict[int, float]) -> None:
         """Keep log p of the likeliest next tokens, by token."""
-        self.stretch.scores.likeliest[self.stretch.token_count] = log_probabilities
+        self.since_call.scores.likeliest[self.since_call.token_count] = log_probabilities
 
     def stop_before_sentence(self, token: int) -> None:
         """End the text if it is a complete sentence and `token`, the likeliest next one, begins another.
@@ -189,13 +180,13 @@ class WrittenText:
         if not may_have_ended(text):
             return
         is_end_token = token in self.rules.vocabulary.ends
-        sentence_length = answer_end(text + self.stretch.addition(token))  # None while the first sentence goes on
+        sentence_length = answer_end(text + self.since_call.addition(token))  # None while the first sentence goes on
         if is_end_token or sentence_length == len(text):
             self._end()
 
     def _text_without_calls(self) -> str:
         """Return all text so far, without calls and their results, while plain text is being written."""
-        return self.plain + self.stretch.text()
+        return self.finished.plain + self.since_call.text()
 
     def stop_before_look_alike(self, token: int) -> None:
         """WRITING_TEXT -> READY if `token`, the likeliest next one, would complete a look-alike of a call.
@@ -205,20 +196,20 @@ class WrittenText:
         """
         if not self.model_chooses_next:
             return
-        look_alike_start = self.stretch.look_alike_start(token)  # its first character; None without one
+        look_alike_start = self.since_call.look_alike_start(token)  # its first character; None without one
         if look_alike_start is not None:
-            self.stretch.shorten_to(look_alike_start)
-            self._feed.show_text(self.stretch, self._likelihoods, whole=True)
-            self._look_alikes += 1
-            self._restart_stretch(no_bracket=True)
+            self.since_call.shorten_to(look_alike_start)
+            self._show_whole_text()
+            self.finished.look_alikes += 1
+            self._go_on_after_removal(no_bracket=True)
 
     def begin_call(self) -> None:
         """Make ` [`, which begins a call, the next tokens, whatever the model's scores."""
         self._forced = list(self.rules.vocabulary.start)
 
     def forbids(self, token: int) -> bool:
-        """Return whether a rule forbids `token` as the next one of the text (`Stretch.forbids`)."""
-        return self.model_chooses_next and self.stretch.forbids(token)
+        """Return whether a rule forbids `token` as the next one of the text (`TextSinceCall.forbids`)."""
+        return self.model_chooses_next and self.since_call.forbids(token)
 
     def next_token(self, likeliest: int) -> int:
         """Return the token to append next: a forced one if there is any, else `likeliest`."""
@@ -232,38 +223,38 @@ class WrittenText:
             self._append_to_text(token)
 
     def _append_to_text(self, token: int) -> None:
-        """Append a token outside calls; then open a call, end the text, or show the watcher what is new.
-
-        A call opens once ` [` is complete. The text ends at an end token, a stop word, the end of its only sentence,
-        or a limit of tokens.
-        """
+        """Append a token outside calls, or end the text at an end token; open a call once ` [` is complete."""
         del self._forced[:1]  # if a token was forced, it is this one
         if token in self.rules.vocabulary.ends:
             self._end()
             return
-        self.stretch.written.append(token)
+        self.since_call.tokens.append(token)
         if self._ends_with_call_start():
             self._open_call()
-            return
+        else:
+            self._end_or_show_text()
+
+    def _end_or_show_text(self) -> None:
+        """End the text at a stop word, the end of its only sentence or a limit; else show the watcher what is new."""
         answer_length = self._answer_length()
         if answer_length is not None:
             self._end_answer(answer_length)
-        elif self.stretch.is_full and not self._forced:  # the forced tokens of ` [` may exceed the limit
+        elif self.since_call.is_full and not self._forced:  # the forced tokens of ` [` may exceed the limit
             self._end()
         else:
-            self._feed.show_text(self.stretch, self._likelihoods, whole=False)
+            self._feed.show_text(self.since_call, self.finished.likelihoods, whole=False)
 
     def _end_answer(self, answer_length: int) -> None:
         """-> ENDED: end the text after so many characters of the text without calls."""
-        # The answer may end before the stretch begins: then no character of the stretch is left.
-        self.stretch.characters = max(answer_length - len(self.plain), 0)
+        # The answer may end before the last call: then no character since the call is left.
+        self.since_call.cut_length = max(answer_length - len(self.finished.plain), 0)
         self._end()
 
     def _ends_with_call_start(self) -> bool:
         """Return whether the text now ends with ` [` and one more call is allowed there."""
         start_tokens = self.rules.vocabulary.start
-        ends_with_start = self.stretch.written[-len(start_tokens) :] == start_tokens
-        return ends_with_start and self.stretch.has_calls_left(self.stretch.token_count - len(start_tokens))
+        ends_with_start = self.since_call.tokens[-len(start_tokens) :] == start_tokens
+        return ends_with_start and self.since_call.has_calls_left(self.since_call.token_count - len(start_tokens))
 
     def _answer_length(self) -> int | None:
         """Return after how many characters of the text without calls the answer ends; None if it goes on.
@@ -283,22 +274,26 @@ class WrittenText:
     # 3. Write a call
 
     def _open_call(self) -> None:
-        """WRITING_TEXT -> WRITING_CALL: open a tool call at the ` [` that was just written.
-
-        Moves ` [` from the stretch to the call, and fixes the call's grammar: the tools that it may name, and the
-        maximum number of its tokens.
-        """
+        """WRITING_TEXT -> WRITING_CALL: open a tool call at the ` [` that was just written, and show it as begun."""
         start_tokens = self.rules.vocabulary.start
-        del self.stretch.written[-len(start_tokens) :]
-        self._feed.show_text(self.stretch, self._likelihoods, whole=True)
-        context_left = self.stretch.context_left - self.stretch.token_count - len(start_tokens)
-        form = self.rules.vocabulary.form(
-            self._tools_of_new_call(), self.rules.schemas, max_tokens=min(self.rules.max_call_tokens, context_left)
-        )
-        self.call = WrittenCall(self.rules.vocabulary, form)
+        del self.since_call.tokens[-len(start_tokens) :]
+        self._show_whole_text()
+        self.call = self._new_call()
         self.state = TextState.WRITING_CALL
         self._feed.begin_call()
         self._feed.show_call(self.call, is_over=False)
+
+    def _new_call(self) -> WrittenCall:
+        """Return a call without tokens after the text so far, with the grammar that it has to follow.
+
+        The grammar has the tools that the call may name, and the maximum number of its tokens.
+        """
+        vocabulary = self.rules.vocabulary
+        tokens_to_call = self.since_call.token_count + len(vocabulary.start)
+        context_left = self.since_call.context_left - tokens_to_call
+        max_tokens = min(self.rules.max_call_tokens, context_left)
+        form = vocabulary.form(self._tools_of_new_call(), self.rules.schemas, max_tokens=max_tokens)
+        return WrittenCall(vocabulary, form)
 
     def _tools_of_new_call(self) -> frozenset[str]:
         """Return the tools that a call after the last token may name.
@@ -306,17 +301,17 @@ class WrittenText:
         After a failed call these are the other tools that can be called. Else they include tools for which p of ` [` is
         too small: a call to one is removed once its name is written (`_needs_likelier_start`).
         """
-        place = self.stretch.token_count
-        failed_tools = self.stretch.site.failed_tools
+        token_index = self.since_call.token_count
+        failed_tools = self.since_call.first_token.failed_tools
         if failed_tools:
-            return self.stretch.callable_tools(place) - failed_tools
-        return self.stretch.offered_tools(place)
+            return self.since_call.callable_tools(token_index) - failed_tools
+        return self.since_call.offered_tools(token_index)
 
     def _append_to_call(self, call: WrittenCall, token: int) -> None:
         """Append a token to the open call; then remove the call, let it wait for its tool, or show what is new."""
         call.append(token)
         if self._needs_likelier_start(call):
-            self._restart_stretch(no_start=True)
+            self._go_on_after_removal(no_call=True)
         elif call.has_ended:
             self.end_call()
         else:
@@ -327,14 +322,14 @@ class WrittenText:
         if not self.rules.min_probability:
             return False
         tool, bracket, _ = call.body().partition("(")
-        return bool(bracket) and tool not in self.stretch.callable_tools(self.stretch.token_count)
+        return bool(bracket) and tool not in self.since_call.callable_tools(self.since_call.token_count)
 
     def end_call(self) -> None:
         """WRITING_CALL -> WAITING: the call is complete, or no further token fits it."""
         assert self.call is not None
         self.state = TextState.WAITING
         self._feed.show_call(self.call, is_over=True)
-        self._close_stretch(last_text=API_START)
+        self._finish_text_since_call(last_text=API_START)
 
     # 4. Wait for its tool
 
@@ -356,7 +351,7 @@ class WrittenText:
         """
         if call.result is None:
             return call
-        for earlier in self.calls:
+        for earlier in self.finished.calls:
             is_same = (earlier.tool, earlier.input) == (call.tool, call.input)
             if is_same and earlier.result is not None:
                 return replace(call, result=None, reason=REPEATED)
@@ -366,125 +361,92 @@ class WrittenText:
         """WAITING -> READY or ENDED: go on after the open call, now that its tool has answered.
 
         `call`: the answered call, as `accepted` returns it. With a result it becomes part of the text, as
-        ` [Calculator(2+3) -> 5]`. Without one it is left out, and another tool is called at the same place. But if it
-        repeats a call or directly follows one, the text just goes on.
+        ` [Calculator(2+3) -> 5]`. Without one it is left out, and another tool is called at the same position. But if
+        it repeats a call or directly follows one, the text just goes on.
         """
-        p_start = self.stretch.scores.p_starts.get(self.stretch.token_count, 0.0)  # p of ` [` where the call began
-        next_site = self._site_after(call)
-        tokens = self.stretch.tokens()
-        if call.result is not None:
-            inserted_text = call_text(call)
-            tokens += self.rules.vocabulary.encoding.calls([inserted_text])[0]
-            self.text += inserted_text
-        self.calls.append(call)
-        self.call = None
+        finished_part = self.since_call
+        first_token = finished_part.rules_after_call(call)
+        tokens = finished_part.all_tokens() + self._insert_call(call)
         self._feed.show_answer(call)
-        self._begin_stretch(tokens, next_site)
-        is_another_tool_next = bool(next_site.failed_tools)
-        if is_another_tool_next:
-            self._call_another_tool(call.tool, p_start)
+        self._begin_text(tokens, first_token)
+        if first_token.failed_tools:
+            start_probability = finished_part.scores.start_probabilities.get(finished_part.token_count, 0.0)
+            self._call_another_tool(call.tool, start_probability)
 
-    def _site_after(self, call: DecodedCall) -> CallSite:
-        """Return which calls may begin where the text goes on after `call`, which was just answered.
+    def _insert_call(self, call: DecodedCall) -> list[int]:
+        """Close the open call with its answer; return the tokens that it adds to the text, none without a result."""
+        self.finished.calls.append(call)
+        self.call = None
+        if call.result is None:
+            return []
+        inserted_text = call_text(call)
+        self.finished.text += inserted_text
+        return self.rules.vocabulary.encoding.calls([inserted_text])[0]
 
-        - After a result, another call may follow at once, in a chain.
-        - After a repeated call, or a failed one that directly followed another call, no call may begin there.
-        - After any other failed call, another tool is called there.
-        """
-        site = self._site_here()
-        follows_another_call = self.stretch.is_right_after_result
-        if not follows_another_call:
-            site = replace(site, places_with_calls=site.places_with_calls + 1)
-
-        if call.result is not None:
-            return replace(site, results_before=site.results_before + 1)
-        if follows_another_call or call.reason == REPEATED:
-            return replace(site, no_start=True)
-        return replace(site, failed_tools=self.stretch.site.failed_tools | {call.tool})
-
-    def _call_another_tool(self, failed_tool: str, p_start: float) -> None:
+    def _call_another_tool(self, failed_tool: str, start_probability: float) -> None:
         """Begin a call to another tool where a call just failed; end the text if no tool is left.
 
         - failed_tool: the tool of the failed call; "" if its name was never completed, which ends the text.
-        - p_start: the model's p of ` [` there, which decides by `min_probability` what tools can be called.
+        - start_probability: the model's p of ` [` there; with `min_probability` it decides what tools can be called.
         """
-        stretch = self.stretch  # a new one without tokens: the failed call was at its place 0
-        stretch.scores.p_starts[0] = p_start
-        remaining_tools = stretch.callable_tools(0) - stretch.site.failed_tools
-        if failed_tool and remaining_tools and stretch.has_calls_left(0):
+        since_call = self.since_call  # without tokens: the failed call was at its index 0
+        since_call.scores.start_probabilities[0] = start_probability
+        remaining_tools = since_call.callable_tools(0) - since_call.first_token.failed_tools
+        if failed_tool and remaining_tools and since_call.has_calls_left(0):
             self.begin_call()
         else:
             self._end()
 
-    # Stretches and ends
+    # Its parts and its end
 
     def drop(self) -> None:
         """-> ENDED at once, because nobody waits for the text: `generation` is not complete then."""
         self.state = TextState.ENDED
 
-    def _begin_stretch(self, tokens: list[int], site: CallSite) -> None:
-        """Begin a new stretch after `tokens`, which are all tokens of the text so far: READY, or ENDED at a limit.
-
-        It has the token budget that the last stretch left over. `site`: which calls may begin at its first token.
-        """
-        budget_left = self.stretch.budget - self.stretch.token_count
-        self.stretch = Stretch(self.rules, prefix=tokens, budget=budget_left, site=site, after_call=bool(self.calls))
+    def _begin_text(self, tokens_before: list[int], first_token: FirstTokenRules) -> None:
+        """Begin new text after all tokens so far, with the number of tokens left over: READY, or ENDED at a limit."""
+        tokens_left = self.since_call.max_tokens - self.since_call.token_count
+        self.since_call = TextSinceCall(
+            self.rules,
+            tokens_before=tokens_before,
+            max_tokens=tokens_left,
+            first_token=first_token,
+            after_call=bool(self.finished.calls),
+        )
         self.state = TextState.READY
         self._forced = []
-        self._feed.begin_stretch()
-        if self.stretch.is_full:
+        self._feed.begin_text()
+        if self.since_call.is_full:
             self._end()
 
-    def _restart_stretch(self, *, no_start: bool = False, no_bracket: bool = False) -> None:
-        """-> READY: go on after the last token of the stretch, without the open call if there is one.
+    def _go_on_after_removal(self, *, no_call: bool = False, no_bracket: bool = False) -> None:
+        """-> READY: go on after the last token outside calls, without the open call if there is one.
 
-        - no_start: no call may begin there again.
+        - no_call: no call may begin there again.
         - no_bracket: no opening bracket may come there again.
         """
-        # A ban on calls at the first token of the stretch stays while nothing is written after it.
-        stays_forbidden = self.stretch.token_count == 0 and self.stretch.site.no_start
-        site = replace(self._site_here(), no_start=no_start or stays_forbidden, no_bracket=no_bracket)
-        tokens = self.stretch.tokens()
-        self._close_stretch(last_text=None if self.call is None else API_START)
+        first_token = self.since_call.rules_after_removal(no_call=no_call, no_bracket=no_bracket)
+        tokens = self.since_call.all_tokens()
+        self._finish_text_since_call(last_text=None if self.call is None else API_START)
         self.call = None
-        self._begin_stretch(tokens, site)
-
-    def _site_here(self) -> CallSite:
-        """Return which calls may begin after the last token, as if none had been tried there."""
-        site = self.stretch.site
-        is_right_after_calls = self.stretch.token_count == 0
-        return CallSite(site.places_with_calls, results_before=site.results_before if is_right_after_calls else 0)
+        self._begin_text(tokens, first_token)
 
     def _end(self) -> None:
         """-> ENDED: nothing more is written."""
         self.state = TextState.ENDED
-        self._feed.show_text(self.stretch, self._likelihoods, whole=True)
-        self._close_stretch(last_text="")
+        self._show_whole_text()
+        self._finish_text_since_call(last_text="")
 
-    def _close_stretch(self, last_text: str | None) -> None:
-        """Add the finished stretch, and the open call after it, to what `generation` returns.
+    def _show_whole_text(self) -> None:
+        """Show the watcher all text since the last call, now that it is complete."""
+        self._feed.show_text(self.since_call, self.finished.likelihoods, whole=True)
 
-        That is: its text, the number of its tokens, and the model's probabilities. `last_text`: what follows its last
-        token: ` [` before a call, "" at the end of the text, None if plain text goes on there.
+    def _finish_text_since_call(self, last_text: str | None) -> None:
+        """Add the text since the last call, and the tokens of the open call after it, to `finished`.
+
+        `last_text`: what follows the text: ` [` before a call, "" at the end, None if plain text goes on there.
         """
-        stretch = self.stretch
-        text = stretch.text()
-        self.text += text
-        self.plain += text
-        self._token_count += stretch.token_count
+        self.finished.add_text(self.since_call, last_text)
         if self.call is not None:
-            self._token_count += len(self.rules.vocabulary.start) + len(self.call.tokens)
-        self._chances += stretch.start_chances(last_text)
-        if self.rules.likeliest is not None:
-            self._likelihoods += [stretch.likelihood(place) for place in range(stretch.token_count)]
-        self._note_p_start()
-
-    def _note_p_start(self) -> None:
-        """Set `_p_start` to p of ` [` where the first call began; before that call, to the largest p so far."""
-        if self.calls:
-            return
-        p_starts = self.stretch.scores.p_starts
-        if self.call is not None:
-            self._p_start = p_starts.get(self.stretch.token_count)
-        else:
-            self._p_start = max([self._p_start or 0.0, *p_starts.values()])
+            self.finished.count_call(self.call)
+        self.finished.record_start_probability(self.since_call, before_call=self.call is not None)

@@ -1,6 +1,6 @@
 """Export the warehouse as Parquet: every table with its comments, and the SQL that makes the warehouse again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ def export_warehouse(database: Path, folder: Path, license: str, views: str) -> 
     """
     refuse_foreign(folder)
     with opened(database) as connection, replacing(folder) as fresh:
-        tables = [_write(connection, name, comment, fresh) for name, comment in _tables(connection)]
+        tables = [_write(table, fresh) for table in warehouse_tables(connection)]
         (fresh / "load.sql").write_text(_load_sql(connection, tables, views), "utf-8")
         (fresh / CARD).write_text(_card(fresh, tables, license), "utf-8")
         rows = {table.name: table.rows for table in tables}
@@ -83,10 +83,26 @@ def _versions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     return dict(connection.execute("SELECT source, version FROM sources ORDER BY source").fetchall())
 
 
-def _tables(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
-    """Return name and comment of every table of the warehouse."""
+class WarehouseTable(NamedTuple):
+    """A table of the warehouse, to be written in another form.
+
+    - `name`: its name
+    - `schema`: its columns; comments are in the metadata (`comment`) of the fields, its own in that of the schema
+    - `rows`: reads its rows in the order in which they are stored, in batches of GROUP_ROWS; can be read once
+    """
+
+    name: str
+    schema: pa.Schema
+    rows: Iterator[pa.RecordBatch]
+
+
+def warehouse_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[WarehouseTable]:
+    """Yield the tables of an opened warehouse, by name. Read the rows of one before the next."""
     query = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT internal AND NOT temporary ORDER BY table_name"
-    return connection.execute(query).fetchall()
+    for name, comment in connection.execute(query).fetchall():
+        schema = _schema(connection, name, comment)
+        rows = connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS)
+        yield WarehouseTable(name, schema, rows)
 
 
 def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> pa.Schema:
@@ -98,14 +114,13 @@ def _schema(connection: duckdb.DuckDBPyConnection, name: str, comment: str) -> p
     return pa.schema(fields, {"comment": comment or ""})
 
 
-def _write(connection: duckdb.DuckDBPyConnection, name: str, comment: str, folder: Path) -> _WrittenTable:
-    """Write a table in the order in which it is stored."""
-    schema = _schema(connection, name, comment)
-    files = ParquetFiles(folder / DATA, name, schema)
-    for batch in connection.sql(f'FROM "{name}"').to_arrow_reader(GROUP_ROWS):
+def _write(table: WarehouseTable, folder: Path) -> _WrittenTable:
+    """Write a table as Parquet files in `folder`/data."""
+    files = ParquetFiles(folder / DATA, table.name, table.schema)
+    for batch in table.rows:
         files.write(pa.Table.from_batches([batch]))
     files.close()
-    return _WrittenTable(name, schema, files.rows)
+    return _WrittenTable(table.name, table.schema, files.rows)
 
 
 def _load(tables: Sequence[_WrittenTable]) -> str:

@@ -26,11 +26,11 @@ OTHER_TOOLS = "other_tools"
 MEANS = (OTHER_RESULTS, EXCHANGED_VALUES, OTHER_TOOLS)
 """How alternatives are got, in the order in which the means are tried."""
 READ = 1 << 13
-"""Characters of the recorded result that are written with other values; a judge reads fewer."""
+"""The maximum number of characters of a recorded result that are written with other values; a judge reads fewer."""
 SAID = 1 << 14
-"""Characters that count as said before a call."""
+"""The maximum number of characters of the text before a call that is searched for values."""
 FEWEST = 2
-"""Results of other conversations that are enough. They are also compared with each other: what chance alone does."""
+"""How many results of other conversations a call needs. They are also compared with each other, to measure chance."""
 
 
 class Alternatives(NamedTuple):
@@ -51,19 +51,27 @@ NO_ALTERNATIVES = Alternatives(None)
 def said_before(messages: Sequence[RecordedMessage], turn: int, index: int) -> str:
     """Return what was said before the result of the call `messages[turn].calls[index]`, as one text.
 
-    It is the end of: earlier messages with their calls and results, the content of the call's message, the arguments of
-    the call. Other calls of the same message are left out, since they run beside it. At most the last SAID characters,
-    which is more than a judge reads.
+    These are all earlier messages with their calls and results, the content of the call's message, and its arguments;
+    not the other calls of that message. At most the last SAID characters, which is more than a judge reads.
     """
-    said = json.dumps(messages[turn].calls[index].arguments, ensure_ascii=False)
-    for number in range(turn, -1, -1):  # backwards, until there is enough
+    call_message = messages[turn]
+    said = f"{call_message.content} {_arguments(call_message.calls[index])}"
+    for message in reversed(messages[:turn]):  # backwards, until there is enough
         if len(said) >= SAID:
             break
-        message = messages[number]
-        earlier_calls = message.calls if number < turn else ()
-        call_texts = [f"{json.dumps(call.arguments, ensure_ascii=False)} {call.result or ''}" for call in earlier_calls]
-        said = " ".join([message.content, *call_texts, said])
+        said = f"{_text_of(message)} {said}"
     return said[-SAID:]
+
+
+def _text_of(message: RecordedMessage) -> str:
+    """Return the content of a message, then the arguments and the result of each call."""
+    call_texts = [f"{_arguments(call)} {call.result or ''}" for call in message.calls]
+    return " ".join([message.content, *call_texts])
+
+
+def _arguments(call: RecordedCall) -> str:
+    """Return the arguments of a call as JSON."""
+    return json.dumps(call.arguments, ensure_ascii=False)
 
 
 def other_values_of(result: str, others: Iterable[str], most: int) -> tuple[str, ...]:
@@ -95,7 +103,7 @@ def of_exchanged_values(call: RecordedCall, identity: str, before: str, pools: S
     Args:
         call: the recorded call.
         identity: a hash of the call and its document, the seed of the random values.
-        before: what was said before the result (`said_before`); values that stand there stay.
+        before: what was said before the result (`said_before`); values that occur there stay.
         pools: strings of other results, to put in place of names and prose.
         most: how many versions are wanted.
     """

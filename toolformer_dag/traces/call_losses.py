@@ -37,7 +37,7 @@ from toolformer_dag.traces import exchanged_results, recorded_calls, recorded_co
 from toolformer_dag.traces.exchanged_results import key_of
 from toolformer_dag.traces.judge import LOSSES, Judge, JudgedCall, load_variant_writer, losses_identity
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
-from toolformer_dag.traces.recorded_conversations import conversations_by_number, rows_by_number
+from toolformer_dag.traces.recorded_conversations import StoredConversation, conversations_by_number, rows_by_number
 from toolformer_dag.traces.variants import EMPTY, NONE, OWN, CallToJudge, VariantWriter
 from toolformer_dag.traces.windows import WINDOWS
 
@@ -59,7 +59,7 @@ MEASURED = {
 JUDGED = pl.Schema({"key": pl.String(), **{name: column.dtype for name, column in MEASURED.items()}})
 """The columns of the stored measurements."""
 LONGEST_CHUNK = 1_000
-"""The most calls of a chunk that goes on to the end of a conversation."""
+"""The maximum number of calls of a chunk that goes on to the end of a conversation."""
 LOOKED_UP = 20_000
 """How many calls are looked up in the row store at once."""
 
@@ -89,7 +89,7 @@ class RecordedCallChunk(NamedTuple):
 
 
 def settings(plan: Plan, lane: None) -> Mapping[str, Any]:
-    """Return the settings that determine the losses of a call: judge, reading version, settings of traces but swaps."""
+    """Return what determines the losses of a call: the judge, the reading version, settings of traces but `swaps`."""
     judge = losses_identity(plan.identity_of("judge"))
     window = WINDOWS[plan.settings.traces.window]
     weights = {"window_weights": list(window.weights)} if window.weights else {}
@@ -108,31 +108,37 @@ def loss_stores(worker: Worker) -> JudgedStores:
 def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) -> Planned:
     """Return the calls of a shard that are not judged yet, cut into chunks. Calls with the same key are judged once.
 
-    `claimed` holds, for each row store, the keys that earlier shards of this run are judging. They are not planned
-    again, and the keys that this shard judges are added to it.
+    claimed: by row store, the keys that earlier shards of this run are judging. They are not planned again, and the
+    keys that this shard judges are added.
     """
-    exchanged = output.plan.lake.table(exchanged_results.NAME).scan([shard])
-    calls = exchanged.select("conversation", "key").collect()
-    store = loss_stores(worker).calls
-    # Keys that are neither stored nor claimed by an earlier shard; `claim` adds them to `claimed`.
-    missing = claim(claimed, store.name, store.missing(calls))
-    distinct_calls = calls.with_row_index("row").unique("key", keep="first", maintain_order=True)
-    to_judge = distinct_calls.join(missing, on="key", how="semi").sort("row")
+    calls = _calls_of_shard(output, shard)
+    to_judge = _calls_to_judge(calls, loss_stores(worker).calls, claimed)
     planned = []
     for chunk in _call_chunks(to_judge, shard, chunk_size(output.plan.settings)):
         planned.append(Chunk(units=chunk.calls.height, payload=chunk))
-    work = Work(
-        computed=Counter(judged=to_judge.height),
-        reused=Counter(judged=calls.height - to_judge.height),
-    )
-    return Planned(planned, work)
+    computed = Counter(judged=to_judge.height)
+    reused = Counter(judged=calls.height - to_judge.height)
+    return Planned(planned, Work(computed=computed, reused=reused))
+
+
+def _calls_of_shard(output: TableOutput, shard: str) -> pl.DataFrame:
+    """Return a frame with a row per call of a shard: its `row` number in the shard, `conversation` and `key`."""
+    exchanged = output.plan.lake.table(exchanged_results.NAME).scan([shard])
+    return exchanged.select("conversation", "key").collect().with_row_index("row")
+
+
+def _calls_to_judge(calls: pl.DataFrame, store: RowStore, claimed: Claimed) -> pl.DataFrame:
+    """Return the first call of each key that is neither stored nor in `claimed`, and add these keys to `claimed`."""
+    missing = claim(claimed, store.name, store.missing(calls))
+    distinct_calls = calls.unique("key", keep="first", maintain_order=True)
+    return distinct_calls.join(missing, on="key", how="semi").sort("row")
 
 
 def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[RecordedCallChunk]:
     """Cut calls with the columns row, conversation and key into chunks of at least `size`; the last may be smaller.
 
     A chunk goes on to the end of its last conversation, so that no two chunks read it, but not above LONGEST_CHUNK
-    calls. As an example, calls of the conversations a a b b b c are cut into a a b b b and c where `size` is 3.
+    calls. With size 3, calls of the conversations a a b b b c are cut into a a b b b and c.
     """
     ends = _conversation_ends(calls["conversation"].to_list())
     first = 0
@@ -146,7 +152,7 @@ def _call_chunks(calls: pl.DataFrame, shard: str, size: int) -> Iterator[Recorde
 
 
 def _conversation_ends(conversations: Sequence[str]) -> list[int]:
-    """Return the offset behind the last call of each conversation, as [2, 5, 6] for a a b b b c."""
+    """Return the index after the last call of each conversation, as [2, 5, 6] for a a b b b c."""
     ends = []
     for number, conversation in enumerate(conversations, 1):
         is_last = number == len(conversations)
@@ -162,72 +168,97 @@ def compute(worker: Worker, output: TableOutput, chunk: RecordedCallChunk) -> Wo
     appended to the row store `calls`.
     """
     stores = loss_stores(worker)
-    judge = Judge(
-        worker.plan.settings, stores.losses, load=partial(worker.engine, "judge"), writer=_variant_writer(worker)
-    )
-    judged_calls = judge.judged(_calls(output.plan, chunk))
+    judge = _judge(worker, stores.losses)
+    judged_calls = judge.judged(_read_calls(output.plan, chunk))
     rows = []
     for key, call in zip(chunk.calls["key"], judged_calls, strict=True):
         rows.append({"key": key, **_measured(call)})
     stores.calls.append(pl.DataFrame(rows, schema=JUDGED))
-    backends: frozenset[str] = frozenset()
-    if judge.counts["computed"]:
-        backends = frozenset({judge.engine.backend.identity})
+    return _work_of(judge)
+
+
+def _judge(worker: Worker, losses: RowStore) -> Judge:
+    """Return the judge of the plan, which stores single losses; its model is loaded for the first one that is new."""
+    load_model = partial(worker.engine, "judge")
+    return Judge(worker.plan.settings, losses, load=load_model, writer=_variant_writer(worker))
+
+
+def _work_of(judge: Judge) -> Work:
+    """Return how many tokens and losses a judge computed, how many losses it reused, and what ran its model."""
+    computed = judge.counts["computed"]
     return Work(
         tokens=judge.tokens,
-        computed=Counter(losses=judge.counts["computed"]),
+        computed=Counter(losses=computed),
         reused=Counter(losses=judge.counts["reused"]),
-        backends=backends,
+        backends=frozenset({judge.engine.backend.identity}) if computed else frozenset(),
     )
 
 
 @lru_cache(1)
 def _variant_writer(worker: Worker) -> VariantWriter:
-    """Load what writes conversations as tokens; it is kept for the chunks that follow in this process."""
+    """Load the writer of variants, which turns conversations into tokens; it is kept for later chunks."""
     return load_variant_writer(worker.plan.settings)
 
 
-def _calls(plan: Plan, chunk: RecordedCallChunk) -> list[CallToJudge]:
+def _read_calls(plan: Plan, chunk: RecordedCallChunk) -> list[CallToJudge]:
     """Read the calls of a chunk, each with its conversation and the other results to put in place of its own.
 
     Raises StorageError if another run has replaced the conversations since the chunk was planned.
     """
-    calls = rows_by_number(plan, recorded_calls.NAME, chunk.shard, chunk.calls["row"])
-    exchanged = rows_by_number(plan, exchanged_results.NAME, chunk.shard, chunk.calls["row"])
-    conversations = conversations_by_number(plan, chunk.shard, calls["number"].unique().sort())
-    calls_to_judge = []
+    rows = _rows_of_calls(plan, chunk)
+    numbers = sorted({row["number"] for row in rows})
+    conversations = conversations_by_number(plan, chunk.shard, pl.Series(numbers, dtype=pl.Int32))
+    _require_same_keys(chunk, rows, conversations)
+    return [_call_to_judge(row, conversations[row["number"]]) for row in rows]
+
+
+def _call_to_judge(row: Mapping[str, Any], conversation: StoredConversation) -> CallToJudge:
+    """Return the call of a row, as `_rows_of_calls` reads it, with its conversation and other results."""
+    return CallToJudge(
+        messages=conversation.messages,
+        message=row["turn"],
+        index=row["call"],
+        other_results=tuple(row["results"]),
+    )
+
+
+def _rows_of_calls(plan: Plan, chunk: RecordedCallChunk) -> list[dict[str, Any]]:
+    """Return the rows of a chunk's calls in the table of recorded calls, with the `results` to put in their place."""
+    row_numbers = chunk.calls["row"]
+    calls = rows_by_number(plan, recorded_calls.NAME, chunk.shard, row_numbers)
+    exchanged = rows_by_number(plan, exchanged_results.NAME, chunk.shard, row_numbers)
+    return calls.select("number", "turn", "call").with_columns(exchanged["results"]).to_dicts()
+
+
+def _require_same_keys(
+    chunk: RecordedCallChunk, rows: Sequence[Mapping[str, Any]], conversations: Mapping[int, StoredConversation]
+) -> None:
+    """Raise StorageError if the calls that were read have other keys than the planned ones.
+
+    rows: the calls as they were read. conversations: by their number in the shard.
+    """
     keys = []
-    for call, results in zip(calls.iter_rows(named=True), exchanged["results"].to_list(), strict=True):
-        conversation = conversations[call["number"]]
-        call_to_judge = CallToJudge(
-            messages=conversation.messages, message=call["turn"], index=call["call"], other_results=tuple(results)
-        )
-        calls_to_judge.append(call_to_judge)
-        keys.append(key_of(conversation.digest, call["turn"], call["call"], results))
+    for row in rows:
+        digest = conversations[row["number"]].digest
+        keys.append(key_of(digest, row["turn"], row["call"], row["results"]))
     if keys != chunk.calls["key"].to_list():
         raise StorageError(
             f"{NAME}, shard {chunk.shard!r}: another run has replaced its conversations meanwhile; run again"
         )
-    return calls_to_judge
 
 
 def _measured(call: JudgedCall) -> dict[str, Any]:
-    """Return a row with the columns of MEASURED. Losses are null, and lists empty, if the call could not be judged.
-
-    `JudgedCall.losses` is keyed by the name of a variant: NONE, EMPTY, OWN, and "0", "1" for the other results.
-    `overlap` has the overlap with the recorded result first.
-    """
-    own_overlap = call.overlap[0] if call.overlap else None
-    swapped_overlaps = list(call.overlap[1:])
+    """Return a row with the columns of MEASURED. Losses are null, and lists empty, if the call could not be judged."""
+    swapped_losses = [call.losses[str(number)] for number in range(len(call.other_results))]
     return {
         "not_judged": call.reason,
         "tokens": call.tokens,
         "loss_none": call.losses.get(NONE),
         "loss_empty": call.losses.get(EMPTY),
         "loss_result": call.losses.get(OWN),
-        "overlap": own_overlap,
-        "swapped_losses": [call.losses[str(number)] for number in range(len(call.other_results))],
-        "swapped_overlaps": swapped_overlaps,
+        "overlap": call.overlap[0] if call.overlap else None,  # with the recorded result
+        "swapped_losses": swapped_losses,
+        "swapped_overlaps": list(call.overlap[1:]),
     }
 
 
@@ -241,23 +272,28 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 def _frames(output: TableOutput, store: RowStore, shard: str, rejected: Rejected) -> Iterator[pl.DataFrame]:
     """Yield the calls of a shard with what was measured of them; count calls that were not judged in `rejected`.
 
-    `rejected` maps a reason to a number of calls. It is complete when all frames were yielded. Raises StorageError if
-    the row store lacks a call.
+    rejected: numbers of calls by reason, complete when all frames were yielded. Raises StorageError if the row store
+    lacks a call.
     """
     for exchanged in output.plan.lake.table(exchanged_results.NAME).batches(shard):
         for calls in exchanged.select(*PLACE, "key").iter_slices(LOOKED_UP):
-            stored = store.stored(calls)
-            measured = calls.join(stored, on="key", how="left", maintain_order="left")
-            lacking = measured["tokens"].null_count()  # every stored row has tokens
-            if lacking:
-                raise StorageError(f"{lacking} judged calls were damaged while they were read; run again")
+            measured = _measured_calls(calls, store)
             rejected.update(counted(measured, "not_judged"))
             yield measured.select(output.stage.schema.names())
 
 
+def _measured_calls(calls: pl.DataFrame, store: RowStore) -> pl.DataFrame:
+    """Return calls with the columns of MEASURED, looked up by `key`. Raises StorageError if the store lacks a call."""
+    measured = calls.join(store.stored(calls), on="key", how="left", maintain_order="left")
+    lacking = measured["tokens"].null_count()  # every stored row has tokens
+    if lacking:
+        raise StorageError(f"{lacking} judged calls were damaged while they were read; run again")
+    return measured
+
+
 STAGE = Stage(
     name="call_losses",
-    description="The losses of what follows every recorded call: without it, with its result, with those of others.",
+    description="The losses of what follows every recorded call: without it, with its result, with other results.",
     columns={**PLACE, **MEASURED},
     key=KEY,
     settings=settings,

@@ -8,13 +8,14 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import orjson
 import polars as pl
 
+from toolformer_dag.computing.conversation_shards import Source
 from toolformer_dag.conversations.dropping import can_drop, drop
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
 from toolformer_dag.conversations.reading import ReadConversation
@@ -27,7 +28,7 @@ from toolformer_dag.traces.recorded_conversations import FileReading
 from toolformer_dag.traces.stored_messages import messages_of
 
 METADATA = "tool_call_gains"
-"""The field that a record gets; in ATIF it stands under `extra`."""
+"""The field of a record with its verdicts; in ATIF, a format of agent trajectories, it is under `extra`."""
 SUFFIX = re.compile(r"\.(?:jsonl|json|ndjson|parquet)(?:\.gz|\.zst)?$")
 DOES_NOT_HELP = "does not help"
 FAILED = "failed call"
@@ -68,6 +69,14 @@ class Cleaned:
     calls: int = 0
     answers: int = 0
 
+    def count(self, left_out: "_LeftOut") -> None:
+        """Add what is left out of a conversation to the counts."""
+        if left_out.is_whole:
+            self.conversations += 1
+        else:
+            self.calls += len(left_out.calls)
+            self.answers += sum(1 for message in left_out.messages if message.content.strip())
+
 
 def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, force: bool = False) -> Cleaned:
     """Write the judged conversations into `folder`, a file of JSON lines per file that was judged; return the counts.
@@ -79,28 +88,51 @@ def write_cleaned(judgement: Judgement, folder: FilePath, dropped: Dropped, forc
     Raises UserError if a file exists already and `force` is not set, or if a judged file has changed meanwhile; raises
     WriteError if a file cannot be written.
     """
-    cleaned = Cleaned({})
+    output = _OutputFolder(folder, force)
+    cleaned = Cleaned(output.lines)
     verdicts = query(judgement.database, VERDICTS)
-    judged_sources = _judged_sources(judgement)
-    for shard_name, shard in judgement.plan.conversations.items():
-        _require_unchanged(judgement, shard_name)
-        for source in shard.files():
-            if source.name not in judged_sources:  # it is among the rejections
-                continue
-            records = _cleaned_records(FileReading(source), verdicts, dropped, cleaned)
-            name = _unused_name(file_name(SUFFIX.sub("", source.name)), cleaned.lines)
-            cleaned.lines[name] = _write_lines(folder / name, records, force)
+    for source in _judged_sources(judgement):
+        verdicts_of_file = _verdicts_by_conversation(verdicts, source.name)
+        cleaning = _FileCleaning(FileReading(source), verdicts_of_file, dropped, cleaned)
+        output.write(file_name(SUFFIX.sub("", source.name)), cleaning.records())
     pairs = _pairs(judgement)
     if pairs:
-        name = _unused_name("pairs", cleaned.lines)
-        cleaned.lines[name] = _write_lines(folder / name, pairs, force)
+        output.write("pairs", pairs)
     return cleaned
 
 
-def _judged_sources(judgement: Judgement) -> set[str]:
-    """Return the names of the files from which conversations were judged. Damaged files are not among them."""
+@dataclass(frozen=True)
+class _OutputFolder:
+    """The folder into which files of JSON lines are written.
+
+    Attributes:
+        folder: its path.
+        force: whether files that exist already are replaced.
+        lines: the number of lines of each file that is written so far, by its name.
+    """
+
+    folder: FilePath
+    force: bool
+    lines: dict[str, int] = field(default_factory=dict)
+
+    def write(self, stem: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows into the file `stem`.jsonl; a number is added to a name that is taken, as in a-2.jsonl."""
+        name = _unused_name(stem, self.lines)
+        self.lines[name] = _write_lines(self.folder / name, rows, self.force)
+
+
+def _judged_sources(judgement: Judgement) -> Iterator[Source]:
+    """Yield the files from which conversations were judged, without damaged ones.
+
+    Raises UserError if a file has changed since it was judged.
+    """
     table = judgement.plan.lake.table(recorded_conversations.NAME).scan(judgement.plan.conversations)
-    return set(table.select(pl.col("source").unique()).collect()["source"])
+    names = set(table.select(pl.col("source").unique()).collect()["source"])
+    for shard_name, shard in judgement.plan.conversations.items():
+        _require_unchanged(judgement, shard_name)
+        for source in shard.files():
+            if source.name in names:
+                yield source
 
 
 def _require_unchanged(judgement: Judgement, shard: str) -> None:
@@ -134,28 +166,45 @@ def _write_lines(file: FilePath, rows: Iterable[Mapping[str, Any]], force: bool)
     return lines
 
 
-def _cleaned_records(
-    reading: FileReading, verdicts: pl.DataFrame, dropped: Dropped, cleaned: Cleaned
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a file with the verdicts on their calls, and without what is dropped.
+@dataclass(frozen=True)
+class _FileCleaning:
+    """One pass over a judged file, which yields its records without what is dropped.
 
-    Adds what is left out to the counts of `cleaned`. dropped: what the user wants left out.
+    Attributes:
+        reading: the file.
+        verdicts: the verdicts on its calls, by the name of the conversation.
+        dropped: what the user wants left out.
+        cleaned: the counts to which is added what is left out.
     """
-    verdicts_of_conversation = _verdicts_by_conversation(verdicts, reading.source.name)
-    # Conversations that were read from the same record follow each other, and have the number of the record.
-    for _, group_of_record in groupby(reading.conversations(keeps_records=True), lambda read: read.number):
-        group: _RecordGroup | None = None
-        for conversation in group_of_record:
-            if group is None:  # `reading` holds the records of the conversation that it gave last
-                group = _RecordGroup.of(conversation, reading.records)
-            conversation_verdicts = verdicts_of_conversation.get(reading.name_of(conversation), [])
-            group.add(conversation, conversation_verdicts, dropped, cleaned)
-        if group is not None:
-            yield from group.cleaned_records()
+
+    reading: FileReading
+    verdicts: Mapping[str, Sequence[Verdict]]
+    dropped: Dropped
+    cleaned: Cleaned
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the records of the file with the verdicts on their calls, and without what is dropped."""
+        # Conversations that were read from the same record follow each other, and have the number of the record.
+        for _, conversations in groupby(self.reading.conversations(keeps_records=True), lambda read: read.number):
+            yield from self._record_group(conversations).cleaned_records()
+
+    def _record_group(self, conversations: Iterator[ReadConversation]) -> "_RecordGroup":
+        """Return the records of these conversations, at least one, with what is left out of them."""
+        first = next(conversations)
+        group = _RecordGroup.of(first, self.reading.records)  # now: the next conversation may drop these records
+        for conversation in chain([first], conversations):
+            verdicts = self.verdicts.get(self.reading.name_of(conversation), [])
+            left_out = _left_out(conversation, verdicts, self.dropped)
+            group.add(conversation, verdicts, left_out)
+            self.cleaned.count(left_out)
+        return group
 
 
 def _verdicts_by_conversation(verdicts: pl.DataFrame, source: str) -> dict[str, list[Verdict]]:
-    """Return the verdicts on the calls of a file, by the name of the conversation, such as traces.jsonl:12."""
+    """Return the verdicts on the calls of a file, by the name of the conversation, such as traces.jsonl:12.
+
+    source: the name of the file.
+    """
     by_conversation: dict[str, list[Verdict]] = {}
     of_source = verdicts.filter(pl.col("source") == source).drop("source")
     for row in of_source.iter_rows(named=True):
@@ -228,7 +277,7 @@ class _RecordGroup:
     def of(first: ReadConversation, records: Mapping[int, Any]) -> "_RecordGroup":
         """Return a group with the records of `first`, its first conversation; nothing is left out yet.
 
-        records: by their numbers, at least from that of `first` on.
+        records: by number, at least from the number of `first` on.
         """
         numbers = sorted(number for number in records if number >= first.number)
         numbers_of_group = numbers[: first.record_count]
@@ -238,27 +287,14 @@ class _RecordGroup:
             is_file=first.record_count > 1,
         )
 
-    def add(
-        self, conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped, cleaned: Cleaned
-    ) -> None:
-        """Add what is left out of a conversation to this group, and to the counts of `cleaned`.
-
-        verdicts: on the calls of the conversation. dropped: what the user wants left out. Raises UserError if calls are
-        to be left out and the conversation's form allows to leave out whole conversations only.
-        """
+    def add(self, conversation: ReadConversation, verdicts: Sequence[Verdict], left_out: _LeftOut) -> None:
+        """Add a conversation of these records, with the verdicts on its calls and with what is left out of it."""
         self.form = conversation.form
-        left_out = _left_out(conversation, verdicts, dropped)
         self.calls_left_out += left_out.calls
-        for message in left_out.messages:
-            if message.place is not None:
-                self.places_left_out.append(message.place)
-        if left_out.is_whole:
-            cleaned.conversations += 1
-            return
-        self.conversations_left += 1
-        self.verdicts += verdicts
-        cleaned.calls += len(left_out.calls)
-        cleaned.answers += sum(1 for message in left_out.messages if message.content.strip())
+        self.places_left_out += [message.place for message in left_out.messages if message.place is not None]
+        if not left_out.is_whole:
+            self.conversations_left += 1
+            self.verdicts += verdicts
 
     def cleaned_records(self) -> Iterator[Any]:
         """Yield the records without what is left out; the first one gets the verdicts. Yield none if nothing stays.
@@ -267,19 +303,20 @@ class _RecordGroup:
         """
         if self.conversations_left == 0:
             return
+        first, *others = self._remaining_records()
+        yield _with_verdicts(first, self.verdicts)
+        yield from others
+
+    def _remaining_records(self) -> list[Any]:
+        """Return the records without the calls and messages that are left out, at least one."""
         if self.calls_left_out and not can_drop(self.form):
             raise UserError(
                 f"--drop conversations: a record in the form {self.form} holds several conversations, and one of them "
                 "cannot be left out; write a record or a file for each"
             )
-        # `drop` returns what it was given, without the calls and messages: a list of records, or a record.
         if self.is_file:
-            first, *others = drop(self.records, self.calls_left_out, self.places_left_out)
-        else:
-            first = drop(self.records[0], self.calls_left_out, self.places_left_out)
-            others = []
-        yield _with_verdicts(first, self.verdicts)
-        yield from others
+            return list(drop(self.records, self.calls_left_out, self.places_left_out))
+        return [drop(self.records[0], self.calls_left_out, self.places_left_out)]
 
 
 def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropped: Dropped) -> _LeftOut:
@@ -289,29 +326,45 @@ def _left_out(conversation: ReadConversation, verdicts: Sequence[Verdict], dropp
     - "calls": its unhelpful calls
     - "failed": its failed calls
 
-    With calls go the answers that rested on them (`_unsupported_messages`). An unhelpful call does not help, or has
-    failed though the answer claims success. verdicts: on the calls of the conversation. Raises UserError if calls are
-    to be left out and the conversation's form allows to leave out whole conversations only.
+    With calls go the answers that rested on them. verdicts: on the calls of the conversation. Raises UserError if calls
+    are to be left out and the conversation's form allows to leave out whole conversations only.
     """
     messages = conversation.messages
-    unhelpful = [row for row in verdicts if row["verdict"] == DOES_NOT_HELP or row["reason"] == SUCCESS_CLAIMED]
-    if dropped == "conversations" and unhelpful:
-        every_call = [call for message in messages for call in message.calls]
-        return _LeftOut(every_call, messages, is_whole=True)
-    rows_left_out: list[Verdict] = []
-    if dropped == "calls":
-        rows_left_out = unhelpful
-    elif dropped == "failed":
-        rows_left_out = [row for row in verdicts if row["verdict"] == FAILED]
-    if not rows_left_out:
+    if dropped == "conversations":
+        return _whole(messages) if any(_is_unhelpful(verdict) for verdict in verdicts) else NOTHING_LEFT_OUT
+    verdicts_left_out = [verdict for verdict in verdicts if _is_dropped(verdict, dropped)]
+    if not verdicts_left_out:
         return NOTHING_LEFT_OUT
-    if not can_drop(conversation.form):
+    _require_droppable_calls(conversation.form, dropped)
+    calls = [messages[verdict["turn"]].calls[verdict["call"]] for verdict in verdicts_left_out]
+    return _LeftOut(calls, _unsupported_messages(messages, verdicts_left_out))
+
+
+def _require_droppable_calls(form: str, dropped: Dropped) -> None:
+    """Raise UserError if only whole conversations can be left out of records in a form, no single calls."""
+    if not can_drop(form):
         raise UserError(
-            f"--drop {dropped}: conversations in the form {conversation.form} can be left out as a whole alone; "
+            f"--drop {dropped}: conversations in the form {form} can be left out as a whole alone; "
             "write --drop conversations"
         )
-    calls = [messages[row["turn"]].calls[row["call"]] for row in rows_left_out]
-    return _LeftOut(calls, _unsupported_messages(messages, rows_left_out))
+
+
+def _whole(messages: Sequence[RecordedMessage]) -> _LeftOut:
+    """Return that a conversation is left out as a whole, with all of its calls and messages."""
+    every_call = [call for message in messages for call in message.calls]
+    return _LeftOut(every_call, messages, is_whole=True)
+
+
+def _is_dropped(verdict: Verdict, dropped: Dropped) -> bool:
+    """Return whether a single call is left out, by its verdict and the value of `dropped`."""
+    if dropped == "calls":
+        return _is_unhelpful(verdict)
+    return dropped == "failed" and verdict["verdict"] == FAILED
+
+
+def _is_unhelpful(verdict: Verdict) -> bool:
+    """Return whether a call does not help, or has failed though the answer claims success."""
+    return bool(verdict["verdict"] == DOES_NOT_HELP or verdict["reason"] == SUCCESS_CLAIMED)
 
 
 def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
@@ -326,36 +379,39 @@ def _with_verdicts(record: Any, verdicts: Sequence[Verdict]) -> Any:
 def _unsupported_messages(messages: Sequence[RecordedMessage], left_out: Sequence[Verdict]) -> list[RecordedMessage]:
     """Return the assistant's messages that rest on nothing any more when the calls of `left_out` are left out.
 
-    An exchange goes from a message of the user to the next one. Its answer has lost its support if all of its calls are
-    left out. Then the assistant's messages from the first of these calls on are returned. If the answer was as likely
-    without each of them, it rests on what was said before, and none are returned.
+    The answer to a message of the user loses its support with all of its calls: then the assistant's messages from the
+    first of these calls on are returned. An answer that was as likely without each of them rests on earlier words.
     """
     unsupported: list[RecordedMessage] = []
-    for first, end in _exchanges(messages):
-        left_out_here = [row for row in left_out if first <= row["turn"] < end]
-        if not left_out_here:
-            continue
-        call_count = sum(len(message.calls) for message in messages[first:end])
-        a_call_stays = len(left_out_here) < call_count
-        rests_on_words = all(row["reason"] == AS_LIKELY_WITHOUT for row in left_out_here)
-        if a_call_stays or rests_on_words:
-            continue
-        first_left_out = min(row["turn"] for row in left_out_here)  # `turn` is the number of a message
-        unsupported += [message for message in messages[first_left_out:end] if message.role == "assistant"]
+    for numbers in _ranges_by_user_message(messages):
+        turns = [verdict["turn"] for verdict in left_out if verdict["turn"] in numbers]  # numbers of messages
+        if turns and _loses_support(messages, numbers, left_out):
+            following = messages[min(turns) : numbers.stop]
+            unsupported += [message for message in following if message.role == "assistant"]
     return unsupported
 
 
-def _exchanges(messages: Sequence[RecordedMessage]) -> Iterator[tuple[int, int]]:
-    """Yield the numbers (first, end) of the messages of each exchange; a message of the user begins a new one.
+def _loses_support(messages: Sequence[RecordedMessage], numbers: range, left_out: Sequence[Verdict]) -> bool:
+    """Return whether the answer in a range of messages rests on nothing any more without the calls of `left_out`."""
+    call_count = sum(len(messages[number].calls) for number in numbers)
+    left_out_here = [verdict for verdict in left_out if verdict["turn"] in numbers]
+    if len(left_out_here) < call_count:
+        return False
+    rests_on_earlier_words = all(verdict["reason"] == AS_LIKELY_WITHOUT for verdict in left_out_here)
+    return not rests_on_earlier_words
 
-    As (0, 2) and (2, 4) for messages of user, assistant, user, assistant.
+
+def _ranges_by_user_message(messages: Sequence[RecordedMessage]) -> Iterator[range]:
+    """Yield the numbers of the messages from each message of the user to the next one.
+
+    As range(0, 2) and range(2, 4) for messages of user, assistant, user, assistant.
     """
     first = 0
     for number, message in enumerate(messages):
         if message.role == "user" and number > first:
-            yield first, number
+            yield range(first, number)
             first = number
-    yield first, len(messages)
+    yield range(first, len(messages))
 
 
 def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
@@ -363,30 +419,23 @@ def _pairs(judgement: Judgement) -> list[dict[str, Any]]:
 
     A pair has the fields prompt, chosen and rejected, each a list of OpenAI messages, and the gains of both calls.
     """
-    pairs_of_calls = [_CallPair(*row) for row in query(judgement.database, PAIRS).iter_rows()]
+    pairs = [_CallPair(*row) for row in query(judgement.database, PAIRS).iter_rows()]
     names: set[str] = set()
-    for pair in pairs_of_calls:
+    for pair in pairs:
         names |= {pair.chosen, pair.rejected}
-    messages = _messages(judgement, names)
-    records = []
-    for pair in pairs_of_calls:
-        chosen = messages[pair.chosen]
-        rejected = messages[pair.rejected]
-        record = {
-            "prompt": _openai(chosen[: pair.turn]),
-            "chosen": _openai(chosen[pair.turn : pair.turn + 1]),
-            "rejected": _openai(rejected[pair.turn : pair.turn + 1]),
-            "gain_chosen": pair.chosen_gain,
-            "gain_rejected": pair.rejected_gain,
-        }
-        records.append(record)
-    return records
+    messages_by_name = _messages(judgement, names)
+    return [pair.record(messages_by_name[pair.chosen], messages_by_name[pair.rejected]) for pair in pairs]
 
 
 class _CallPair(NamedTuple):
     """A row of PAIRS: two conversations that are alike up to message number `turn`, where their calls differ.
 
-    `chosen` is the name of the conversation whose call helps, `rejected` of the one whose call does not.
+    Attributes:
+        chosen: the name of the conversation whose call helps.
+        rejected: the name of the conversation whose call does not help.
+        turn: the number of the message with the call, in both.
+        chosen_gain: the gain of the helpful call.
+        rejected_gain: the gain of the other call.
     """
 
     chosen: str
@@ -394,6 +443,19 @@ class _CallPair(NamedTuple):
     turn: int
     chosen_gain: float
     rejected_gain: float
+
+    def record(
+        self, chosen_messages: Sequence[RecordedMessage], rejected_messages: Sequence[RecordedMessage]
+    ) -> dict[str, Any]:
+        """Return the preference pair, as it is written; the arguments are the messages of both conversations."""
+        end = self.turn + 1
+        return {
+            "prompt": _openai(chosen_messages[: self.turn]),
+            "chosen": _openai(chosen_messages[self.turn : end]),
+            "rejected": _openai(rejected_messages[self.turn : end]),
+            "gain_chosen": self.chosen_gain,
+            "gain_rejected": self.rejected_gain,
+        }
 
 
 def _messages(judgement: Judgement, names: Collection[str]) -> dict[str, tuple[RecordedMessage, ...]]:

@@ -2,17 +2,17 @@
 
 They are results of the same tool in other conversations, else the call's own result with other values, else results of
 other tools: `alternatives.py` says why. They come from the calls of the same shard (a file, or a group of small files),
-so that another file changes nothing for them. Only for a tool of which it has too few results does a shard borrow some:
-from the samples of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A
-borrowed result changes only if another shard gets one with a smaller hash.
+so that another file changes nothing for them. A shard that has too few results of a tool borrows some: from the samples
+of all other shards (traces/donor_samples), the LENT results of the tool with the smallest hashes. A borrowed result
+changes only if another shard gets one with a smaller hash.
 
 Memory: up to `other_results.DONORS` results of each tool of a shard, and the borrowed ones.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -23,6 +23,7 @@ from toolformer_dag.computing.stage import ByShard, Column, InputsOf, PartRows, 
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage
 from toolformer_dag.identity import fingerprint
+from toolformer_dag.lake.table import Table
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.traces import alternatives, recorded_calls, recorded_conversations
 from toolformer_dag.traces.alternatives import (
@@ -46,7 +47,7 @@ from toolformer_dag.traces.other_results import (
     lacks_donors,
 )
 from toolformer_dag.traces.recorded_calls import KEY, PLACE
-from toolformer_dag.traces.recorded_conversations import conversations_by_number
+from toolformer_dag.traces.recorded_conversations import StoredConversation, conversations_by_number
 from toolformer_dag.traces.stored_messages import text_digest
 
 NAME = "traces/exchanged_results"
@@ -54,9 +55,11 @@ NAME = "traces/exchanged_results"
 SAMPLES = "traces/donor_samples"
 """The table of the results that a shard lends to others, and of how many it lacks."""
 LENT = 32
-"""Results of a tool that a shard lends, and the most that it borrows."""
+"""The maximum number of results of a tool that a shard lends, and that it borrows."""
 BATCH = 10_000
 """The most calls of a frame."""
+ALTERNATIVE_COLUMNS = pl.Schema({"key": pl.String(), "means": pl.String(), "results": pl.List(pl.String())})
+"""The columns that are added to a call."""
 CALL_COLUMNS = ("tool", "document", "arguments", "result", "failed")
 """Columns of the table of recorded calls that are read to choose alternatives."""
 
@@ -84,65 +87,88 @@ def sample_rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     donors = _donors(output, shard)
     results_per_call = output.plan.settings.traces.swaps
-    samples = []
+    samples: list[dict[str, Any]] = []
     for tool, donors_of_tool in sorted(donors.of_tools()):
         lacks = lacks_donors(donors_of_tool, results_per_call)
-        for donor in donors_of_tool[:LENT]:
-            sample = {
-                "shard": shard,
-                "tool": tool,
-                "hash": donor.hash,
-                "document": donor.document,
-                "result": donor.result,
-                "lacks": lacks,
-            }
-            samples.append(sample)
+        samples += [_sample(donor, shard, tool, lacks=lacks) for donor in donors_of_tool[:LENT]]
     return PartRows([pl.DataFrame(samples, schema=output.stage.schema)])
+
+
+def _sample(donor: Donor, shard: str, tool: str, *, lacks: bool) -> dict[str, Any]:
+    """Return the row of a lent result; lacks: whether its shard has too few results of the tool itself."""
+    return {
+        "shard": shard,
+        "tool": tool,
+        "hash": donor.hash,
+        "document": donor.document,
+        "result": donor.result,
+        "lacks": lacks,
+    }
 
 
 def inputs(output: TableOutput) -> InputsOf:
     """Return a function that gives, for a shard, the versions of what its rows are made from.
 
-    They are the version of its recorded calls, and a fingerprint of the results that it borrows from other shards (None
-    if it borrows none). The table's rows of the shard are computed anew when one of them changes.
+    They are the version of its recorded calls, and a fingerprint of the results that it borrows from other shards, None
+    without any. The rows of a shard are computed anew when one of them changes.
     """
-    calls = output.plan.lake.table(recorded_calls.NAME)
     samples = output.plan.lake.table(SAMPLES)
     shards = [shard for shard in output.parts if samples.has(shard)]
     # Computed once for each version of the table of samples; later calls read the stored answer.
     fingerprints = samples.remembered(f"borrowed by {fingerprint(shards)}", partial(_borrowed_hashes, output, shards))
+    return partial(_inputs_of_shard, output.plan.lake.table(recorded_calls.NAME), fingerprints)
 
-    def inputs_of_shard(shard: str) -> Mapping[str, Any]:
-        return {"recorded_calls": calls.part_version(shard), "borrowed": fingerprints.get(shard)}
 
-    return inputs_of_shard
+def _inputs_of_shard(calls: Table, fingerprints: Mapping[str, Any], shard: str) -> Mapping[str, Any]:
+    """Return the versions of what a shard's rows are made from.
+
+    calls: the table of recorded calls. fingerprints: of the borrowed results, by shard.
+    """
+    return {"recorded_calls": calls.part_version(shard), "borrowed": fingerprints.get(shard)}
 
 
 def _borrowed_hashes(output: TableOutput, shards: Sequence[str]) -> dict[str, str]:
     """Return, by shard, a fingerprint of the results that it borrows; shards that borrow nothing are left out.
 
     A shard borrows for each tool of which it has too few results (`lacks`): the results of the tool with the smallest
-    hashes in the other shards. `shards` are the shards whose samples are published.
+    hashes in the other shards. shards: the ones whose samples are published.
     """
     if not shards:
         return {}
     samples = output.plan.lake.table(SAMPLES).scan(shards)
-    borrowers = samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+    borrowers = _borrowers(samples)
     samples_of_tool = _samples_of_tools(samples, borrowers["tool"])
     borrowed: dict[str, list[object]] = {}
     for shard, tool in borrowers.iter_rows():
-        of_other_shards = samples_of_tool[(tool,)].filter(pl.col("shard") != shard)
-        lent = _first_distinct(of_other_shards)
-        tool_results = [tool, lent["hash"].to_list(), lent["document"].to_list()]
-        borrowed.setdefault(shard, []).append(tool_results)
+        borrowed.setdefault(shard, []).append(_borrowed_of_tool(samples_of_tool[(tool,)], shard, tool))
     return {shard: fingerprint(results_of_tools) for shard, results_of_tools in borrowed.items()}
 
 
+def _borrowers(samples: pl.LazyFrame) -> pl.DataFrame:
+    """Return the pairs of shard and tool for which the shard borrows results, sorted."""
+    return samples.filter("lacks").select("shard", "tool").unique().sort("shard", "tool").collect()
+
+
+def _borrowed_of_tool(samples: pl.DataFrame, shard: str, tool: str) -> list[Any]:
+    """Return what identifies the results of a tool that a shard borrows: the tool, their hashes and their documents.
+
+    samples: all samples of the tool, sorted by hash.
+    """
+    of_other_shards = samples.filter(pl.col("shard") != shard)
+    lent = _first_distinct(of_other_shards)
+    return [tool, lent["hash"].to_list(), lent["document"].to_list()]
+
+
 def _samples_of_tools(samples: pl.LazyFrame, tools: pl.Series) -> dict[tuple[Any, ...], pl.DataFrame]:
-    """Return a frame of samples for each of the tools, by (tool,), sorted by hash and document."""
-    is_needed = pl.col("tool").is_in(tools.unique().implode())
-    needed = samples.filter(is_needed).select("shard", "tool", "hash", "document")
-    return needed.sort("tool", "hash", "document").collect().partition_by("tool", as_dict=True)
+    """Return a frame of samples, without results, for each of the tools, by (tool,), sorted by hash and document."""
+    without_results = samples.select("shard", "tool", "hash", "document")
+    return _sorted_samples(without_results, tools.unique()).partition_by("tool", as_dict=True)
+
+
+def _sorted_samples(samples: pl.LazyFrame, tools: pl.Series) -> pl.DataFrame:
+    """Return the samples of these tools, sorted by tool, hash and document."""
+    is_needed = pl.col("tool").is_in(tools.implode())
+    return samples.filter(is_needed).sort("tool", "hash", "document").collect()
 
 
 def _first_distinct(samples: pl.DataFrame) -> pl.DataFrame:
@@ -157,124 +183,146 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 
 @dataclass(frozen=True)
+class OtherToolResults:
+    """Results for calls whose tool has too few: the first LENT donors of every tool of a shard.
+
+    A donor is a result that other calls may get in place of their own. Filled by `add`, tool by tool.
+
+    Attributes:
+        donors: the donors, by the hash of their result.
+        tools: by result, the names of the tools that gave it.
+        strings: the strings in the results, to put in place of a string in a call's own result.
+    """
+
+    donors: dict[str, Donor] = field(default_factory=dict)
+    tools: dict[str, set[str]] = field(default_factory=dict)
+    strings: StringPools = field(default_factory=StringPools)
+
+    def add(self, tool: str, donors: Sequence[Donor]) -> None:
+        """Add the donors of a tool, and the strings in the first READ characters of each."""
+        for donor in donors:
+            self.donors.setdefault(donor.hash, donor)
+            self.tools.setdefault(donor.result, set()).add(tool)
+            self.strings.add(tool, donor.result[:READ])
+
+    @cached_property
+    def circle(self) -> Circle:
+        """The donors of all tools in the order of their hashes."""
+        return Circle.of(sorted(self.donors.values()))
+
+    def of_other_tools(self, document: str, call: RecordedCall) -> Iterator[str]:
+        """Yield results that other tools than the call's gave in other conversations; document: the call's own."""
+        for result in self.circle.others(document, call):
+            if call.tool not in self.tools[result]:
+                yield result
+
+
+@dataclass(frozen=True)
 class ShardResults:
     """The results that the calls of a shard may get in place of their own.
 
-    A circle is a sorted list of results; each call takes some, beginning at a place that its hash tells.
+    A circle is a list of results, sorted by hash; each call takes some, beginning at the one next to its own hash.
 
     Attributes:
         circles: by tool, a circle of the shard's own results of the tool, then a circle of borrowed results.
-        any_tool: a circle of results of all tools of the shard.
-        tools: by result, the names of the tools that gave it.
-        strings: strings of the shard's results, to put in place of a string in a call's own result.
+        other_tools: results for calls whose tool has too few.
+        swaps: how many results a call gets.
     """
 
     circles: Mapping[str, Sequence[Circle]]
-    any_tool: Circle
-    tools: Mapping[str, Collection[str]]
-    strings: StringPools
+    other_tools: OtherToolResults
+    swaps: int
 
-    def of_other_tools(self, document: str, call: RecordedCall) -> Iterator[str]:
-        """Yield results that other tools gave in other conversations."""
-        for result in self.any_tool.others(document, call):
-            if call.tool not in self.tools[result]:
-                yield result
+    def of_same_tool(self, row: Mapping[str, Any]) -> Alternatives:
+        """Return results of the call's tool in other conversations, none if too few. row: of the table of calls."""
+        call = _call(row)
+        circles = self.circles.get(call.tool, [])
+        others = chain.from_iterable(circle.others(row["document"], call) for circle in circles)
+        return of_other_results(call, others, self.swaps)
+
+    def of_other_means(self, row: Mapping[str, Any], messages: Sequence[RecordedMessage]) -> Alternatives:
+        """Return the alternatives of a call whose tool gave too few results in other conversations.
+
+        They are the call's own result with other values, or, if no value can be replaced, results of other tools.
+        row: of the table of calls. messages: its conversation.
+        """
+        call = _call(row)
+        if call.result is None:
+            return NO_ALTERNATIVES
+        identity = call_hash(row["document"], call)
+        before = said_before(messages, row["turn"], row["call"])
+        exchanged = of_exchanged_values(call, identity, before, self.other_tools.strings, self.swaps)
+        if exchanged.results:
+            return exchanged
+        return of_other_tools(call, self.other_tools.of_other_tools(row["document"], call), self.swaps)
 
 
 def _shard_results(output: TableOutput, shard: str) -> ShardResults:
     """Return the results that calls of a shard may get in place of their own: results of the shard, and borrowed ones.
 
-    A *donor* is a result that other calls may get; a *circle* is a tool's donors in the order of their hashes. For
-    calls whose tool has too few donors, the first LENT donors of every tool are kept, and the strings in the first READ
-    characters of each.
+    For calls whose tool has too few donors, the first LENT donors of every tool are kept.
     """
     donors = _donors(output, shard)
-    circles = {tool: [circle] for tool, circle in donors.circles().items()}
-    for tool, circle in _borrowed_circles(output, shard).items():
-        circles.setdefault(tool, []).append(circle)
-    any_tool: dict[str, Donor] = {}
-    tools: dict[str, set[str]] = {}
-    strings = StringPools()
+    other_tools = OtherToolResults()
     for tool, donors_of_tool in donors.of_tools():
-        for donor in donors_of_tool[:LENT]:
-            any_tool.setdefault(donor.hash, donor)
-            tools.setdefault(donor.result, set()).add(tool)
-            strings.add(tool, donor.result[:READ])
-    return ShardResults(circles, Circle.of(sorted(any_tool.values())), tools, strings)
+        other_tools.add(tool, donors_of_tool[:LENT])
+    circles = _circles(donors, _borrowed_circles(output, shard))
+    return ShardResults(circles, other_tools, swaps=output.plan.settings.traces.swaps)
+
+
+def _circles(donors: Donors, borrowed: Mapping[str, Circle]) -> dict[str, list[Circle]]:
+    """Return, by tool, the circle of a shard's own results, then the circle of borrowed ones if there are any."""
+    circles = {tool: [circle] for tool, circle in donors.circles().items()}
+    for tool, circle in borrowed.items():
+        circles.setdefault(tool, []).append(circle)
+    return circles
 
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
-    """Yield the table's rows for a shard, a row per call, in frames of at most BATCH calls.
-
-    A call gets results of its tool from other conversations. If there are too few, its conversation is read, and
-    `_without_other_results` chooses.
-    """
-    swaps = output.plan.settings.traces.swaps
+    """Yield the table's rows for a shard, a row per call, in frames of at most BATCH calls."""
     results = _shard_results(output, shard)
     for part_file in output.plan.lake.table(recorded_calls.NAME).batches(shard):
         for calls in part_file.iter_slices(BATCH):
             rows = calls.select("digest", "number", "turn", "call", *CALL_COLUMNS).to_dicts()
-            chosen = _of_other_results(rows, results, swaps)
-            # Only calls that found no result of their tool need their conversation.
-            lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
-            numbers = sorted({rows[index]["number"] for index in lacking})
-            conversations = conversations_by_number(output.plan, shard, pl.Series(numbers, dtype=pl.Int32))
-            for index in lacking:
-                row = rows[index]
-                messages = conversations[row["number"]].messages
-                chosen[index] = _without_other_results(row, messages, results, swaps)
-            yield _with_alternatives(calls, rows, chosen).select(output.stage.schema.names())
+            alternatives_of_calls = _alternatives(output.plan, shard, rows, results)
+            frame = _with_alternatives(calls, rows, alternatives_of_calls)
+            yield frame.select(output.stage.schema.names())
 
 
-def _of_other_results(rows: Sequence[Mapping[str, Any]], results: ShardResults, swaps: int) -> list[Alternatives]:
-    """Return, for each row of the table of calls, results of its tool in other conversations, if enough."""
-    chosen: list[Alternatives] = []
-    for row in rows:
-        call = _call(row)
-        circles = results.circles.get(call.tool, [])
-        others = chain.from_iterable(circle.others(row["document"], call) for circle in circles)
-        chosen.append(of_other_results(call, others, swaps))
+def _alternatives(
+    plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]], results: ShardResults
+) -> list[Alternatives]:
+    """Return the alternatives of each call: results of its tool in other conversations, else by other means.
+
+    Only conversations of calls for which the tool gave too few results are read. rows: of the table of calls.
+    """
+    chosen = [results.of_same_tool(row) for row in rows]
+    lacking = [index for index, alternatives_of_call in enumerate(chosen) if not alternatives_of_call.results]
+    conversations = _conversations(plan, shard, [rows[index] for index in lacking])
+    for index in lacking:
+        row = rows[index]
+        chosen[index] = results.of_other_means(row, conversations[row["number"]].messages)
     return chosen
 
 
+def _conversations(plan: Plan, shard: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, StoredConversation]:
+    """Return the conversations of calls, by their number in the shard. rows: of the table of calls."""
+    numbers = sorted({row["number"] for row in rows})
+    return conversations_by_number(plan, shard, pl.Series(numbers, dtype=pl.Int32))
+
+
 def _with_alternatives(
-    calls: pl.DataFrame, rows: Sequence[Mapping[str, Any]], chosen: Sequence[Alternatives]
+    calls: pl.DataFrame, rows: Sequence[Mapping[str, Any]], alternatives_of_calls: Sequence[Alternatives]
 ) -> pl.DataFrame:
-    """Return the frame of calls with the columns `key`, `means` and `results` added.
+    """Return the frame of calls with the columns `key`, `means` and `results` of their alternatives added.
 
-    rows: the calls as mappings. chosen: the alternatives of each call.
+    rows: the calls as mappings.
     """
-    keys = []
-    means = []
-    results = []
-    for row, alternatives_of_call in zip(rows, chosen, strict=True):
-        keys.append(key_of(row["digest"], row["turn"], row["call"], alternatives_of_call.results))
-        means.append(alternatives_of_call.means)
-        results.append(list(alternatives_of_call.results))
-    return calls.with_columns(
-        key=pl.Series(keys, dtype=pl.String),
-        means=pl.Series(means, dtype=pl.String),
-        results=pl.Series(results, dtype=pl.List(pl.String)),
-    )
-
-
-def _without_other_results(
-    row: Mapping[str, Any], messages: Sequence[RecordedMessage], results: ShardResults, swaps: int
-) -> Alternatives:
-    """Return the alternatives of a call whose tool gave too few results in other conversations.
-
-    They are the call's own result with other values, or, if no value can be replaced, results of other tools.
-    row: of the table of calls. messages: its conversation. swaps: how many results are wanted.
-    """
-    call = _call(row)
-    if call.result is None:
-        return NO_ALTERNATIVES
-    identity = call_hash(row["document"], call)
-    before = said_before(messages, row["turn"], row["call"])
-    exchanged = of_exchanged_values(call, identity, before, results.strings, swaps)
-    if exchanged.results:
-        return exchanged
-    return of_other_tools(call, results.of_other_tools(row["document"], call), swaps)
+    added = []
+    for row, chosen in zip(rows, alternatives_of_calls, strict=True):
+        key = key_of(row["digest"], row["turn"], row["call"], chosen.results)
+        added.append({"key": key, "means": chosen.means, "results": list(chosen.results)})
+    return calls.hstack(pl.DataFrame(added, schema=ALTERNATIVE_COLUMNS))
 
 
 def _donors(output: TableOutput, shard: str) -> Donors:
@@ -287,25 +335,23 @@ def _donors(output: TableOutput, shard: str) -> Donors:
 
 
 def _borrowed_circles(output: TableOutput, shard: str) -> dict[str, Circle]:
-    """Return, by tool, a circle of the results that a shard borrows; only for tools of which it has too few results.
-
-    Each tool's results are a circle: in the order of their hashes, from which every call takes some.
-    """
+    """Return, by tool, a circle of the results that a shard borrows; only for tools of which it has too few results."""
     samples = output.plan.lake.table(SAMPLES)
     lacking_tools = samples.read(shard).filter("lacks")["tool"].unique()
     other_shards = [part for part in output.parts if part != shard]
     if lacking_tools.is_empty() or not other_shards:
         return {}
-    is_lacking = pl.col("tool").is_in(lacking_tools.implode())
-    lendable = samples.scan(other_shards).filter(is_lacking)
-    sorted_samples = lendable.sort("tool", "hash", "document").collect()
+    lendable = _sorted_samples(samples.scan(other_shards), lacking_tools)
     circles = {}
-    for [tool], samples_of_tool in sorted_samples.group_by("tool", maintain_order=True):
-        donors = []
-        for row in _first_distinct(samples_of_tool).iter_rows(named=True):
-            donors.append(Donor(hash=row["hash"], result=row["result"], document=row["document"]))
-        circles[str(tool)] = Circle.of(donors)
+    for [tool], samples_of_tool in lendable.group_by("tool", maintain_order=True):
+        circles[str(tool)] = _borrowed_circle(samples_of_tool)
     return circles
+
+
+def _borrowed_circle(samples: pl.DataFrame) -> Circle:
+    """Return the circle of the first LENT distinct samples. samples: of one tool, sorted by hash."""
+    rows = _first_distinct(samples).iter_rows(named=True)
+    return Circle.of([Donor(hash=row["hash"], result=row["result"], document=row["document"]) for row in rows])
 
 
 def _call(row: Mapping[str, Any]) -> RecordedCall:
@@ -324,7 +370,7 @@ def key_of(digest: str, turn: int, call: int, results: Sequence[str]) -> str:
 
 DONOR_SAMPLES = Stage(
     name="donor_samples",
-    description="Results of a tool of a shard that calls of other shards may be held against.",
+    description="Results of a tool of a shard that calls of other shards may be compared with.",
     columns={
         "shard": PLACE["shard"],
         "tool": Column(pl.String(), "name of the tool"),
@@ -343,14 +389,14 @@ DONOR_SAMPLES = Stage(
 )
 STAGE = Stage(
     name="exchanged_results",
-    description="What a recorded call is held against: results of other conversations, or its own with other values.",
+    description="What a recorded call is compared with: results of other conversations, or its own with other values.",
     columns={
         **PLACE,
         "key": Column(pl.String(), "hash of the conversation, the place and the results"),
         "means": Column(
             pl.String(), "what the results are: other_results, exchanged_values, other_tools; null without"
         ),
-        "results": Column(pl.List(pl.String()), "results that the call is held against"),
+        "results": Column(pl.List(pl.String()), "results that the call is compared with"),
     },
     key=KEY,
     settings=settings,

@@ -1,7 +1,7 @@
-"""Write a result with other values: same fields, same form, numbers redrawn, strings of other results in their place.
+"""Write a result with other values: same fields, same form, other numbers, and strings of other results.
 
 What the answer says after a call is likelier under the recorded result than under this one only if it rests on the
-values that the tool has added. Values that were said before the call stay as they are: the answer may have them from
+values that the tool has added. Values that occur before the call stay as they are: the answer may have them from
 there.
 """
 
@@ -36,7 +36,7 @@ CODED = re.compile(
     r"|(?P<scientific>\d+(?:\.\d+)?)(?=[eE][-+]?\d)|(?P<code>(?<!\w)(?<!\d[eE][-+])[^\W\d]*\d\w*)",
     re.ASCII,
 )
-"""Matches what is redrawn. Its named groups, of which one matches:
+"""Matches what is redrawn. One of these named groups matches:
 
 - `date`: 2024-05-31, with the group `year` in it
 - `time`: 09:30, with the group `hour` in it
@@ -45,7 +45,7 @@ CODED = re.compile(
 """
 DIGIT_RUN = re.compile(r"\d+", re.ASCII)
 NUMBER_ENDINGS = frozenset({"am", "pm", "st", "nd", "rd", "th", "x", "k"})
-"""Letters beside a number that stay when its digits are redrawn, as in 3rd and 9am."""
+"""Letters after a number that stay when its digits are redrawn, as in 3rd and 9am."""
 OPPOSITES = {"true": "false", "false": "true", "True": "False", "False": "True"}
 EMPTY_VALUES = frozenset({"null", "None", ""})
 
@@ -54,10 +54,11 @@ EMPTY_VALUES = frozenset({"null", "None", ""})
 class StringPools:
     """The strings with which a string of a result may be replaced, collected from many results.
 
-    `pools`: by the name of a pool, its strings as pairs (hash, string), lowest hash first. A string is in three pools:
-    of its tool and field, of its field, and of its kind (`kind_of`); `_pool_names` writes their names. A pool keeps the
-    POOL_SIZE strings of the lowest hash. So it is the same in whatever order results are added, and a result that is
-    added later changes few replacements.
+    A string is in three pools: of its tool and field, of its field, and of its kind (`kind_of`). A pool keeps the
+    POOL_SIZE strings of the lowest hash, so it is the same in whatever order results are added.
+
+    Attributes:
+        pools: by the name of a pool (`_pool_names`), its strings as pairs (hash, string), lowest hash first.
     """
 
     pools: dict[tuple[str, ...], list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
@@ -87,14 +88,16 @@ class StringPools:
         string is chosen itself.
         """
         for pool_name in _pool_names(tool, value.key, kind_of(value)):
-            candidates = []
-            for _, text in self.pools.get(pool_name, ()):
-                says_the_same = value_words(text) == value_words(value.text)
-                if not says_the_same and not _all_said(text, said_before):
-                    candidates.append(text)
+            candidates = self._other_strings(pool_name, value, said_before)
             if candidates:
                 return min(candidates, key=lambda text: _hash(f"{seed} {text}"))
         return None
+
+    def _other_strings(self, pool_name: tuple[str, ...], value: ResultValue, said_before: Collection[str]) -> list[str]:
+        """Return the strings of a pool with other words than the value, and with words that were not said before."""
+        words = value_words(value.text)
+        strings = [text for _, text in self.pools.get(pool_name, ()) if value_words(text) != words]
+        return [text for text in strings if not _all_said(text, said_before)]
 
 
 def string_pools(results: Iterable[tuple[str, str]]) -> StringPools:
@@ -128,12 +131,17 @@ def kind_of(value: ResultValue) -> str:
         return "boolean"
     if text.casefold() in AFFIRMATIONS:
         return "state"
+    return _kind_of_text(text)
+
+
+def _kind_of_text(text: str) -> str:
+    """Return "confirmation", "coded", "name" or "prose" for a text by its words; see `kind_of`."""
     if AFFIRMATIONS.intersection(re.findall(r"\w+", text.casefold())):
         return "confirmation"
-    words = text.split()
+    word_count = len(text.split())
     if DIGIT_RUN.search(text):
-        return "coded" if len(words) <= CODED_WORDS else "prose"
-    return "name" if len(words) <= NAME_WORDS else "prose"
+        return "coded" if word_count <= CODED_WORDS else "prose"
+    return "name" if word_count <= NAME_WORDS else "prose"
 
 
 def exchanged_result(result: str, tool: str, seed: str, before: str, pools: StringPools) -> str | None:
@@ -146,7 +154,7 @@ def exchanged_result(result: str, tool: str, seed: str, before: str, pools: Stri
         result: the result of a call, as text.
         tool: the tool that gave it; its strings are replaced with strings of the same tool by preference.
         seed: a text from which all choices follow.
-        before: the arguments and what was said before the call. Values that stand there stay, and so do null, units,
+        before: the arguments and what was said before the call. Values that occur there stay, and so do null, units,
             "success" and fields that say whether the call went well.
         pools: the strings to choose from.
     """
@@ -193,14 +201,18 @@ def _replacement(
     if kind in ("empty", "state"):
         return None
     if kind == "boolean":
-        tells_outcome = value.key.casefold() in OUTCOME_KEYS  # such as "success": true
-        return None if tells_outcome else OPPOSITES[value.text]
+        return _opposite(value)
     if _all_said(value.text, said_before):
         return None
     value_seed = f"{seed} {value.text}"  # the same for equal values
     if kind in ("coded", "confirmation"):
         return redrawn(value.text, value_seed, said_before)
     return pools.replacement(tool, value, value_seed, said_before)
+
+
+def _opposite(value: ResultValue) -> str | None:
+    """Return "false" for true and the reverse; None if the field says whether the call went well, as "success"."""
+    return None if value.key.casefold() in OUTCOME_KEYS else OPPOSITES[value.text]
 
 
 def redrawn(text: str, seed: str, said_before: Collection[str] = ()) -> str:
@@ -238,20 +250,27 @@ class _Digits:
 
     def redraw(self, match: re.Match[str]) -> str:
         """Return another date, time, number or code in place of a match of CODED."""
-        if match["date"]:  # 2024-05-31: the year stays
-            year, month, day = match["year"], self.draw(1, 12), self.draw(1, 28)
-            return f"{year}-{month:02}-{day:02}"
-        if match["time"]:  # 09:30
-            hour = str(self.draw(1, 12)).zfill(len(match["hour"]))
-            return f"{hour}:{self.draw(0, 59):02}"
+        if match["date"]:
+            return self._date(match["year"])
+        if match["time"]:
+            return self._time(hour_digits=len(match["hour"]))
         if match["scientific"]:  # 1.5 of 1.5e10
             return self._with_other_numbers(match["scientific"])
         word = match["code"]
-        letters = re.sub(r"\d", "", word).casefold()
-        is_number = not letters or letters in UNITS or letters in NUMBER_ENDINGS
-        if is_number:  # 42, 12kg, 3rd
+        if _is_number(word):
             return self._with_other_numbers(word)
         return "".join(self._character(character) for character in word)  # AB12
+
+    def _date(self, year: str) -> str:
+        """Return a date of a year, as 2024-11-04."""
+        month = self.draw(1, 12)
+        day = self.draw(1, 28)
+        return f"{year}-{month:02}-{day:02}"
+
+    def _time(self, hour_digits: int) -> str:
+        """Return a time from 1:00 to 12:59, as 09:30 with two digits of the hour."""
+        hour = str(self.draw(1, 12)).zfill(hour_digits)
+        return f"{hour}:{self.draw(0, 59):02}"
 
     def _with_other_numbers(self, text: str) -> str:
         """Return a text with other digits in each run of digits: 12kg becomes 47kg."""
@@ -260,11 +279,10 @@ class _Digits:
     def _number(self, match: re.Match[str]) -> str:
         """Return other digits for a run of digits. A year keeps its century; a first 0 stays, no further 0 is drawn."""
         digits = match[0]
-        is_year = re.fullmatch(r"(19|20)\d\d", digits)
-        if is_year:
+        if re.fullmatch(r"(19|20)\d\d", digits):  # a year
             return f"{digits[:2]}{self.draw(10, 99)}"
-        first = "0" if len(digits) > 1 and digits[0] == "0" else ""
-        return first + "".join(str(self.draw(1, 9)) for _ in digits[len(first) :])
+        leading_zero = "0" if len(digits) > 1 and digits[0] == "0" else ""
+        return leading_zero + "".join(str(self.draw(1, 9)) for _ in digits[len(leading_zero) :])
 
     def _character(self, character: str) -> str:
         """Return another digit for a digit, another letter for an ASCII letter; other characters stay."""
@@ -274,6 +292,12 @@ class _Digits:
             letter = chr(self.draw(ord("a"), ord("z")))
             return letter.upper() if character.isupper() else letter
         return character
+
+
+def _is_number(word: str) -> bool:
+    """Return whether a word with digits is a number, perhaps with a unit or an ending: 42, 12kg, 3rd; not AB12."""
+    letters = re.sub(r"\d", "", word).casefold()
+    return not letters or letters in UNITS or letters in NUMBER_ENDINGS
 
 
 def _escaped(text: str, quote: str) -> str:

@@ -36,7 +36,7 @@ class JudgedCall:
     Attributes:
         losses: nats per token by variant: "none", "empty", "own", and "0", "1", ... for the other results.
         other_results: results of other calls that were read in place of its own.
-        overlap: the share of the weighted words that stand in its result, then in each other one; needs no model.
+        overlap: the share of the weighted words that its result contains, then each other result; needs no model.
         tokens: the number of weighted tokens.
         reason: why there are no losses, as "no_result"; None if there are losses.
     """
@@ -62,8 +62,8 @@ class JudgedCall:
 class Judge:
     """A language model that computes the losses of recorded calls.
 
-    The model is loaded for the first loss that is not stored. It is `engine` if given, else what `load` returns, else
-    the model of the settings. `writer` writes the variants; by default it is made from the settings.
+    The model is loaded for the first loss that is not stored. It is `engine` if that is not None, else what `load`
+    returns, else the model of the settings. `writer` writes the variants; by default it is made from the settings.
 
     Attributes:
         settings: all settings.
@@ -115,15 +115,17 @@ class Judge:
         """
         size = chunk_size(self.settings)
         for first in range(0, len(calls), size):
-            chunk = calls[first : first + size]
-            variants_of_calls = [self.writer.variants(call) for call in chunk]
-            judgeable = [variants for variants in variants_of_calls if not isinstance(variants, str)]
-            losses = self._losses(judgeable)
-            for call, variants in zip(chunk, variants_of_calls, strict=True):
-                if isinstance(variants, str):  # no variants but the reason why the call cannot be judged
-                    yield JudgedCall(losses={}, reason=variants)
-                else:
-                    yield self._judged(call, variants, losses)
+            yield from self._judged_chunk(calls[first : first + size])
+
+    def _judged_chunk(self, calls: Sequence[CallToJudge]) -> Iterator[JudgedCall]:
+        """Yield calls with their losses; all of these are computed and stored before the first call is yielded."""
+        variants_or_reasons = [self.writer.variants(call) for call in calls]
+        losses = self._losses([variants for variants in variants_or_reasons if not isinstance(variants, str)])
+        for call, variants in zip(calls, variants_or_reasons, strict=True):
+            if isinstance(variants, str):  # the reason why the call cannot be judged
+                yield JudgedCall(losses={}, reason=variants)
+            else:
+                yield self._judged(call, variants, losses)
 
     def _judged(self, call: CallToJudge, variants: Mapping[str, Variant], losses: Mapping[str, float]) -> JudgedCall:
         """Return a call with its losses, or the reason not_finite if one of them is NaN or infinite.
@@ -132,34 +134,26 @@ class Judge:
         losses: the losses of this call and of others, by the digest of a variant's tokens.
         """
         loss_of_variant = {name: losses[variant.digest] for name, variant in variants.items()}
-        for loss in loss_of_variant.values():
-            if not isfinite(loss):
-                return JudgedCall(losses={}, reason="not_finite")
+        if not all(isfinite(loss) for loss in loss_of_variant.values()):
+            return JudgedCall(losses={}, reason="not_finite")
         recorded_result = call.call.result or ""
         return JudgedCall(
             losses=loss_of_variant,
             other_results=call.other_results,
             overlap=self.writer.overlaps(call, [recorded_result, *call.other_results]),
-            tokens=len(variants[OWN].places),
+            tokens=len(variants[OWN].positions),
         )
 
     def _losses(self, variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[str, float]:
-        """Return the losses of all variants by digest. Those that are not stored are computed and stored, in chunks.
-
-        Variants of equal tokens have one digest, and are computed once.
-        """
-        wanted: dict[str, _WantedLoss] = {}
-        for variants in variants_of_calls:
-            shared_length = _shared_tokens(list(variants.values()))
-            for variant in variants.values():
-                wanted[variant.digest] = _WantedLoss(variant, shared_length)
+        """Return the losses of all variants by digest. Those that are not stored are computed and stored, in chunks."""
+        wanted = _wanted_losses(variants_of_calls)
         losses = self._stored_losses(wanted)
-        missing = [digest for digest in wanted if digest not in losses]
+        missing = {digest: loss for digest, loss in wanted.items() if digest not in losses}
         self.counts.update(reused=len(losses), computed=len(missing))
-        size = chunk_size(self.settings)
-        for first in range(0, len(missing), size):
-            chunk = {digest: wanted[digest] for digest in missing[first : first + size]}
-            losses |= self._computed_losses(chunk)
+        for chunk in _chunks(missing, chunk_size(self.settings)):
+            computed = self._computed_losses(chunk)
+            self._store_losses(computed)
+            losses |= computed
         return losses
 
     def _stored_losses(self, digests: Collection[str]) -> dict[str, float]:
@@ -169,21 +163,20 @@ class Judge:
         stored = self.store.stored(pl.DataFrame({"digest": sorted(digests)}))
         return dict(stored.iter_rows())
 
-    def _computed_losses(self, wanted: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
-        """Run the model, store the losses, and return them by digest.
+    def _store_losses(self, losses: Mapping[str, float]) -> None:
+        """Store losses for other runs, by digest; do nothing without a store."""
+        if self.store is not None:
+            self.store.append(pl.DataFrame({"digest": list(losses), "loss": list(losses.values())}, schema=LOSSES))
 
-        A loss is the sum of weight * -log p over the weighted tokens.
-        """
-        queries = [_query(missing.variant, missing.shared_length) for missing in wanted.values()]
+    def _computed_losses(self, wanted: Mapping[str, "_WantedLoss"]) -> dict[str, float]:
+        """Run the model, and return the losses by digest: the sum of weight * -log p over the weighted tokens."""
+        queries = [missing.query() for missing in wanted.values()]
         losses: dict[str, float] = {}
         with self._counted_tokens():
             log_probabilities = self.engine.backend.log_probabilities(queries)
             for (digest, missing), table in zip(wanted.items(), log_probabilities, strict=True):
                 log_p_of_token = table[:, 0].tolist()  # a row per weighted token; its only column is the token itself
                 losses[digest] = _weighted_loss(missing.variant.weights, log_p_of_token)
-        if self.store is not None:
-            rows = pl.DataFrame({"digest": list(losses), "loss": list(losses.values())}, schema=LOSSES)
-            self.store.append(rows)
         return losses
 
     @contextmanager
@@ -205,6 +198,35 @@ class _WantedLoss(NamedTuple):
     variant: Variant
     shared_length: int
 
+    def query(self) -> TokenQuery:
+        """Return the query for the log probability of each weighted token."""
+        ids = self.variant.ids
+        positions = self.variant.positions
+        return TokenQuery(
+            kind=self.variant.kind,
+            prefix=ids[: self.shared_length],
+            text=ids[self.shared_length :],
+            places=[position - self.shared_length for position in positions],  # counted from the end of the prefix
+            tokens=[[ids[position]] for position in positions],
+        )
+
+
+def _wanted_losses(variants_of_calls: Sequence[Mapping[str, Variant]]) -> dict[str, _WantedLoss]:
+    """Return the losses that are wanted for calls, by digest; variants with equal tokens have one digest."""
+    wanted: dict[str, _WantedLoss] = {}
+    for variants in variants_of_calls:
+        shared_length = _shared_tokens(list(variants.values()))
+        for variant in variants.values():
+            wanted[variant.digest] = _WantedLoss(variant, shared_length)
+    return wanted
+
+
+def _chunks(wanted: Mapping[str, _WantedLoss], size: int) -> Iterator[dict[str, _WantedLoss]]:
+    """Yield wanted losses in chunks of at most `size`, in their order."""
+    digests = list(wanted)
+    for first in range(0, len(digests), size):
+        yield {digest: wanted[digest] for digest in digests[first : first + size]}
+
 
 def _weighted_loss(weights: Sequence[float], log_probabilities: Sequence[float]) -> float:
     """Return the sum of weight * -log p, as 1.5 for the weights 0.5, 0.5 and the log probabilities -1, -2."""
@@ -217,26 +239,12 @@ def _shared_tokens(variants: Sequence[Variant]) -> int:
 
     The model reads this beginning once for all of them. As an example, 2 of (5, 6, 7, 8) and (5, 6, 9, 8).
     """
-    first_weighted = min(variant.places[0] for variant in variants)
+    first_weighted = min(variant.positions[0] for variant in variants)
     for position in range(first_weighted):
         tokens = {variant.ids[position] for variant in variants}
         if len(tokens) > 1:
             return position
     return first_weighted
-
-
-def _query(variant: Variant, shared_length: int) -> TokenQuery:
-    """Return the query for the log probability of each weighted token of a variant.
-
-    shared_length: the number of first tokens that the model reads once for all variants of the call.
-    """
-    return TokenQuery(
-        kind=variant.kind,
-        prefix=variant.ids[:shared_length],
-        text=variant.ids[shared_length:],
-        places=[place - shared_length for place in variant.places],  # counted from the end of the prefix
-        tokens=[[variant.ids[place]] for place in variant.places],  # at each place the token that stands there
-    )
 
 
 def load_variant_writer(settings: Settings) -> VariantWriter:
@@ -248,5 +256,5 @@ def load_variant_writer(settings: Settings) -> VariantWriter:
 
 
 def losses_identity(model: Mapping[str, object]) -> dict[str, Any]:
-    """Return what determines the loss of given tokens. model: what determines the values of the model."""
+    """Return what determines the loss of tokens. model: what determines the probabilities of the model."""
     return {"method": METHOD, "model": dict(model)}

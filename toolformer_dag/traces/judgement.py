@@ -112,17 +112,31 @@ def judged(
     if made_from(database) == version:
         yield _judgement(plan, database, work)
         return
+    with _temporary_file(database) as fresh:
+        build_file(plan, fresh, version)
+        with _moved_at_end(fresh, database):
+            yield _judgement(plan, fresh, work)
+
+
+@contextmanager
+def _temporary_file(database: Path) -> Iterator[Path]:
+    """Yield a new path beside `database`; whatever DuckDB leaves there is deleted when the block ends."""
     fresh = beside(database, ".duckdb")
     write_ahead_log = fresh.with_name(f"{fresh.name}.wal")  # DuckDB leaves one after an error
     try:
-        build_file(plan, fresh, version)
-        try:
-            yield _judgement(plan, fresh, work)
-        finally:
-            replace_whole(fresh, database)
+        yield fresh
     finally:
         fresh.unlink(missing_ok=True)
         write_ahead_log.unlink(missing_ok=True)
+
+
+@contextmanager
+def _moved_at_end(fresh: Path, database: Path) -> Iterator[None]:
+    """Move the file `fresh` over `database` when the block ends, even after an error."""
+    try:
+        yield
+    finally:
+        replace_whole(fresh, database)
 
 
 def conversation_plan(settings: Settings, sources: Sequence[str]) -> Plan:
@@ -143,17 +157,21 @@ def update_tables(plan: Plan, advance: Advance, *, with_losses: bool = True) -> 
     could be read, or if no conversation has a call.
     """
     tables = [table for table in trace_tables(plan) if with_losses or table.name != call_losses.NAME]
-    tables_by_name = {table.name: table for table in tables}
     start_executor = partial(executor_of, trace_tables)  # worker processes find their table with `trace_tables`
     worker = Worker(plan)
     work = Work()
-    with closing(Workers(worker, tables_by_name, start_executor)) as workers:
+    with closing(Workers(worker, {table.name: table for table in tables}, start_executor)) as workers:
         for table in tables:
             work += update(worker, workers, table, partial(advance, table)).work
-            refuse_unread(plan)
-            if table.name == recorded_calls.NAME:
-                refuse_without_calls(plan)
+            _refuse_without_rows(plan, table.name)
     return work
+
+
+def _refuse_without_rows(plan: Plan, updated_table: str) -> None:
+    """Raise UserError if no conversation could be read or, once the table of calls is updated, if there is no call."""
+    refuse_unread(plan)
+    if updated_table == recorded_calls.NAME:
+        refuse_without_calls(plan)
 
 
 def refuse_unread(plan: Plan) -> None:
@@ -174,16 +192,25 @@ def refuse_without_calls(plan: Plan) -> None:
         calls = [plan.lake.table(recorded_calls.NAME).pointer(shard) for shard in plan.conversations]
     if any(pointer.rows for pointer in calls):
         return
-    conversations = plan.lake.table(recorded_conversations.NAME)
-    first = conversations.scan(plan.conversations).select("conversation", "form", "messages").head(1).collect()
-    [(name, form, messages)] = first.rows()
-    rejections = plan.lake.table(REJECTED_RECORDS).scan(plan.conversations).head(1).collect().to_dicts()
-    why = f"; not understood: {rejections[0]['detail']}" if rejections else ""
     raise UserError(
         f"{', '.join(plan.settings.traces.source)}: no call of a tool was found in the conversations. The first, "
-        f"{name}, was read as {form}: {messages[:300]}{why}. "
+        f"{_first_conversation(plan)}{_first_fault(plan)}. "
         "`toolformer-dag judge --forms` lists the forms that are read"
     )
+
+
+def _first_conversation(plan: Plan) -> str:
+    """Return how the first conversation was read: its name, its form and the beginning of its messages."""
+    conversations = plan.lake.table(recorded_conversations.NAME).scan(plan.conversations)
+    first = conversations.select("conversation", "form", "messages").head(1).collect()
+    [(name, form, messages)] = first.rows()
+    return f"{name}, was read as {form}: {messages[:300]}"
+
+
+def _first_fault(plan: Plan) -> str:
+    """Return a clause with what was not understood first; "" if all was."""
+    rejections = plan.lake.table(REJECTED_RECORDS).scan(plan.conversations).head(1).collect().to_dicts()
+    return f"; not understood: {rejections[0]['detail']}" if rejections else ""
 
 
 def _conversations_read(plan: Plan) -> list[Pointer]:
@@ -248,20 +275,25 @@ def build_file(plan: Plan, file: Path, version: str) -> None:
 def _fill(plan: Plan, file: Path, version: str) -> None:
     """Create the tables and views of a new DuckDB file.
 
-    Temporary views over the Parquet files of the lake, such as `call_losses` for traces/call_losses, and the settings
-    as `judge_settings`, are what TABLES reads. VIEWS reads the tables.
+    TABLES reads temporary views over the Parquet files of the lake, and the settings as `judge_settings`. VIEWS reads
+    the tables.
     """
     config = {**OFFLINE, "memory_limit": MEMORY, "temp_directory": str(file.with_suffix(".spilled"))}
     with session(), duckdb.connect(file, config=config) as connection:
         connection.execute("SET preserve_insertion_order = false")
         connection.register("judge_settings", _judge_settings(plan, version).to_arrow())
         for name in SHOWN:
-            view = name.partition("/")[2]
-            files = ", ".join(map(quoted, plan.lake.table(name).all_files(plan.conversations)))
-            connection.execute(f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)")
+            connection.execute(_view_of_table(plan, name))
         connection.execute(TABLES)
         connection.execute(VIEWS.replace("$share", repr(plan.settings.traces.share)))
         write_out(connection)
+
+
+def _view_of_table(plan: Plan, name: str) -> str:
+    """Return SQL that creates a temporary view over a table of the lake: `call_losses` for traces/call_losses."""
+    view = name.partition("/")[2]
+    files = ", ".join(map(quoted, plan.lake.table(name).all_files(plan.conversations)))
+    return f"CREATE TEMP VIEW {view} AS FROM read_parquet([{files}], hive_partitioning = false)"
 
 
 def _judge_settings(plan: Plan, version: str) -> pl.DataFrame:
@@ -284,22 +316,22 @@ def refuse_other_judge(settings: Settings, database: Path) -> None:
     """Raise UserError if the file `database` was judged by another model, or in another dtype, than the settings name.
 
     For commands that name no judge, so that they do not replace the file by accident; the message says how to name
-    either judge. If the file does not have the dtype, as files of earlier releases, only the model's name is compared.
+    either judge. Files of earlier releases have no dtype: then only the model's name is compared.
     """
     try:
         recorded = query(database, "FROM trace_settings").row(0, named=True)
     except WarehouseError:  # nothing was judged yet
         return
     model = settings.model
+    judge = recorded["model"]
     dtype = recorded.get("dtype", model.dtype)
-    is_same_judge = recorded["model"] == model.name and dtype == model.dtype
-    if is_same_judge:
+    if judge == model.name and dtype == model.dtype:
         return
-    named_dtype = "" if dtype == model.dtype else f" --set model.dtype={dtype}"
+    dtype_option = "" if dtype == model.dtype else f" --set model.dtype={dtype}"
     raise UserError(
-        f"{database} was judged by {recorded['model']} in dtype {dtype}, and this command names no judge: the model of "
+        f"{database} was judged by {judge} in dtype {dtype}, and this command names no judge: the model of "
         f"the settings, {model.name} in dtype {model.dtype}, would judge again and replace it; write "
-        f"`--model {recorded['model']}{named_dtype}` to stay with the judge, or `--model {model.name}` to change it"
+        f"`--model {judge}{dtype_option}` to stay with the judge, or `--model {model.name}` to change it"
     )
 
 

@@ -22,9 +22,9 @@ from toolformer_dag.traces.call_losses import RecordedCallChunk
 from toolformer_dag.traces.judgement import Advance, update_tables
 
 SHARE = 5
-"""At most one call in so many is judged for the forecast."""
+"""At most one call in SHARE is judged for the forecast."""
 FIXED_LOSSES = 3
-"""Losses of a call beside those with swapped results: without the call, with an empty result, with the recorded one."""
+"""Losses of a call without swapped results: without the call, with an empty result, with the recorded one."""
 CALLS = pl.Schema({"shard": pl.String(), "row": pl.UInt32(), "key": pl.String()})
 """Calls to judge: their shard, the number of their row in it, and what their losses are stored under."""
 
@@ -59,14 +59,25 @@ class _Cost(NamedTuple):
     seconds: float
 
 
+class _SampleCost(NamedTuple):
+    """What judging a sample cost.
+
+    Attributes:
+        first: the call before the groups, with which model and tokenizer were loaded; its time says nothing.
+        groups: the groups, whose different costs give the range of the forecast.
+    """
+
+    first: _Cost
+    groups: Sequence[_Cost]
+
+
 def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> JudgingForecast:
     """Forecast what judging the conversations of a plan will cost, from a sample of their calls that is judged.
 
     The tables before the losses are brought up to date first: conversations are read, and results chosen that calls are
-    held against. The sample is judged in GROUPS groups of equal size, whose different costs give the range; one more
-    call is judged before them, with which model and tokenizer are loaded.
+    compared with.
 
-    advance: is told how these tables get on.
+    advance: shows the progress of these tables.
     seed: draws the same calls each time, wherever their files lie.
 
     Raises what `judge` raises.
@@ -76,19 +87,26 @@ def forecast_judging(plan: Plan, advance: Advance, seed: int | None = None) -> J
     output = TableOutput(call_losses.STAGE, plan)
     with session():
         calls = _calls_to_judge(worker, output)
-        counts = JudgingForecast(
-            conversations=_row_count(plan, recorded_conversations.NAME),
-            calls=_row_count(plan, recorded_calls.NAME),
-            to_judge=calls.height,
-        )
+        counts = _counts(plan, calls)
         group_size = min(_most_of_group(plan), calls.height // SHARE // GROUPS)
         if group_size == 0:
             return counts
-        drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
-        first = _judge(worker, output, drawn[:1])
-        groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+        sample = _judge_sample(worker, output, calls, group_size=group_size, seed=seed)
         worker.close_rows()
-    return _scaled(counts, first, groups, group_size)
+    return _scaled(counts, sample, group_size)
+
+
+def _judge_sample(
+    worker: Worker, output: TableOutput, calls: pl.DataFrame, *, group_size: int, seed: int | None
+) -> _SampleCost:
+    """Draw calls, judge them, and return what that cost: a first call, then GROUPS groups of equal size.
+
+    calls: with the columns of CALLS.
+    """
+    drawn = calls.sort("key").sample(1 + GROUPS * group_size, shuffle=True, seed=seed)
+    first = _judge(worker, output, drawn[:1])
+    groups = [_judge(worker, output, group) for group in drawn[1:].iter_slices(group_size)]
+    return _SampleCost(first, groups)
 
 
 def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
@@ -101,13 +119,22 @@ def _calls_to_judge(worker: Worker, output: TableOutput) -> pl.DataFrame:
     return pl.concat(frames)
 
 
+def _counts(plan: Plan, to_judge: pl.DataFrame) -> JudgingForecast:
+    """Return a forecast that only has the numbers of conversations, of calls, and of calls to judge."""
+    return JudgingForecast(
+        conversations=_row_count(plan, recorded_conversations.NAME),
+        calls=_row_count(plan, recorded_calls.NAME),
+        to_judge=to_judge.height,
+    )
+
+
 def _row_count(plan: Plan, table: str) -> int:
     """Return how many rows a table holds of the plan's conversations."""
     return sum(plan.lake.table(table).pointer(shard).rows for shard in plan.conversations)
 
 
 def _most_of_group(plan: Plan) -> int:
-    """Return the most calls of a group: about as many losses as the model computes at once in a run."""
+    """Return the maximum size of a group: about as many losses as the model computes at once in a run."""
     losses_of_call = FIXED_LOSSES + plan.settings.traces.swaps
     return max(1, chunk_size(plan.settings) // losses_of_call)
 
@@ -126,24 +153,21 @@ def _judge(worker: Worker, output: TableOutput, calls: pl.DataFrame) -> _Cost:
     )
 
 
-def _scaled(counts: JudgingForecast, first: _Cost, groups: Sequence[_Cost], group_size: int) -> JudgingForecast:
-    """Scale what the groups cost to the calls that were not sampled.
-
-    counts: how many calls there are. first: what the call before the groups cost, whose time says nothing.
-    """
+def _scaled(counts: JudgingForecast, sample: _SampleCost, group_size: int) -> JudgingForecast:
+    """Scale what the groups of a sample cost to the calls that were not sampled. counts: how many calls there are."""
     in_groups = GROUPS * group_size
     sampled = 1 + in_groups
     factor = (counts.to_judge - sampled) / in_groups
-    tokens_of_groups = [group.tokens for group in groups]
+    tokens_of_groups = [group.tokens for group in sample.groups]
     return counts._replace(
         sampled=sampled,
-        losses=_scaled_range(factor, [group.losses for group in groups]),
+        losses=_scaled_range(factor, [group.losses for group in sample.groups]),
         tokens=_scaled_range(factor, tokens_of_groups),
-        seconds=_scaled_range(factor, [group.seconds for group in groups]),
-        spent=first.tokens + sum(tokens_of_groups),
+        seconds=_scaled_range(factor, [group.seconds for group in sample.groups]),
+        spent=sample.first.tokens + sum(tokens_of_groups),
     )
 
 
 def _scaled_range(factor: float, group_costs: Sequence[float]) -> Range:
-    """Return what `factor` times as many calls cost as the groups hold together."""
+    """Return what `factor` times as many calls cost as the groups have, with the spread of the groups' costs."""
     return range_of(factor * sum(group_costs), spread(group_costs))

@@ -6,11 +6,11 @@ it is tested, on calls that did not choose it.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -119,18 +119,22 @@ def _label(line: bytes, place: str) -> Label:
         fields: Any = orjson.loads(line)
     except ValueError as error:
         raise UserError(f"{place}: no JSON ({error}); write {FORM}") from error
-    row = fields if isinstance(fields, dict) else {}
-    conversation = row.get("conversation", row.get("record_id"))
-    turn = row.get("turn")
-    call = row.get("call", 0)
-    rests_on_result = row.get("label")
-    if (
-        not isinstance(conversation, str)
-        or type(turn) is not int
-        or type(call) is not int
-        or rests_on_result not in (True, False)
-    ):
+    label = _label_of_fields(fields) if isinstance(fields, dict) else None
+    if label is None:
         raise UserError(f"{place}: write a conversation, a turn and a label, as in {FORM}")
+    return label
+
+
+def _label_of_fields(fields: Mapping[str, Any]) -> Label | None:
+    """Return the label with these fields; None if one of them is missing or has another type."""
+    conversation = fields.get("conversation", fields.get("record_id"))
+    turn = fields.get("turn")
+    call = fields.get("call", 0)
+    rests_on_result = fields.get("label")
+    if not isinstance(conversation, str) or rests_on_result not in (True, False):
+        return None
+    if type(turn) is not int or type(call) is not int:
+        return None
     return Label(conversation, turn, call, bool(rests_on_result))
 
 
@@ -142,31 +146,67 @@ def label_agreement(database: Path, labels: Sequence[Label]) -> Agreement:
     labels of both kinds.
     """
     labelled = _labelled_calls(database, labels)
-    compared = [call for call in labelled if call.relative_gain is not None]
-    if len({call.rests_on_result for call in compared}) < 2:
-        raise UserError(
-            f"{len(compared)} of {len(labels)} labels are of calls that can be told; label some of either kind"
-        )
+    compared = _compared_calls(labelled, label_count=len(labels))
     low, high = _auc_interval(compared)
-    choosing = [call for call in compared if _is_in_first_half(call.conversation)]
-    tested = [call for call in compared if not _is_in_first_half(call.conversation)]
-    threshold = best_threshold(choosing)
-    test_verdicts = [(call.relative_gain or 0) > threshold for call in tested]
-    [share] = query(database, SHARE.format(threshold=threshold))["share"]
+    choice = _choose_threshold(compared)
+    resting = [call.rests_on_result for call in compared]
+    helping = [call.helps for call in compared]
     return Agreement(
         labels=len(labels),
         unmatched=len(labels) - len(labelled),
         undecided=len(labelled) - len(compared),
-        base_rate=sum(call.rests_on_result for call in compared) / len(compared),
-        agree=sum(call.rests_on_result == call.helps for call in compared) / len(compared),
-        kappa=kappa([call.rests_on_result for call in compared], [call.helps for call in compared]),
+        base_rate=sum(resting) / len(compared),
+        agree=_share_of_equal(resting, helping),
+        kappa=kappa(resting, helping),
         auc=auc_of(compared),
         low=low,
         high=high,
-        share=float(share),
-        tested=len(tested),
-        tested_kappa=kappa([call.rests_on_result for call in tested], test_verdicts),
+        share=_share_above(database, choice.threshold),
+        tested=choice.tested,
+        tested_kappa=choice.tested_kappa,
     )
+
+
+def _compared_calls(labelled: Sequence[LabelledCall], label_count: int) -> list[LabelledCall]:
+    """Return the labelled calls with a verdict other than "cannot be told".
+
+    Raises UserError unless they have labels of both kinds. label_count: how many labels there are.
+    """
+    compared = [call for call in labelled if call.relative_gain is not None]
+    if len({call.rests_on_result for call in compared}) < 2:
+        raise UserError(
+            f"{len(compared)} of {label_count} labels are of calls that can be told; label some of either kind"
+        )
+    return compared
+
+
+class _ThresholdChoice(NamedTuple):
+    """A threshold of the relative gain that one half of the conversations chose, and how it does on the other.
+
+    Attributes:
+        threshold: the threshold; a call above it counts as helpful.
+        tested: the number of calls in the other half.
+        tested_kappa: Cohen's kappa of labels and threshold there.
+    """
+
+    threshold: float
+    tested: int
+    tested_kappa: float
+
+
+def _choose_threshold(calls: Sequence[LabelledCall]) -> _ThresholdChoice:
+    """Choose the threshold on one half of the conversations, and test it on the other."""
+    threshold = best_threshold([call for call in calls if _is_in_first_half(call.conversation)])
+    tested = [call for call in calls if not _is_in_first_half(call.conversation)]
+    labels = [call.rests_on_result for call in tested]
+    verdicts = [(call.relative_gain or 0) > threshold for call in tested]
+    return _ThresholdChoice(threshold, tested=len(tested), tested_kappa=kappa(labels, verdicts))
+
+
+def _share_above(database: Path, threshold: float) -> float:
+    """Return the share of swapped results whose relative gain exceeds a threshold."""
+    [share] = query(database, SHARE.format(threshold=threshold))["share"]
+    return float(share)
 
 
 def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCall]:
@@ -174,29 +214,56 @@ def _labelled_calls(database: Path, labels: Sequence[Label]) -> list[LabelledCal
 
     A label names its conversation, or the id of the record that it was read from.
     """
-    rows = query(database, SCORED).to_dicts()
-    calls = {(row[name], row["turn"], row["call"]): row for row in rows for name in ("record_id", "conversation")}
+    calls = _calls_by_name(database)
     labelled: list[LabelledCall] = []
     for label in labels:
         row = calls.get((label.conversation, label.turn, label.call))
         if row is not None:
-            helps = row["verdict"] == "helps"
-            has_verdict = row["verdict"] != "cannot be told"
-            gain = row["relative_gain"] if has_verdict else None
-            labelled.append(LabelledCall(row["conversation"], label.rests_on_result, helps, gain))
+            labelled.append(_labelled_call(row, label))
     return labelled
+
+
+def _calls_by_name(database: Path) -> dict[tuple[str, int, int], Mapping[str, Any]]:
+    """Return the rows of SCORED by conversation, turn and call; the conversation by its name and by its record's id."""
+    calls: dict[tuple[str, int, int], Mapping[str, Any]] = {}
+    for row in query(database, SCORED).to_dicts():
+        calls[row["record_id"], row["turn"], row["call"]] = row
+        calls[row["conversation"], row["turn"], row["call"]] = row
+    return calls
+
+
+def _labelled_call(row: Mapping[str, Any], label: Label) -> LabelledCall:
+    """Return a call, which is a row of SCORED, with its label."""
+    has_verdict = row["verdict"] != "cannot be told"
+    return LabelledCall(
+        conversation=row["conversation"],
+        rests_on_result=label.rests_on_result,
+        helps=row["verdict"] == "helps",
+        relative_gain=row["relative_gain"] if has_verdict else None,
+    )
 
 
 def kappa(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
     """Return Cohen's kappa, agreement beyond chance: 1 if all agree, 0 if chance explains it or without labels."""
     if not labels:
         return 0.0
+    by_chance = _agreement_by_chance(labels, verdicts)
+    if by_chance >= 1:
+        return 0.0
+    return (_share_of_equal(labels, verdicts) - by_chance) / (1 - by_chance)
+
+
+def _share_of_equal(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+    """Return the share of calls on which label and verdict agree."""
+    return sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True)) / len(labels)
+
+
+def _agreement_by_chance(labels: Sequence[bool], verdicts: Sequence[bool]) -> float:
+    """Return the share of calls on which they would agree if the verdicts were independent of the labels."""
     count = len(labels)
-    agree = sum(label == verdict for label, verdict in zip(labels, verdicts, strict=True)) / count
     both_true = sum(labels) * sum(verdicts)
     both_false = (count - sum(labels)) * (count - sum(verdicts))
-    by_chance = (both_true + both_false) / count**2
-    return (agree - by_chance) / (1 - by_chance) if by_chance < 1 else 0.0
+    return (both_true + both_false) / count**2
 
 
 def auc_of(calls: Sequence[LabelledCall]) -> float:
@@ -214,17 +281,26 @@ def auc_of(calls: Sequence[LabelledCall]) -> float:
 
 def _auc_interval(calls: Sequence[LabelledCall]) -> tuple[float, float]:
     """Return (low, high), the 95 % interval of the AUC over bootstrap samples of conversations."""
-    by_conversation: dict[str, list[LabelledCall]] = {}
-    for call in calls:
-        by_conversation.setdefault(call.conversation, []).append(call)
-    groups = [by_conversation[name] for name in sorted(by_conversation)]
+    groups = _by_conversation(calls)
     chance = random.Random(1)
-    drawn: list[float] = []
-    for _ in range(SAMPLES):
-        sample = chance.choices(groups, k=len(groups))
-        drawn.append(auc_of([call for group in sample for call in group]))
-    drawn.sort()
-    return drawn[round(0.025 * SAMPLES)], drawn[round(0.975 * SAMPLES) - 1]
+    aucs = sorted(_auc_of_sample(groups, chance) for _ in range(SAMPLES))
+    low = aucs[round(0.025 * SAMPLES)]
+    high = aucs[round(0.975 * SAMPLES) - 1]
+    return low, high
+
+
+def _auc_of_sample(groups: Sequence[Sequence[LabelledCall]], chance: random.Random) -> float:
+    """Return the AUC of as many conversations as there are, drawn with replacement. groups: calls by conversation."""
+    sample = chance.choices(groups, k=len(groups))
+    return auc_of([call for group in sample for call in group])
+
+
+def _by_conversation(calls: Sequence[LabelledCall]) -> list[list[LabelledCall]]:
+    """Return the calls of each conversation, in the order of their names."""
+    groups: dict[str, list[LabelledCall]] = {}
+    for call in calls:
+        groups.setdefault(call.conversation, []).append(call)
+    return [groups[name] for name in sorted(groups)]
 
 
 def best_threshold(calls: Sequence[LabelledCall]) -> float:
@@ -249,11 +325,16 @@ def _is_in_first_half(conversation: str) -> bool:
 def agreement_lines(agreement: Agreement) -> list[str]:
     """Return the three lines of `judge --labels`: what was compared, how it agrees, and which share fits the labels."""
     compared = agreement.labels - agreement.unmatched - agreement.undecided
-    return [
+    counts = (
         f"{agreement.labels:,} labels: {agreement.unmatched:,} of no recorded call, {agreement.undecided:,} of calls "
-        f"that cannot be told, {compared:,} compared, of which {agreement.base_rate:.0%} rest on their result",
+        f"that cannot be told, {compared:,} compared, of which {agreement.base_rate:.0%} rest on their result"
+    )
+    agreements = (
         f"verdict and label agree on {agreement.agree:.0%}, kappa {agreement.kappa:.2f}; AUC of the relative gain "
-        f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})",
+        f"{agreement.auc:.2f} ({agreement.low:.2f}-{agreement.high:.2f})"
+    )
+    choice = (
         f"half of the conversations chooses --share {agreement.share:.3g}; on the other half ({agreement.tested:,} "
-        f"calls) kappa {agreement.tested_kappa:.2f}",
-    ]
+        f"calls) kappa {agreement.tested_kappa:.2f}"
+    )
+    return [counts, agreements, choice]

@@ -5,12 +5,13 @@ another one in its place. If the tool gave too few, see `alternatives.py`. These
 the caller decides where the results come from:
 
 - a shard's own calls first (`Donors`), so that a file that comes or goes changes nothing for the calls of others
-- results of other shards (`exchanged_results.py`) only for a tool of which the shard has too few
+- results of other shards (`exchanged_results.py`) only if the shard has too few of the tool
 
 Conversations that begin alike are one *document*: their results may be right for each other, and are not exchanged.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -24,9 +25,9 @@ from toolformer_dag.traces.result_values import same_values
 METHOD = 4
 """A version number, raised when the same calls would get other results."""
 DONORS = 1000
-"""The most results of a tool that are kept for the calls of a shard: the ones with the smallest hashes."""
+"""The maximum number of results of a tool that are kept for the calls of a shard: the ones with the smallest hashes."""
 LONGEST_DONOR = 1 << 16
-"""Characters of another result that are kept; of a result the judge reads `traces.result_tokens` tokens."""
+"""The maximum number of characters of a result that are kept; the judge reads `traces.result_tokens` tokens of it."""
 
 
 class Donor(NamedTuple):
@@ -61,16 +62,24 @@ class Donors:
         """
         if call.result is None or call.failed:
             return
-        hash = text_hash(call.result)
-        if hash > self._largest_hash.get(call.tool, hash):
-            return
-        donors = self._by_tool.setdefault(call.tool, {})
-        known = donors.get(hash)
-        first_document = document if known is None else min(known.document, document)
-        donors[hash] = Donor(hash, _kept(call.result), first_document)
+        donor = Donor(text_hash(call.result), _kept(call.result), document)
+        largest_hash = self._largest_hash.get(call.tool, donor.hash)
+        if donor.hash <= largest_hash:
+            self._keep(call.tool, donor)
+
+    def _keep(self, tool: str, donor: Donor) -> None:
+        """Keep a donor of a tool; of several with the same result the one with the smallest document."""
+        donors = self._by_tool.setdefault(tool, {})
+        earlier = donors.get(donor.hash, donor)
+        donors[donor.hash] = donor if donor.document <= earlier.document else earlier
         if len(donors) >= 2 * self._most:
-            self._by_tool[call.tool] = dict(sorted(donors.items())[: self._most])
-            self._largest_hash[call.tool] = max(self._by_tool[call.tool])
+            self._drop_larger_half(tool)
+
+    def _drop_larger_half(self, tool: str) -> None:
+        """Keep the `most` donors of a tool with the smallest hashes; from now on pass over larger hashes."""
+        smallest = dict(sorted(self._by_tool[tool].items())[: self._most])
+        self._by_tool[tool] = smallest
+        self._largest_hash[tool] = max(smallest)
 
     def of_tools(self) -> Iterator[tuple[str, list[Donor]]]:
         """Yield each tool with its donors in the order of their hashes."""
@@ -84,10 +93,14 @@ class Donors:
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """The donors of a tool in the order of their hashes; behind the last comes the first.
+    """The donors of a tool in the order of their hashes; after the last comes the first.
 
-    `to_other_document`: for each donor how many steps on the next one of another document stands; 0 where all are of
-    one document.
+    A document is a group of conversations that begin alike; its calls get no results of each other.
+
+    Attributes:
+        donors: the donors, sorted by hash.
+        to_other_document: for each donor, how many donors further the next one of another document is; 0 if there is
+            none.
     """
 
     donors: Sequence[Donor]
@@ -95,39 +108,50 @@ class Circle:
 
     @staticmethod
     def of(donors: Sequence[Donor]) -> "Circle":
-        """Return a circle of donors, which are given in the order of their hashes.
-
-        As an example, donors of the documents a a b have the steps 2, 1 and 1 to the next of another document.
-        """
-        steps = [0] * len(donors)
-        if len({donor.document for donor in donors}) > 1:
-            for number in range(2 * len(donors) - 1, -1, -1):  # twice round, since the last looks at the first
-                place = number % len(donors)
-                following = (place + 1) % len(donors)
-                is_other = donors[following].document != donors[place].document
-                steps[place] = 1 if is_other else steps[following] + 1
-        return Circle(donors, steps)
+        """Return a circle of donors, which must be sorted by hash."""
+        return Circle(donors, _steps_to_other([donor.document for donor in donors]))
 
     def others(self, document: str, call: RecordedCall) -> Iterator[str]:
         """Yield the results of other documents with other values than the call's result, in the order of the circle.
 
-        `document` names the conversation of the call (`document_of`). The walk begins at the first donor whose hash is
-        not below the hash of the call, and goes once round.
+        document: of the call. The walk begins at the first donor whose hash is not below the hash of the call, and goes
+        once round.
         """
-        own_result = _kept(call.result or "")
-        start = bisect_left(self.donors, call_hash(document, call), key=attrgetter("hash"))
+        call_result = _kept(call.result or "")
+        for donor in self._of_other_documents(document, start_hash=call_hash(document, call)):
+            if not same_values(donor.result, call_result):
+                yield donor.result
+
+    def _of_other_documents(self, document: str, start_hash: str) -> Iterator[Donor]:
+        """Yield the donors of other documents, once round from the first whose hash is not below `start_hash`."""
+        start = bisect_left(self.donors, start_hash, key=attrgetter("hash"))
         steps = 0  # from the start
         while steps < len(self.donors):
             index = (start + steps) % len(self.donors)
-            donor = self.donors[index]
-            if donor.document != document:
-                if not same_values(donor.result, own_result):
-                    yield donor.result
+            if self.donors[index].document != document:
+                yield self.donors[index]
                 steps += 1
             elif self.to_other_document[index]:
-                steps += self.to_other_document[index]  # past all donors of the call's document that stand here
-            else:  # all donors are of the call's document
+                steps += self.to_other_document[index]  # past all donors of the document in a row
+            else:  # all donors are of the document
                 return
+
+
+def _steps_to_other(documents: Sequence[str]) -> list[int]:
+    """Return, for each document of a circle, how many steps further the next other one is; 0 if all are equal.
+
+    As 2, 1 and 1 for the documents a a b: after the last comes the first.
+    """
+    count = len(documents)
+    steps = [0] * count
+    if len(set(documents)) < 2:
+        return steps
+    for position in range(2 * count - 1, -1, -1):  # backwards and twice round, since the last looks at the first
+        index = position % count
+        following = (index + 1) % count
+        is_other = documents[following] != documents[index]
+        steps[index] = 1 if is_other else steps[following] + 1
+    return steps
 
 
 def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall, swaps: int) -> tuple[str, ...]:
@@ -148,7 +172,7 @@ def chosen_results(circles: Iterable[Circle], document: str, call: RecordedCall,
 def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tuple[str, ...]]:
     """Return, for each call, results of the same tool in other documents: `swaps` distinct ones, or fewer.
 
-    calls: each with the document that it stands in (`document_of`). Their order changes nothing.
+    calls: each with its document (`document_of`), the hash of its conversation. Their order changes nothing.
     """
     donors = Donors(most=len(calls))
     for document, call in calls:
@@ -163,12 +187,10 @@ def exchange(calls: Sequence[tuple[str, RecordedCall]], swaps: int) -> list[tupl
 
 def lacks_donors(donors: Sequence[Donor], swaps: int) -> bool:
     """Return whether a call may find fewer than `swaps` results of other documents among the donors of its tool."""
-    donors_of_document: dict[str, int] = {}
-    for donor in donors:
-        donors_of_document[donor.document] = donors_of_document.get(donor.document, 0) + 1
-    largest = max(donors_of_document.values(), default=0)
-    own_result = 1  # another document may have given the same result
-    return len(donors) - largest - own_result < swaps
+    donors_by_document = Counter(donor.document for donor in donors)
+    in_largest_document = max(donors_by_document.values(), default=0)
+    equal_result = 1  # another document may have given the same result as the call's
+    return len(donors) - in_largest_document - equal_result < swaps
 
 
 def document_of(messages: Sequence[RecordedMessage]) -> str:
@@ -189,11 +211,16 @@ def beginnings(messages: Sequence[RecordedMessage]) -> list[str]:
     running_hash = blake2b(b"[", digest_size=8)
     for number, message in enumerate(messages):
         hashes.append(_closed(running_hash))
-        calls = [(call.tool, call.arguments, call.result) for call in message.calls]
         separator = ", " if number else ""
-        text = separator + repr((message.role, message.content, calls))
+        text = separator + _hashed_text(message)
         running_hash.update(text.encode("utf-8", "surrogatepass"))
     return [*hashes, _closed(running_hash)]
+
+
+def _hashed_text(message: RecordedMessage) -> str:
+    """Return the role, content, calls and results of a message as the text that is hashed."""
+    calls = [(call.tool, call.arguments, call.result) for call in message.calls]
+    return repr((message.role, message.content, calls))
 
 
 def _closed(running_hash: "blake2b") -> str:
@@ -204,15 +231,15 @@ def _closed(running_hash: "blake2b") -> str:
 
 
 def call_hash(document: str, call: RecordedCall) -> str:
-    """Return a hash of a call in its document: the place in the circle of its tool from which it looks for results."""
+    """Return a hash of a call in its document, which says where in the circle of its tool it looks for results."""
     return text_hash(f"{document} {call.arguments} {call.result}")
 
 
 def text_hash(text: str) -> str:
-    """Return 16 hexadecimal digits that follow from the text, the same on every machine and in every version."""
+    """Return a hash of a text, 16 hexadecimal digits, the same on every machine and in every version."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _kept(result: str) -> str:
-    """Return the first LONGEST_DONOR characters of a result, the part of it that is kept."""
+    """Return the part of a result that is kept, the first LONGEST_DONOR characters."""
     return result[:LONGEST_DONOR]

@@ -9,26 +9,28 @@ import polars as pl
 from toolformer_dag.computing.plan import Plan
 from toolformer_dag.computing.stage import ByShard, Column, PartRows, Stage, TableOutput
 from toolformer_dag.computing.worker import Worker
+from toolformer_dag.conversations.messages import RecordedCall
 from toolformer_dag.traces import recorded_conversations
 from toolformer_dag.traces.other_results import beginnings, document_of
+from toolformer_dag.traces.row_batches import RowBatch
 from toolformer_dag.traces.stored_messages import messages_of
-from toolformer_dag.traces.variants import call_places
+from toolformer_dag.traces.variants import call_positions
 
 METHOD = 1
 """A version number, raised when the same messages would give other rows."""
 NAME = "traces/recorded_calls"
 """The table of the recorded calls."""
 BATCH = 2_000
-"""About the most calls of a frame."""
+"""About the maximum number of calls of a frame."""
 BATCH_CHARACTERS = 1 << 23
-"""About the most characters of the results of a frame."""
+"""About the maximum number of characters of the results of a frame."""
 PLACE = {
     "shard": recorded_conversations.SHARD,
     "conversation": recorded_conversations.CONVERSATION,
     "turn": Column(pl.Int32(), "number of the message of the conversation, from 0; results are no messages"),
     "call": Column(pl.Int32(), "number of the call in its message, from 0"),
 }
-"""The columns that tell recorded calls apart."""
+"""The columns that identify a recorded call."""
 KEY = ("conversation", "turn", "call")
 
 
@@ -44,21 +46,23 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
 
 def _frames(output: TableOutput, shard: str) -> Iterator[pl.DataFrame]:
     """Yield the calls of a shard in frames of about BATCH calls, and about BATCH_CHARACTERS characters of results."""
-    batch: list[dict[str, Any]] = []
-    characters = 0
+    batch = RowBatch(BATCH, BATCH_CHARACTERS)
+    for rows_of_conversation in _rows_by_conversation(output, shard):
+        for row in rows_of_conversation:
+            batch.add(row, text=row["result"] or "")
+        if batch.is_full:
+            yield batch.take(output.stage.schema)
+    if batch.rows:
+        yield batch.take(output.stage.schema)
+
+
+def _rows_by_conversation(output: TableOutput, shard: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield, for each conversation of a shard in order, the rows of its calls."""
     number = 0  # of the conversation in the shard
     for frame in output.plan.lake.table(recorded_conversations.NAME).batches(shard):
         for conversation in frame.iter_rows(named=True):
-            for row in _call_rows(conversation, number):
-                batch.append(row)
-                characters += len(row["result"] or "")
+            yield list(_call_rows(conversation, number))
             number += 1
-            if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
-                yield pl.DataFrame(batch, schema=output.stage.schema)
-                batch = []
-                characters = 0
-    if batch:
-        yield pl.DataFrame(batch, schema=output.stage.schema)
 
 
 def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
@@ -67,29 +71,32 @@ def _call_rows(conversation: Mapping[str, Any], number: int) -> Iterator[dict[st
     conversation: its row of traces/conversations. number: its number in the shard, from 0.
     """
     messages = messages_of(conversation["messages"])
-    places = list(call_places(messages))
-    if not places:
+    positions = list(call_positions(messages))
+    if not positions:
         return
-    document = document_of(messages)
+    columns_of_conversation = {
+        "shard": conversation["shard"],
+        "conversation": conversation["conversation"],
+        "number": number,
+        "source": conversation["source"],
+        "record_id": conversation["record_id"],
+        "digest": conversation["digest"],
+        "document": document_of(messages),
+    }
     hashes_before = beginnings(messages)  # of the messages before each message
-    for turn, index in places:
-        call = messages[turn].calls[index]
-        yield {
-            "shard": conversation["shard"],
-            "conversation": conversation["conversation"],
-            "turn": turn,
-            "call": index,
-            "number": number,
-            "source": conversation["source"],
-            "record_id": conversation["record_id"],
-            "digest": conversation["digest"],
-            "document": document,
-            "beginning": hashes_before[turn],
-            "tool": call.tool,
-            "arguments": json.dumps(call.arguments, ensure_ascii=False),
-            "result": call.result,
-            "failed": call.failed,
-        }
+    for turn, index in positions:
+        call_columns = _call_columns(messages[turn].calls[index])
+        yield {**columns_of_conversation, "turn": turn, "call": index, "beginning": hashes_before[turn], **call_columns}
+
+
+def _call_columns(call: RecordedCall) -> dict[str, Any]:
+    """Return the columns of a row that say what was called, with what result."""
+    return {
+        "tool": call.tool,
+        "arguments": json.dumps(call.arguments, ensure_ascii=False),
+        "result": call.result,
+        "failed": call.failed,
+    }
 
 
 STAGE = Stage(

@@ -1,4 +1,4 @@
-"""traces/conversations: the recorded conversations of a shard, and what of its records could not be used."""
+"""traces/conversations: the recorded conversations of a shard, and the records that could not be used."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,6 +26,7 @@ from toolformer_dag.lake.record import record
 from toolformer_dag.texts.columns import Rejection
 from toolformer_dag.texts.record_files import NumberedRecord
 from toolformer_dag.texts.shard_faults import ShardError, ShardFault
+from toolformer_dag.traces.row_batches import RowBatch
 from toolformer_dag.traces.stored_messages import messages_as_json, messages_of, text_digest
 
 UNKNOWN_FORM = "unknown_form"
@@ -37,11 +38,11 @@ NAME = "traces/conversations"
 REJECTED_RECORDS = "traces/rejected_records"
 """The table that describes what could not be used; it has a part for each shard of the conversations."""
 DESCRIBED = 10_000
-"""Rejections that are described, per shard; all are counted."""
+"""The maximum number of rejections of a shard that are described; all are counted."""
 BATCH = 500
-"""The most conversations of a frame."""
+"""The maximum number of conversations of a frame."""
 BATCH_CHARACTERS = 1 << 23
-"""About the most characters of the messages of a frame."""
+"""About the maximum number of characters of the messages of a frame."""
 SHARD = Column(pl.String(), "name of the shard: of its file with a hash of the path, or of a group of files")
 CONVERSATION = Column(pl.String(), "file or split, and line or row, as in traces.jsonl:12")
 
@@ -97,11 +98,10 @@ def rows_by_number(plan: Plan, table: str, shard: str, numbers: pl.Series) -> pl
     if numbers.is_empty():
         return rows.head(0).collect()
     first = int(numbers[0])
-    last = int(numbers[-1])
-    from_first_to_last = rows.slice(first, last - first + 1)
+    count = int(numbers[-1]) - first + 1
     number_of_row = first + pl.int_range(pl.len())
     is_wanted = number_of_row.is_in(numbers.implode())
-    return from_first_to_last.filter(is_wanted).collect()
+    return rows.slice(first, count).filter(is_wanted).collect()
 
 
 REJECTIONS_SCHEMA = pl.Schema(dict.fromkeys(RejectedRecord._fields, pl.String()))
@@ -167,13 +167,8 @@ class _ShardReading:
         shard = self._output.plan.conversations[self._shard]
         is_usable = True
         for file in shard.files():
-            reading = FileReading(file)
             try:
-                if shard.is_group:
-                    yield from list(self._frames(reading))
-                else:
-                    yield from self._frames(reading)
-                self._reject(reading.counts, reading.described)
+                yield from self._frames_of_file(file, hold=shard.is_group)
             except (ShardFault, ShardError) as error:
                 self._reject_file(file, error)
                 is_usable = shard.is_group
@@ -181,36 +176,43 @@ class _ShardReading:
         if not is_usable:
             raise UnusableRows
 
+    def _frames_of_file(self, file: Source, *, hold: bool) -> Iterator[pl.DataFrame]:
+        """Yield the conversations of a file, then count its rejections. hold: yield none before the file is read."""
+        reading = FileReading(file)
+        frames = self._frames(reading)
+        yield from list(frames) if hold else frames
+        self._reject(reading.counts, reading.described)
+
     def _frames(self, reading: "FileReading") -> Iterator[pl.DataFrame]:
         """Yield the conversations of a file in frames of at most BATCH, and about BATCH_CHARACTERS characters."""
-        batch: list[dict[str, Any]] = []
-        characters = 0
+        batch = RowBatch(BATCH, BATCH_CHARACTERS)
         for conversation in reading.conversations():
-            messages = messages_as_json(conversation.messages)
-            row = {
-                "shard": self._shard,
-                "conversation": reading.name_of(conversation),
-                "source": reading.source.name,
-                "record_id": conversation.record_id,
-                "form": conversation.form,
-                "digest": text_digest(messages),
-                "messages": messages,
-            }
-            batch.append(row)
-            characters += len(messages)
-            if len(batch) == BATCH or characters >= BATCH_CHARACTERS:
-                yield pl.DataFrame(batch, schema=self._output.stage.schema)
-                batch = []
-                characters = 0
-        if batch:
-            yield pl.DataFrame(batch, schema=self._output.stage.schema)
+            row = self._row(conversation, reading)
+            batch.add(row, text=row["messages"])
+            if batch.is_full:
+                yield batch.take(self._output.stage.schema)
+        if batch.rows:
+            yield batch.take(self._output.stage.schema)
+
+    def _row(self, conversation: ReadConversation, reading: "FileReading") -> dict[str, Any]:
+        """Return the row of a conversation of a file."""
+        messages = messages_as_json(conversation.messages)
+        return {
+            "shard": self._shard,
+            "conversation": reading.name_of(conversation),
+            "source": reading.source.name,
+            "record_id": conversation.record_id,
+            "form": conversation.form,
+            "digest": text_digest(messages),
+            "messages": messages,
+        }
 
     def _reject_file(self, file: Source, error: ShardFault | ShardError) -> None:
         """Add a rejection for a whole file. ShardFault: it is damaged. ShardError: it could not be read at all."""
-        reason = "unreadable"
         if isinstance(error, ShardFault):
             reason = error.reason
         else:
+            reason = "unreadable"
             self.facts[RETRY] = f"{file.name} could not be read: {error}"
         rejection = RejectedRecord(
             conversation=file.name, record_id=None, source=file.name, reason=reason, detail=str(error)

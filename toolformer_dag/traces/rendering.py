@@ -14,11 +14,11 @@ from toolformer_dag.identity import fingerprint
 TemplateMessage = dict[str, Any]
 """A message as chat templates get it: `role`, `content`, perhaps `tool_calls`. A result is a message of its own."""
 PLACEHOLDER = "\ue000"
-"""A character that no template writes. It stands for the assistant's words, to see what a template writes behind."""
+"""A character that no template writes. In place of the assistant's words it shows what a template writes after them."""
 REMEMBERED_TEXTS = 4096
-"""Texts, such as results, that are not tokenized twice."""
+"""How many tokenized texts, such as results, are cached."""
 CHARACTERS_PER_TOKEN = 16
-"""How many characters are tokenized for each wanted token; more than a token mostly has."""
+"""How many characters are tokenized for each wanted token; most tokens have fewer."""
 VARIABLES = {"date_string": "26 Jul 2024"}
 """What templates get besides the messages: a fixed date, since some write the date of today."""
 
@@ -35,7 +35,7 @@ class Rendering:
         template: its source, in Jinja.
         fingerprint: a hash of the source.
         end: the text that the template writes after the words of the assistant, as "<|im_end|>\\n".
-        ids: a function that returns the token ids of a text, without special tokens around them. It remembers
+        ids: a function that returns the token ids of a text, without special tokens around them. It caches
             REMEMBERED_TEXTS texts.
     """
 
@@ -79,7 +79,7 @@ class Rendering:
         """Return the ids of the last `count` tokens of a text, or of all if it has fewer.
 
         Only the end of a long text is tokenized, from a special token on: tokenizers cut a text there first, so the
-        tokens behind it are the same as in the whole text.
+        tokens after it are the same as in the whole text.
         """
         characters = count * CHARACTERS_PER_TOKEN  # a guess at how much text holds so many tokens
         while characters < len(text):
@@ -88,10 +88,9 @@ class Rendering:
                 break
             ids = self._ids(text[start:])
             if len(ids) >= count:
-                return ids[len(ids) - count :]
+                return _last(ids, count)
             characters *= 2  # there were too few tokens
-        ids = self._ids(text)
-        return ids[max(0, len(ids) - count) :]
+        return _last(self._ids(text), count)
 
     def _last_special_token(self, text: str, before: int) -> int | None:
         """Return where the last special token in `text[:before]` begins; None if there is none."""
@@ -107,5 +106,10 @@ class Rendering:
         return text
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, without special tokens around them; nothing is remembered."""
+        """Return the token ids of a text, without special tokens around them; nothing is cached."""
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+
+def _last(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Return the last `count` ids, or all if there are fewer."""
+    return ids[max(0, len(ids) - count) :]

@@ -4,6 +4,7 @@ It is the model's own template if that writes calls; else ChatML with Hermes' ma
 ChatML; else plain lines.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, to_openai
@@ -23,7 +24,7 @@ HERMES = (
     "{%- endif %}{{ '\n' }}{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant{{ '\n' }}{% endif %}"
 )
-"""ChatML, the results in a user's message, as Hermes' models were trained."""
+"""ChatML with results in a user's message, the format in which the Hermes models were trained."""
 PLAIN = (
     "{%- for m in messages %}{{ '\nResult' if m.role == 'tool' else '\n' + m.role.capitalize() }}:"
     "{{ ' ' + m.content if m.content else '' }}"
@@ -40,7 +41,7 @@ TRIAL = (
 )
 """A conversation that a template must be able to write."""
 TRIAL_WORDS = ("warmth", '"Alba"', "17 degrees", '"Benton"', "23 degrees")
-"""Words of its calls and results that must stand in the text."""
+"""Words of its calls and results that must occur in the text."""
 
 
 def rendering_of(setting: str, encoding: "Encoding") -> Rendering:
@@ -99,7 +100,12 @@ def _try(rendering: Rendering, tokenizer: Any) -> None:
     # Encoded and decoded again, since a tokenizer may lack characters.
     texts = [tokenizer.decode(rendering.ids(text)) for text in pieces.texts]
     written = "".join(texts)
-    second_call, _, answer = texts[2:]  # behind the first call and its result
     has_all_words = all(word in written for word in TRIAL_WORDS)
-    if not has_all_words or '"Benton"' not in second_call or "17 and 23" not in answer:
+    if not has_all_words or not _has_words_in_order(texts):
         raise RenderingError(f"the template {rendering.name} does not write calls and their results")
+
+
+def _has_words_in_order(texts: Sequence[str]) -> bool:
+    """Return whether the second call of the trial and its answer are where they belong. texts: of its pieces."""
+    second_call, _, answer = texts[2:]  # after the first call and its result
+    return '"Benton"' in second_call and "17 and 23" in answer

@@ -1,7 +1,7 @@
 """Find the values in a tool's result, and say whether two results hold the same ones.
 
 A value is a string, a number, a boolean or null of a result that is JSON or a Python literal, or the whole of a result
-that is plain text. It is found by its place in the text, so that a value can be exchanged while everything around it
+that is plain text. It has its position in the text, so that a value can be replaced while everything around it
 keeps its spelling. A result that was cut in the middle of its JSON is read as far as it goes.
 """
 
@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
+from itertools import zip_longest
 
 QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 CUT_QUOTED = r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\'(?:[^\'\\]|\\.)*(?:\'|\\?\Z)'
@@ -37,14 +38,14 @@ UNITS = frozenset(UNIT_WORDS.split())
 """Words that name a unit or a currency; after a number they are no value of their own."""
 LONGEST_NUMBER = 28  # characters; a longer one is an id, and would be rounded
 COMPARED = 1 << 13
-"""Characters of a result that are compared with another one; a judge reads fewer."""
+"""The maximum number of characters of a result that are compared; a judge reads fewer."""
 AFFIRMATIONS = frozenset({"success", "successful", "successfully", "succeeded", "ok", "true"})
 """Words that say that a call went well, which is no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultValue:
-    """A string, number or word of a tool's result, with where it stands.
+    """A string, number or word of a tool's result, with its position.
 
     In {"city": "Porto"} it is ResultValue(key="city", text="Porto", start=10, end=15, quote='"').
 
@@ -52,7 +53,7 @@ class ResultValue:
         key: the field that holds it; for the items of a list the field of the list; "" if there is none.
         text: the value without quotation marks and escapes.
         start: the offset of its first character in the result, after the quotation mark.
-        end: the offset behind its last character, before the quotation mark.
+        end: the offset after its last character, before the quotation mark.
         quote: the quotation mark around it, or "".
     """
 
@@ -74,11 +75,16 @@ def result_values(result: str) -> list[ResultValue]:
     if not text:
         return []
     start = len(result) - len(result.lstrip())
+    return [_whole_value(text, start)]
+
+
+def _whole_value(text: str, start: int) -> ResultValue:
+    """Return the value of a result that is one string or plain text. start: the offset of `text` in the result."""
     end = start + len(text)
     is_quoted = len(text) > 1 and re.fullmatch(QUOTED, text, re.DOTALL)
     if is_quoted:
-        return [ResultValue(key="", text=_unquoted(text), start=start + 1, end=end - 1, quote=text[0])]
-    return [ResultValue(key="", text=text, start=start, end=end)]
+        return ResultValue(key="", text=_unquoted(text), start=start + 1, end=end - 1, quote=text[0])
+    return ResultValue(key="", text=text, start=start, end=end)
 
 
 def _literal_values(result: str) -> Iterator[ResultValue]:
@@ -88,28 +94,26 @@ def _literal_values(result: str) -> Iterator[ResultValue]:
     """
     keys = [""]  # the last field that was read in each open list or object
     lexemes = list(LEXEME.finditer(result))
-    for number, lexeme in enumerate(lexemes):
-        mark = lexeme["mark"]
-        if mark in ("{", "["):
-            keys.append(keys[-1])
-        elif mark in ("}", "]") and len(keys) > 1:
-            keys.pop()
-        if mark:
-            continue
-        following = lexemes[number + 1 : number + 2]
-        is_key = bool(following) and following[0]["mark"] == ":"
-        if is_key:
-            keys[-1] = _unquoted(lexeme[0])
-        elif lexeme["string"]:
-            yield ResultValue(
-                key=keys[-1],
-                text=_unquoted(lexeme[0]),
-                start=lexeme.start() + 1,
-                end=lexeme.end() - 1,
-                quote=lexeme[0][0],
-            )
-        else:
-            yield ResultValue(key=keys[-1], text=lexeme[0], start=lexeme.start(), end=lexeme.end())
+    for lexeme, following in zip_longest(lexemes, lexemes[1:]):
+        match lexeme["mark"]:
+            case "{" | "[":
+                keys.append(keys[-1])
+            case "}" | "]" if len(keys) > 1:
+                keys.pop()
+            case None if following is not None and following["mark"] == ":":
+                keys[-1] = _unquoted(lexeme[0])
+            case None:
+                yield _literal_value(lexeme, keys[-1])
+
+
+def _literal_value(lexeme: re.Match[str], key: str) -> ResultValue:
+    """Return the value of a quoted string, a bare number or a bare word: a match of LEXEME. key: its field."""
+    text = lexeme[0]
+    if lexeme["string"]:
+        start = lexeme.start() + 1
+        end = lexeme.end() - 1
+        return ResultValue(key=key, text=_unquoted(text), start=start, end=end, quote=text[0])
+    return ResultValue(key=key, text=text, start=lexeme.start(), end=lexeme.end())
 
 
 def _unquoted(literal: str) -> str:
@@ -146,7 +150,7 @@ def value_words(text: str) -> tuple[str, ...]:
 
 
 def _number_and_unit(word: str) -> tuple[str, str]:
-    """Split a word into a number and the letters behind it: 12kg into ("12", "kg"); ("", "") if it is no number.
+    """Split a word into a number and the letters after it: 12kg into ("12", "kg"); ("", "") if it is no number.
 
     A number that begins with 0 and another digit, as 0042, is a code and no number.
     """

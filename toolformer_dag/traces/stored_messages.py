@@ -48,7 +48,7 @@ def _call(fields: Mapping[str, Any]) -> RecordedCall:
 
 
 def _hashable(place: Any) -> Any:
-    """Return a place with tuples instead of lists, as ("a", 1) for ["a", 1], so that it may stand in a set."""
+    """Return a place with tuples instead of lists, as ("a", 1) for ["a", 1], so that it is hashable."""
     if not isinstance(place, list):
         return place
     return tuple(_hashable(item) for item in place)

@@ -10,8 +10,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,18 @@ def template_fault(template: str, turns: Sequence[Mapping[str, Any]], variables:
 
 @cache
 def _fault(trial: str) -> str | None:
-    """Return the same as `template_fault`, for its arguments as JSON; the answer is kept for equal ones."""
+    """Return the fault of a template over a conversation, None without one. trial: the input of `main`, as JSON."""
     command = [sys.executable, "-c", BEGIN, json.dumps(sys.path)]
     child = subprocess.run(command, input=trial, capture_output=True, encoding="utf-8", errors="replace")
-    if child.returncode == 0:
+    status = child.returncode
+    if status == 0:
         return None
-    if child.returncode == -signal.SIGXCPU:
+    if status == -signal.SIGXCPU:
         return f"it does not end a short conversation within {CPU_SECONDS} seconds of processor time"
-    if child.returncode == OUT_OF_MEMORY:
+    if status == OUT_OF_MEMORY:
         return f"it takes more than {MEMORY_MIB} MiB of memory for a short conversation"
     last_line = child.stderr.strip().rpartition("\n")[2]
-    return f"the process that tries it ended with status {child.returncode}: {last_line}"
+    return f"the process that tries it ended with status {status}: {last_line}"
 
 
 def main() -> None:
@@ -66,25 +67,26 @@ def main() -> None:
     Exits with OUT_OF_MEMORY if a rendering takes too much memory. For too much processor time the kernel ends the
     process.
     """
+    # Imported before the limits begin, which count from now.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     trial = json.load(sys.stdin)
     turns: list[dict[str, Any]] = trial["turns"]
-    beginnings = [turns[: count + 1] for count in range(len(turns))]
+    render = partial(render_jinja_template, chat_template=trial["template"], **trial["variables"])
     _limit()
-    for conversation in beginnings:
-        for generation in (False, True):
-            try:
-                render_jinja_template(
-                    [conversation],
-                    chat_template=trial["template"],
-                    add_generation_prompt=generation,
-                    **trial["variables"],
-                )
-            except MemoryError:
-                sys.exit(OUT_OF_MEMORY)
-            except Exception:  # noqa: BLE001 - templates raise what they like, and have ended then
-                continue
+    for count in range(1, len(turns) + 1):
+        for generation_prompt in (False, True):
+            _try_to_render(partial(render, [turns[:count]], add_generation_prompt=generation_prompt))
+
+
+def _try_to_render(render: Callable[[], object]) -> None:
+    """Render a conversation, and ignore errors of the template; exit with OUT_OF_MEMORY if memory runs out."""
+    try:
+        render()
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+    except Exception:  # noqa: BLE001 - templates raise what they like, and have ended then
+        return
 
 
 def _limit() -> None:

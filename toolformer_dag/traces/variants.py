@@ -4,9 +4,10 @@ Everything here is tokens; no model runs.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from toolformer_dag.conversations.messages import RecordedCall, RecordedMessage, with_result, without_call
@@ -39,19 +40,19 @@ class Variant:
     Attributes:
         kind: the field of TokenCounts in which its tokens are counted.
         ids: the token ids.
-        places: the positions in `ids` of the weighted tokens, over which the loss is computed.
+        positions: the indices in `ids` of the weighted tokens, over which the loss is computed.
         weights: how much the loss of each of these tokens counts.
     """
 
     kind: str
     ids: tuple[int, ...]
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     weights: tuple[float, ...]
 
     @property
     def digest(self) -> str:
-        """Return the key under which its loss is stored, a hash of ids, places and weights."""
-        return blake2b(repr((self.ids, self.places, self.weights)).encode(), digest_size=16).hexdigest()
+        """Return the key under which its loss is stored, a hash of ids, positions and weights."""
+        return blake2b(repr((self.ids, self.positions, self.weights)).encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,10 @@ class CallToJudge:
 
 
 class VariantWriter:
-    """Writes the variants of calls as a model reads them. A *variant* is the conversation with one result exchanged.
+    """Writes the variants of calls as a model reads them. A variant is the conversation with one result replaced.
 
-    It remembers the conversation of the last call, so calls of a conversation should come one after the other, in their
-    order. Raises RenderingError if no rendering fits the model.
+    It caches the conversation of the last call, so calls of a conversation should follow each other, in their order.
+    Raises RenderingError if no rendering fits the model.
 
     Attributes:
         traces: the settings of recorded conversations.
@@ -111,14 +112,23 @@ class VariantWriter:
         if not weighted:
             return "nothing_follows"
         try:
-            for count in range(len(weighted), 0, -1):  # fewer messages until the conversation fits the context
-                variants = self._fitting_variants(call, weighted[:count])
-                if variants is not None:
-                    has_weighted_tokens = bool(variants[OWN].places)
-                    return variants if has_weighted_tokens else "nothing_follows"
+            variants = self._longest_variants(call, weighted)
         except RenderingError:
             return "not_rendered"
-        return "does_not_fit"
+        if variants is None:
+            return "does_not_fit"
+        return variants if variants[OWN].positions else "nothing_follows"
+
+    def _longest_variants(self, call: CallToJudge, weighted: Sequence[int]) -> dict[str, Variant] | None:
+        """Return the variants of a call with as many weighted messages as fit the context of the model; None for none.
+
+        weighted: the numbers of these messages; the last are left out first. Raises RenderingError.
+        """
+        for count in range(len(weighted), 0, -1):
+            variants = self._fitting_variants(call, weighted[:count])
+            if variants is not None:
+                return variants
+        return None
 
     def overlaps(self, call: CallToJudge, results: Sequence[str]) -> tuple[float, ...]:
         """Return, for each result, the share of the weighted messages' words that the result contains.
@@ -128,11 +138,8 @@ class VariantWriter:
         words: set[str] = set()
         for number in self.window.weighted_messages(call.messages, call.message):
             words |= _words(_content_and_arguments(call.messages[number]))
-        overlaps = []
-        for result in results:
-            shared_words = words & _words(self.cut(result))
-            overlaps.append(len(shared_words) / max(1, len(words)))
-        return tuple(overlaps)
+        shared_words = [words & _words(self.cut(result)) for result in results]
+        return tuple(len(shared) / max(1, len(words)) for shared in shared_words)
 
     def cut(self, result: str) -> str:
         """Return the first `traces.result_tokens` tokens of a result as text, with " ..." if there is more."""
@@ -150,20 +157,30 @@ class VariantWriter:
         weighted: the numbers of the messages after the call whose words are weighted. Raises RenderingError.
         """
         conversation = self._conversation_of(call.messages)
-        recorded = self._as_recorded(conversation, call.message, weighted)
-        if len(recorded.variant.ids) > self.context_length:
+        recorded = self._recorded_text(conversation, call.message, weighted)
+        if not self._fit([recorded.variant]):
             return None
         replacements = self._replacements(conversation.messages[call.message], call)
-        pieces_of_variants = conversation.written.pieces_of_others(
+        pieces = conversation.written.pieces_of_others(
             recorded.pieces, call.message, list(replacements.values()), weighted
         )
-        # The order of the variants stays: it decides which of them share a batch of the model, and so the last digits
-        # of their losses. EMPTY gets its own tokens below.
-        variants = dict.fromkeys([EMPTY, OWN], recorded.variant)
-        for name, pieces in zip(replacements, pieces_of_variants, strict=True):
-            variants[name] = self._variant(name, pieces, recorded.before)
-        longest = max(len(variant.ids) for variant in variants.values())
-        return variants if longest <= self.context_length else None
+        variants = self._named_variants(recorded, dict(zip(replacements, pieces, strict=True)))
+        return variants if self._fit(variants.values()) else None
+
+    def _named_variants(self, recorded: "_RecordedText", pieces: Mapping[str, Pieces]) -> dict[str, Variant]:
+        """Return the variants by name: OWN is `recorded`; the others are cut into `pieces`.
+
+        Their order decides which of them share a batch of the model, and so the last digits of their losses.
+        """
+        variants = {EMPTY: self._variant(EMPTY, pieces[EMPTY], recorded.before), OWN: recorded.variant}
+        for name, pieces_of_variant in pieces.items():
+            if name != EMPTY:
+                variants[name] = self._variant(name, pieces_of_variant, recorded.before)
+        return variants
+
+    def _fit(self, variants: Iterable[Variant]) -> bool:
+        """Return whether each variant fits the context of the model."""
+        return all(len(variant.ids) <= self.context_length for variant in variants)
 
     def _replacements(self, message: RecordedMessage, call: CallToJudge) -> dict[str, Sequence[RecordedMessage]]:
         """Return, by the name of each variant but OWN, the list of messages that replaces the message with the call.
@@ -172,42 +189,37 @@ class VariantWriter:
         - "0", "1", ...: the message with each of the other results
         - NONE: the message without the call, or [] if the message holds nothing else
         """
-        results = {EMPTY: ""}
+        replacements: dict[str, Sequence[RecordedMessage]] = {EMPTY: with_result([message], 0, call.index, "")}
         for number, result in enumerate(call.other_results):
-            results[str(number)] = self.cut(result)
-        replacements: dict[str, Sequence[RecordedMessage]] = {}
-        for name, result in results.items():
-            replacements[name] = with_result([message], 0, call.index, result)
+            replacements[str(number)] = with_result([message], 0, call.index, self.cut(result))
         replacements[NONE] = without_call([message], 0, call.index)
         return replacements
 
     def _conversation_of(self, messages: tuple[RecordedMessage, ...]) -> "_Conversation":
-        """Return a conversation with its results cut (`cut`); the conversation of the last call is remembered."""
+        """Return a conversation with long results cut; the conversation of the last call is cached."""
         if self._conversation is None or self._conversation.recorded is not messages:
             cut_messages = tuple(self._with_cut_results(message) for message in messages)
             written = WrittenConversation.of(self.rendering, cut_messages)
             self._conversation = _Conversation(recorded=messages, messages=cut_messages, written=written)
         return self._conversation
 
-    def _as_recorded(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_AsRecorded":
+    def _recorded_text(self, conversation: "_Conversation", message: int, weighted: Sequence[int]) -> "_RecordedText":
         """Return the conversation with its recorded results, cut around a message with calls.
 
-        message: the number of that message. weighted: the numbers of the messages whose words are weighted. All calls
-        of a message need the answer, so it is kept in `conversation.as_recorded` until the next message. Raises
-        RenderingError.
+        message: the number of that message. weighted: the numbers of the messages whose words are weighted. The answer
+        is cached for the other calls of the message. Raises RenderingError.
         """
-        key = (message, len(weighted))
-        if key not in conversation.as_recorded:
-            if any(earlier != message for earlier, _ in conversation.as_recorded):
-                conversation.as_recorded.clear()  # calls come in the order of their messages
-            pieces = conversation.written.pieces(message, weighted)
-            before = self._context_ids(pieces.before)
-            variant = self._variant(OWN, pieces, before)
-            conversation.as_recorded[key] = _AsRecorded(pieces, before, variant)
-        return conversation.as_recorded[key]
+        cached = conversation.cached_text(message, len(weighted))
+        if cached is not None:
+            return cached
+        pieces = conversation.written.pieces(message, weighted)
+        before = self._context_ids(pieces.before)
+        text = _RecordedText(pieces, before, self._variant(OWN, pieces, before))
+        conversation.recorded_texts[message, len(weighted)] = text
+        return text
 
     def _with_cut_results(self, message: RecordedMessage) -> RecordedMessage:
-        """Return a message whose results are cut (`cut`)."""
+        """Return a message whose long results are cut."""
         calls = []
         for call in message.calls:
             calls.append(call if call.result is None else replace(call, result=self.cut(call.result)))
@@ -224,32 +236,42 @@ class VariantWriter:
 
         They are the token that begins a text, unless the template wrote it; then `before`; then the pieces `after_call`
         and `words`. before: the tokens that are read of `pieces.before`.
-
-        As an example, after 20 tokens the words "It is 17", "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens have
-        the places 20, 21, 22 and 28.
         """
-        after_call = self.rendering.ids(pieces.after_call)
-        bos = self.encoding.bos
-        first_ids = list(before or after_call)[: len(bos)]
-        ids = [] if first_ids == bos else list(bos)
-        ids += before
-        ids += after_call
-        places: list[int] = []
-        is_weighted = True  # `words` holds weighted words and the text between them in turn
-        for text in pieces.words:
-            text_ids = self.rendering.ids(text)
-            if is_weighted:
-                places += range(len(ids), len(ids) + len(text_ids))
-            ids += text_ids
-            is_weighted = not is_weighted
-        places = places[: self.window.tokens]
-        end = places[-1] + 1 if places else 0
+        ids_before = self._ids_before_words(pieces, before)
+        words_ids = [self.rendering.ids(text) for text in pieces.words]
+        positions = _weighted_positions(words_ids, start=len(ids_before))[: self.window.tokens]
+        end = positions[-1] + 1 if positions else 0
+        ids = [*ids_before, *chain.from_iterable(words_ids)]
         return Variant(
             kind=TOKEN_COUNTERS.get(name, OTHER_COUNTER),
             ids=tuple(ids[:end]),
-            places=tuple(places),
-            weights=self.window.token_weights(len(places)),
+            positions=tuple(positions),
+            weights=self.window.token_weights(len(positions)),
         )
+
+    def _ids_before_words(self, pieces: Pieces, before: tuple[int, ...]) -> list[int]:
+        """Return the tokens of a variant before its weighted words; BOS, which begins a text, comes first, once."""
+        bos = self.encoding.bos
+        after_call = self.rendering.ids(pieces.after_call)
+        first_ids = list(before or after_call)[: len(bos)]
+        has_bos = first_ids == bos
+        return [*([] if has_bos else bos), *before, *after_call]
+
+
+def _weighted_positions(words_ids: Sequence[Sequence[int]], start: int) -> list[int]:
+    """Return the indices of the weighted tokens, if the first token of `words_ids` has the index `start`.
+
+    words_ids: the tokens of `Pieces.words`: weighted words and the text between them in turn. For the words "It is 17",
+    "<user>Thanks<assistant>", "Bye" of 3, 5 and 1 tokens, from 20 on, the indices are 20, 21, 22 and 28.
+    """
+    positions: list[int] = []
+    for number, text_ids in enumerate(words_ids):
+        end = start + len(text_ids)
+        is_weighted = number % 2 == 0
+        if is_weighted:
+            positions += range(start, end)
+        start = end
+    return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,17 +282,26 @@ class _Conversation:
         recorded: its messages as they were recorded.
         messages: the same messages with cut results.
         written: the text of `messages`.
-        as_recorded: a cache, filled by VariantWriter, of the text cut around the message whose calls are judged now. A
-            key is the number of that message and the number of weighted messages.
+        recorded_texts: a cache, filled by VariantWriter, of the text cut around the message whose calls are judged now.
+            A key is the number of that message and the number of weighted messages.
     """
 
     recorded: tuple[RecordedMessage, ...]
     messages: tuple[RecordedMessage, ...]
     written: WrittenConversation
-    as_recorded: "dict[tuple[int, int], _AsRecorded]" = field(default_factory=dict)
+    recorded_texts: "dict[tuple[int, int], _RecordedText]" = field(default_factory=dict)
+
+    def cached_text(self, message: int, weighted_count: int) -> "_RecordedText | None":
+        """Return the text cut around a message, if it is cached; forget the texts of earlier messages.
+
+        Calls are judged in the order of their messages. weighted_count: the number of weighted messages.
+        """
+        if any(earlier != message for earlier, _ in self.recorded_texts):
+            self.recorded_texts.clear()
+        return self.recorded_texts.get((message, weighted_count))
 
 
-class _AsRecorded(NamedTuple):
+class _RecordedText(NamedTuple):
     """A conversation with its recorded results, cut around a message with calls.
 
     Attributes:
@@ -284,20 +315,20 @@ class _AsRecorded(NamedTuple):
     variant: Variant
 
 
-class RecordedPlace(NamedTuple):
-    """Where a call stands in a conversation: the numbers of its message, and of the call in that message."""
+class CallPosition(NamedTuple):
+    """The position of a call in a conversation: the numbers of its message, and of the call in that message."""
 
     message: int
     call: int
 
 
-def call_places(messages: Sequence[RecordedMessage]) -> Iterator[RecordedPlace]:
-    """Yield the place of each call; calls in messages of the user are left out."""
+def call_positions(messages: Sequence[RecordedMessage]) -> Iterator[CallPosition]:
+    """Yield the position of each call; calls in messages of the user are left out."""
     for number, message in enumerate(messages):
         if message.role == "user":
             continue
         for index in range(len(message.calls)):
-            yield RecordedPlace(number, index)
+            yield CallPosition(number, index)
 
 
 def _content_and_arguments(message: RecordedMessage) -> str:

@@ -1,4 +1,4 @@
-"""Which words behind a recorded call are weighted: their loss says whether the result of the call helped."""
+"""Which words after a recorded call are weighted: their loss says whether the result of the call helped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

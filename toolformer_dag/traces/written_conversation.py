@@ -7,10 +7,10 @@
     <user>And in Lyon? <assistant> words[1]     between
     [warmth(Lyon)]                 words[2]     weighted
 
-The parts are tokenized one by one, so that the words have the same tokens whatever stands before them.
+The parts are tokenized one by one, so that the words have the same tokens whatever comes before them.
 
 A template is *local* in a conversation if it writes each message in the same way alone as among the others. Then every
-message is rendered once, alone behind a question, and any beginning of the conversation is put together from these
+message is rendered once, alone after a question, and any beginning of the conversation is put together from these
 texts, in time that is linear in the conversation. Other templates, such as those that leave out the thinking of earlier
 messages, write each beginning anew.
 """
@@ -19,15 +19,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from toolformer_dag.conversations.messages import RecordedMessage
 from toolformer_dag.traces.rendering import Rendering, RenderingError, TemplateMessage
 
 QUESTION: TemplateMessage = {"role": "user", "content": "?"}
 """The message before a message that is rendered alone: many templates refuse a conversation without a question."""
+TemplateMessages = Sequence[Sequence[TemplateMessage]]
+"""For each recorded message the dicts that a template gets: the message, then one for each of its results."""
 REMEMBERED_BEGINNINGS = 32
-"""How many rendered beginnings of a conversation are remembered, if the template is not local."""
+"""How many rendered beginnings of a conversation are cached, if the template is not local."""
 
 
 class Pieces(NamedTuple):
@@ -52,9 +54,16 @@ class Pieces(NamedTuple):
         return (self.before, self.after_call, *self.words)
 
 
+class _MessageAlone(NamedTuple):
+    """The text of a message and its results, rendered alone. The results begin at the offset `end`."""
+
+    text: str
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class _LocalText:
-    """The text of a conversation whose template is local, and where its messages stand in it.
+    """The text of a conversation whose template is local, and the offsets of its messages in it.
 
     Messages of system and user with which the conversation opens have no offsets: they are rendered together.
 
@@ -68,21 +77,27 @@ class _LocalText:
     starts: Mapping[int, int]
     ends: Mapping[int, int]
 
-
-class _MessageAlone(NamedTuple):
-    """The text of a message and its results, rendered alone. The results begin at the offset `end`."""
-
-    text: str
-    end: int
+    @staticmethod
+    def of(opening: str, messages: Sequence[_MessageAlone], first: int) -> "_LocalText":
+        """Put a text together from the opening and the messages after it. first: the number of the first of these."""
+        starts = {}
+        ends = {}
+        position = len(opening)
+        for number, message in enumerate(messages, first):
+            starts[number] = position
+            ends[number] = position + message.end
+            position += len(message.text)
+        text = opening + "".join(message.text for message in messages)
+        return _LocalText(text, starts, ends)
 
 
 class WrittenConversation:
     """A conversation as a rendering (a chat template with a tokenizer) writes it.
 
-    messages: for each recorded message a list of dicts that the template gets: the message, then its results.
+    Messages are numbered from 0. *Weighted* are the messages whose words the loss is computed over.
     """
 
-    def __init__(self, rendering: Rendering, messages: Sequence[Sequence[TemplateMessage]]) -> None:
+    def __init__(self, rendering: Rendering, messages: TemplateMessages) -> None:
         self._rendering = rendering
         self._messages = messages
         self._beginning = lru_cache(REMEMBERED_BEGINNINGS)(self._rendered_beginning)
@@ -94,10 +109,10 @@ class WrittenConversation:
         return WrittenConversation(rendering, [rendering.template_messages(message) for message in messages])
 
     def pieces(self, call_message: int, weighted: Sequence[int]) -> Pieces:
-        """Return the text up to the last of the `weighted` messages, cut around message `call_message` and their words.
+        """Return the text up to the last weighted message, cut around message `call_message` and the weighted words.
 
-        Both are numbers of messages. Raises RenderingError if the template refuses the conversation, or if it writes
-        earlier messages in another way when more follow, so that the words cannot be found.
+        weighted: the numbers of the weighted messages. Raises RenderingError if the template refuses the conversation,
+        or writes earlier messages in another way when more follow, so that the words cannot be found.
         """
         local = self._local_text
         if local is not None and call_message in local.starts:
@@ -106,8 +121,7 @@ class WrittenConversation:
         else:
             text = self._beginning(weighted[-1] + 1, without_results=True)
             cuts = self._rendered_cuts(text, call_message, weighted)
-        parts = [text[start:end] for start, end in pairwise([0, *cuts])]
-        return Pieces(before=parts[0], after_call=parts[1], words=tuple(parts[2:]), rest=text[cuts[-1] :])
+        return _cut(text, cuts)
 
     def pieces_of_others(
         self, recorded: Pieces, call_message: int, others: Sequence[Sequence[RecordedMessage]], weighted: Sequence[int]
@@ -115,23 +129,28 @@ class WrittenConversation:
         """Return the pieces of other conversations, in which only message `call_message` differs from this one.
 
         recorded: the pieces of this conversation. others: for each of the other conversations a list with the message
-        that stands there, or [] if there is none. Raises RenderingError as `pieces` does.
+        in its place, or [] if there is none. Raises RenderingError as `pieces` does.
         """
         replacements = []
         for messages in others:
             replacements.append([self._rendering.template_messages(message) for message in messages])
-        if self._local_text is not None:
-            local_pieces = self._local_pieces_of_others(recorded, call_message, replacements, weighted)
-            if local_pieces is not None:
-                return local_pieces
-        pieces = []
-        for replacement in replacements:
-            before = self._messages[:call_message]
-            behind = self._messages[call_message + 1 :]
-            other = WrittenConversation(self._rendering, [*before, *replacement, *behind])
-            moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
-            pieces.append(other._pieces_like(recorded, call_message, [number + moved_by for number in weighted]))
-        return pieces
+        local_pieces = self._local_pieces_of_others(recorded, call_message, replacements, weighted)
+        if local_pieces is not None:
+            return local_pieces
+        return [self._pieces_with(replacement, recorded, call_message, weighted) for replacement in replacements]
+
+    def _pieces_with(
+        self, replacement: TemplateMessages, recorded: Pieces, call_message: int, weighted: Sequence[int]
+    ) -> Pieces:
+        """Return the pieces of the conversation with other messages, or none, in place of message `call_message`.
+
+        recorded: the pieces of this conversation.
+        """
+        before = self._messages[:call_message]
+        after = self._messages[call_message + 1 :]
+        other = WrittenConversation(self._rendering, [*before, *replacement, *after])
+        moved_by = len(replacement) - 1  # -1 if the message is gone: all that follow move up
+        return other._pieces_like(recorded, call_message, [number + moved_by for number in weighted])
 
     # Templates that are local
 
@@ -150,15 +169,8 @@ class WrittenConversation:
             alone = [self._message_alone(messages) for messages in self._messages[first:]]
         except RenderingError:
             return None
-        starts = {}
-        ends = {}
-        position = len(opening)
-        for number, message in enumerate(alone, first):
-            starts[number] = position
-            ends[number] = position + message.end
-            position += len(message.text)
-        text = opening + "".join(message.text for message in alone)
-        return _LocalText(text, starts, ends) if text == whole else None
+        local = _LocalText.of(opening, alone, first)
+        return local if local.text == whole else None
 
     def _message_alone(self, messages: Sequence[TemplateMessage]) -> "_MessageAlone":
         """Render a message and its results alone. Raises RenderingError if results change the message."""
@@ -175,54 +187,64 @@ class WrittenConversation:
         """
         cuts = [local.starts[call_message]]
         for number in weighted:
-            start = local.starts[number]
-            end = local.ends[number]
-            prompt = self._generation_prompt(number)
-            if not local.text.startswith(prompt, start):
-                raise self._unstable()
-            words_begin = start + len(prompt)
-            if local.text.endswith(self._rendering.end, start, end):
-                end -= len(self._rendering.end)
-            cuts += [words_begin, max(words_begin, end)]
+            cuts += self._local_words(local, number)
         return cuts
+
+    def _local_words(self, local: _LocalText, number: int) -> tuple[int, int]:
+        """Return the offsets in the text at which the words of a message begin and end."""
+        start = local.starts[number]
+        end = local.ends[number]
+        prompt = self._generation_prompt(number)
+        if not local.text.startswith(prompt, start):
+            raise self._unstable()
+        if local.text.endswith(self._rendering.end, start, end):
+            end -= len(self._rendering.end)
+        words_begin = start + len(prompt)
+        return words_begin, max(words_begin, end)
 
     def _local_generation_prompt(self, number: int) -> str:
         """Return what the template writes before the words of message `number`, as "<|im_start|>assistant\\n"."""
         local = self._local_text
         if local is not None and number - 1 in local.starts:
-            before = self._messages[number - 1]
-            return self._alone(before, generation_prompt=True)[len(self._alone(before)) :]
-        opening = _flat(self._messages[:number])
-        return self._rendering.text(opening, generation_prompt=True)[len(self._rendering.text(opening)) :]
+            return _added_prompt(self._alone, self._messages[number - 1])
+        return _added_prompt(self._rendering.text, _flat(self._messages[:number]))
 
     def _local_pieces_of_others(
-        self,
-        recorded: Pieces,
-        call_message: int,
-        replacements: Sequence[Sequence[Sequence[TemplateMessage]]],
-        weighted: Sequence[int],
+        self, recorded: Pieces, call_message: int, replacements: Sequence[TemplateMessages], weighted: Sequence[int]
     ) -> list[Pieces] | None:
-        """Return the pieces of the conversations with the replacements, as `pieces_of_others` does, at less cost.
+        """Return the pieces of conversations with other messages in place of message `call_message`.
 
-        Only the messages from `call_message` to the first weighted one are rendered, behind a question. replacements:
-        for each conversation a list of messages, each with its results, in the place of message `call_message`.
-        Return None if the template writes this part in another way behind a question, or refuses one of the others.
+        Cheap: only the messages from there to the first weighted one are rendered, after a question. Return None if the
+        template is not local, writes this part in another way after a question, or refuses one of the conversations.
         """
-        following = [*_flat(self._messages[call_message + 1 : weighted[0]]), self._messages[weighted[0]][0]]
-        pieces = []
+        if self._local_text is None:
+            return None
+        first_weighted = weighted[0]
+        following = [*_flat(self._messages[call_message + 1 : first_weighted]), self._messages[first_weighted][0]]
         try:
-            part = self._alone([*self._messages[call_message], *following])
-            if not part.startswith(recorded.after_call + recorded.words[0]):
-                return None
-            ending = part[len(recorded.after_call) :]  # the first weighted words, and what ends their message
-            for replacement in replacements:
-                part = self._alone([*_flat(replacement), *following])
-                if not part.endswith(ending):
-                    return None
-                pieces.append(recorded._replace(after_call=part[: len(part) - len(ending)]))
+            ending = self._ending_alone(recorded, call_message, following)
+            after_calls = [self._after_call_alone(messages, following, ending) for messages in replacements]
         except RenderingError:
             return None
-        return pieces
+        return [recorded._replace(after_call=after_call) for after_call in after_calls]
+
+    def _ending_alone(self, recorded: Pieces, call_message: int, following: Sequence[TemplateMessage]) -> str:
+        """Return the first weighted words and what ends their message, as rendered after message `call_message` alone.
+
+        following: the messages after it, up to the one with these words. Raises RenderingError if the text up to there
+        is not the text of `recorded`, the pieces of this conversation.
+        """
+        part = self._alone([*self._messages[call_message], *following])
+        if not part.startswith(recorded.after_call + recorded.words[0]):
+            raise self._unstable()
+        return part[len(recorded.after_call) :]
+
+    def _after_call_alone(self, messages: TemplateMessages, following: Sequence[TemplateMessage], ending: str) -> str:
+        """Return the text of other messages and of `following`, up to `ending`. Raises RenderingError without it."""
+        part = self._alone([*_flat(messages), *following])
+        if not part.endswith(ending):
+            raise self._unstable()
+        return part[: len(part) - len(ending)]
 
     def _alone(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str:
         """Render messages after a question, and return their text without the question. Raises RenderingError."""
@@ -235,23 +257,32 @@ class WrittenConversation:
     # Other templates
 
     def _rendered_cuts(self, text: str, call_message: int, weighted: Sequence[int]) -> list[int]:
-        """Return the same as `_local_cuts`, by rendering the conversation up to each of these offsets.
+        """Return where message `call_message` begins, then where the words of each weighted message begin and end.
 
-        text: the conversation up to the last weighted message. Raises RenderingError if it does not begin with each of
-        these renderings.
+        text: the conversation up to the last weighted message. Raises RenderingError if a rendering of an earlier
+        part, up to one of these offsets, is not its beginning.
         """
-        beginnings = [self._beginning(call_message) if call_message else ""]
-        cuts = [len(beginnings[0])]
+        before_call = self._beginning(call_message) if call_message else ""
+        self._require_beginning(text, before_call)
+        cuts = [len(before_call)]
         for number in weighted:
-            with_prompt = self._beginning(number, generation_prompt=True)
-            with_words = self._beginning(number + 1, without_results=True)
-            beginnings += [with_prompt, with_words]
-            words_begin = len(with_prompt)
-            words_end = len(with_words.removesuffix(self._rendering.end))
-            cuts += [words_begin, max(words_begin, words_end)]
-        if not all(text.startswith(beginning) for beginning in beginnings):
-            raise self._unstable()
+            cuts += self._rendered_words(text, number)
         return cuts
+
+    def _rendered_words(self, text: str, number: int) -> tuple[int, int]:
+        """Return the offsets in the text at which the words of a message begin and end. Raises RenderingError."""
+        before_words = self._beginning(number, generation_prompt=True)
+        with_words = self._beginning(number + 1, without_results=True)
+        self._require_beginning(text, before_words)
+        self._require_beginning(text, with_words)
+        words_begin = len(before_words)
+        words_end = len(with_words.removesuffix(self._rendering.end))
+        return words_begin, max(words_begin, words_end)
+
+    def _require_beginning(self, text: str, beginning: str) -> None:
+        """Raise RenderingError unless `beginning`, a rendering of the first messages, begins the text of more."""
+        if not text.startswith(beginning):
+            raise self._unstable()
 
     def _rendered_beginning(self, messages: int, without_results: bool = False, generation_prompt: bool = False) -> str:
         """Return the text of the first `messages` messages; without_results: leave out the results of the last."""
@@ -269,10 +300,10 @@ class WrittenConversation:
         """
         text = self._beginning(weighted[-1] + 1, without_results=True)
         ending = "".join(other.words) + other.rest
-        is_long_enough = len(text) >= len(other.before) + len(ending)
-        if is_long_enough and text.startswith(other.before) and text.endswith(ending):
-            return other._replace(after_call=text[len(other.before) : len(text) - len(ending)])
-        return self.pieces(call_message, weighted)
+        after_call = _between(text, other.before, ending)
+        if after_call is None:
+            return self.pieces(call_message, weighted)
+        return other._replace(after_call=after_call)
 
     def _unstable(self) -> RenderingError:
         """Return the error for a template that writes earlier messages in another way when more follow."""
@@ -281,7 +312,33 @@ class WrittenConversation:
         )
 
 
-def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
+class _Write(Protocol):
+    """A function that writes messages as text, perhaps with the beginning of the next message of the assistant."""
+
+    def __call__(self, messages: Sequence[TemplateMessage], generation_prompt: bool = False) -> str: ...
+
+
+def _added_prompt(write: _Write, messages: Sequence[TemplateMessage]) -> str:
+    """Return what is written after messages if the next message of the assistant begins there."""
+    with_prompt = write(messages, generation_prompt=True)
+    return with_prompt[len(write(messages)) :]
+
+
+def _cut(text: str, cuts: Sequence[int]) -> Pieces:
+    """Cut a text at ascending offsets, the ends of `before`, `after_call` and each of the `words`."""
+    before, after_call, *words = [text[start:end] for start, end in pairwise([0, *cuts])]
+    return Pieces(before=before, after_call=after_call, words=tuple(words), rest=text[cuts[-1] :])
+
+
+def _between(text: str, beginning: str, ending: str) -> str | None:
+    """Return the text between its beginning and its ending; None if it does not have both, one after the other."""
+    is_long_enough = len(text) >= len(beginning) + len(ending)
+    if not is_long_enough or not text.startswith(beginning) or not text.endswith(ending):
+        return None
+    return text[len(beginning) : len(text) - len(ending)]
+
+
+def _first_answer(messages: TemplateMessages) -> int:
     """Return the number of the first message that is of the assistant or has calls; if there is none, their count."""
     for number, (message, *results) in enumerate(messages):
         if message["role"] == "assistant" or results or "tool_calls" in message:
@@ -289,6 +346,6 @@ def _first_answer(messages: Sequence[Sequence[TemplateMessage]]) -> int:
     return len(messages)
 
 
-def _flat(messages: Sequence[Sequence[TemplateMessage]]) -> list[TemplateMessage]:
+def _flat(messages: TemplateMessages) -> list[TemplateMessage]:
     """Return a list of all dicts: each message, followed by its results."""
     return list(chain.from_iterable(messages))

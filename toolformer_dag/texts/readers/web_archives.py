@@ -12,4 +12,5 @@ MAGIC = b"WARC/"
 
 def web_archive_batches(content: Iterable[bytes], choice: FormatChoice) -> Iterator[Batch]:
     """Raise ShardFault web_archive, with the remedy."""
-    raise ShardFault("web_archive", "the shard is a WARC or WET file; convert it to JSON lines first (docs: Your own corpus)")
+    remedy = "convert it to JSON lines first (docs: Your own corpus)"
+    raise ShardFault("web_archive", f"the shard is a WARC or WET file; {remedy}")

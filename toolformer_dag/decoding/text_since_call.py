@@ -1,0 +1,322 @@
+"""The text since the last tool call: its tokens, where a call may begin, and which tokens may not come next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from toolformer_dag.decoding.generation import REPEATED, UNLISTED, DecodedCall, StartChance, TokenLikelihood
+from toolformer_dag.decoding.look_alikes import OPENING, closes_unopened_bracket, look_alike_start
+from toolformer_dag.decoding.rules import DecodingRules
+from toolformer_dag.decoding.token_scores import TokenScores
+from toolformer_dag.decoding.written_call import INCOMPLETE
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenRules:
+    """What may come first after a tool call or a removal of text, given the calls before it.
+
+    - `positions_with_calls`: the number of positions in the text so far at which calls were made.
+    - `results_before`: the number of calls with results directly before the first token.
+    - `failed_tools`: the tools that were called here and gave no result; another tool is called next.
+    - `no_call`: whether no call may begin here, because one was refused here.
+    - `no_bracket`: whether no opening bracket may come here, because text such as `<QA(` was removed here.
+    """
+
+    positions_with_calls: int = 0
+    results_before: int = 0
+    failed_tools: frozenset[str] = frozenset()
+    no_call: bool = False
+    no_bracket: bool = False
+
+
+@dataclass(slots=True)
+class TextSinceCall:
+    """The tokens written since the prompt, the last tool call, or the last removal of text.
+
+    A token index counts them from 0: before index 2, two of these tokens are written.
+
+    - `tokens_before`: all earlier tokens of the text, including the prompt.
+    - `max_tokens`: the maximum number of `tokens`.
+    - `first_token`: what may come at index 0.
+    - `after_call`: whether any call was made before, with a result or without.
+    - `tokens`: the tokens so far. All tokens of the text are `tokens_before + tokens`.
+    - `cut_length`: the number of characters after which the text is cut, for a stop word or a sentence; else None.
+    - `scores`: the model's probabilities, by token index.
+    """
+
+    rules: DecodingRules
+    tokens_before: list[int]
+    max_tokens: int
+    first_token: FirstTokenRules
+    after_call: bool
+    tokens: list[int] = field(default_factory=list)
+    cut_length: int | None = None
+    scores: TokenScores = field(default_factory=TokenScores)
+    _offered_tools: dict[int, frozenset[str]] = field(default_factory=dict)  # cache of `offered_tools`
+    _likelihoods: list[TokenLikelihood] = field(default_factory=list)  # cache of `likelihood`, by token index
+
+    # What is written
+
+    @property
+    def token_count(self) -> int:
+        """Return how many tokens are written since the call; this is also the index of the next token."""
+        return len(self.tokens)
+
+    @property
+    def context_left(self) -> int:
+        """Return how many tokens fit into the model's context after `tokens_before`."""
+        return self.rules.language_model.context_length - len(self.tokens_before)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether `max_tokens` or the model's context is used up, and no stop word ended the text."""
+        has_reached_limit = self.token_count >= min(self.max_tokens, self.context_left)
+        return has_reached_limit and self.cut_length is None
+
+    def all_tokens(self) -> list[int]:
+        """Return all tokens of the text so far, including the prompt."""
+        return self.tokens_before + self.tokens
+
+    def text(self) -> str:
+        """Return the decoded text since the call, cut after `cut_length` characters if that is set."""
+        return self.rules.vocabulary.text(self.tokens, self.tokens_before)[: self.cut_length]
+
+    def addition(self, token: int) -> str:
+        """Return the characters that `token` would add to the text."""
+        return self.rules.vocabulary.text([token], self.all_tokens())
+
+    def shorten_to(self, length: int) -> None:
+        """Remove the last tokens until the text since the call has at most `length` characters."""
+        while len(self.text()) > length:
+            self.tokens.pop()
+        del self._likelihoods[self.token_count :]
+
+    def is_inside_character(self, token_index: int) -> bool:
+        """Return whether the tokens before an index end with only some bytes of a character."""
+        vocabulary = self.rules.vocabulary
+        return vocabulary.text(self.tokens[:token_index], vocabulary.start).endswith(INCOMPLETE)
+
+    def _tokens_until(self, token_index: int) -> list[int]:
+        """Return all tokens of the text before an index, including the prompt."""
+        return self.tokens_before + self.tokens[:token_index]
+
+    # Where a call may begin
+
+    @property
+    def may_chain(self) -> bool:
+        """Return whether a call may directly follow the last one: up to `rules.depth` calls in a row may."""
+        return 0 < self.first_token.results_before < self.rules.depth
+
+    @property
+    def is_right_after_result(self) -> bool:
+        """Return whether nothing is written yet after a call with a result."""
+        return self.first_token.results_before > 0 and self.token_count == 0
+
+    @property
+    def top_k(self) -> int:
+        """Return k: a call begins if ` [` is among the k likeliest next tokens. Right after a result k is 1."""
+        return min(self.rules.k, 1) if self.is_right_after_result else self.rules.k
+
+    def has_calls_left(self, token_index: int) -> bool:
+        """Return whether the limit on calls leaves one more, at an index or later."""
+        may_call_anywhere = self.rules.k > 0
+        has_positions_left = self.first_token.positions_with_calls < self.rules.calls
+        may_call_first = token_index == 0 and self.may_chain
+        return (may_call_anywhere and has_positions_left) or may_call_first
+
+    def may_begin_call(self, token_index: int) -> bool:
+        """Return whether the rules let a tool call begin at an index of the text since the last call.
+
+        It may if the limit on calls is not reached, no call directly precedes (except in a chain), some tool can be
+        called, and the last character is complete. The rank of ` [` among the next tokens is checked elsewhere.
+        """
+        follows_call = token_index == 0 and self.after_call
+        if follows_call and not self.may_chain:
+            return False
+        if not self.has_calls_left(token_index):
+            return False
+        return bool(self.callable_tools(token_index)) and not self.is_inside_character(token_index)
+
+    def callable_tools(self, token_index: int) -> frozenset[str]:
+        """Return the offered tools whose `min_probability` is reached by the model's p of ` [` at an index."""
+        if self.first_token.no_call and token_index == 0:
+            return frozenset()
+        start_probability = self.scores.start_probabilities.get(token_index, 0.0)
+        thresholds = self.rules.min_probability
+        offered_tools = self.offered_tools(token_index)
+        return frozenset(name for name in offered_tools if thresholds.get(name, 0.0) <= start_probability)
+
+    def offered_tools(self, token_index: int) -> frozenset[str]:
+        """Return the names of the tools that fit the text before an index, chosen by `rules.offer`; without it all.
+
+        The choice is cached, because it searches the text.
+        """
+        if self.rules.offer is None:
+            return self.rules.names
+        if token_index not in self._offered_tools:
+            text_before = self.rules.vocabulary.text(self._tokens_until(token_index))
+            self._offered_tools[token_index] = self.rules.offer(text_before, self.rules.names)
+        return self._offered_tools[token_index]
+
+    # What may come first after the next call or removal
+
+    def rules_after_removal(self, *, no_call: bool, no_bracket: bool) -> FirstTokenRules:
+        """Return what may come after the last token, where a call or a look-alike of a call was removed.
+
+        A ban on calls at the first token stays while nothing is written.
+        """
+        no_call_yet = self.token_count == 0 and self.first_token.no_call
+        return replace(self._rules_before_any_call(), no_call=no_call or no_call_yet, no_bracket=no_bracket)
+
+    def rules_after_call(self, call: DecodedCall) -> FirstTokenRules:
+        """Return what may come after a call that was just answered, at the end of this text.
+
+        - After a result, another call may follow at once, in a chain.
+        - After a repeated call, or a failed one that directly followed another call, no call may begin there.
+        - After any other failed call, another tool is called there.
+        """
+        after_call = self._rules_before_any_call()
+        if not self.is_right_after_result:
+            after_call = replace(after_call, positions_with_calls=after_call.positions_with_calls + 1)
+
+        if call.result is not None:
+            return replace(after_call, results_before=after_call.results_before + 1)
+        if self.is_right_after_result or call.reason == REPEATED:
+            return replace(after_call, no_call=True)
+        return replace(after_call, failed_tools=self.first_token.failed_tools | {call.tool})
+
+    def _rules_before_any_call(self) -> FirstTokenRules:
+        """Return what may come after the last token, as if no call had been tried there."""
+        return FirstTokenRules(
+            positions_with_calls=self.first_token.positions_with_calls,
+            results_before=self.first_token.results_before if self.token_count == 0 else 0,
+        )
+
+    # Which tokens may not come next
+
+    def forbids(self, token: int) -> bool:
+        """Return whether a rule forbids `token` as the next one. Only tokens with brackets or `->` can be forbidden.
+
+        - Where no tool call may begin, the last token of ` [`, which begins one.
+        - Where something that only looks like a call, such as `<QA(`, was removed: every opening bracket.
+        - After a call: `->`, and closing brackets that nothing opened. With them a model would invent a result.
+        """
+        if token not in self.rules.vocabulary.with_brackets:
+            return False
+        return (
+            self._begins_forbidden_call(token)
+            or self._reopens_removed_bracket(token)
+            or self._ends_invented_call(token)
+        )
+
+    def _begins_forbidden_call(self, token: int) -> bool:
+        """Return whether `token` would complete ` [`, which begins a tool call, where no call may begin.
+
+        ` [` may be several tokens. With the tokens [7, 8] of ` [`, 8 completes it if the text so far ends with 7.
+        """
+        *first_tokens, last_token = self.rules.vocabulary.start
+        completes_start = token == last_token and self._ends_with(first_tokens)
+        if not completes_start:
+            return False
+        start_index = max(self.token_count - len(first_tokens), 0)
+        return not self.may_begin_call(start_index)
+
+    def _ends_with(self, tokens: list[int]) -> bool:
+        """Return whether the text so far, the prompt included, ends with `tokens`; True for no tokens."""
+        if not tokens:
+            return True
+        last_tokens = self.tokens_before[-len(tokens) :] + self.tokens
+        return last_tokens[-len(tokens) :] == tokens
+
+    def _reopens_removed_bracket(self, token: int) -> bool:
+        """Return whether `token` has an opening bracket just where a look-alike of a call, as `<QA(`, was removed."""
+        follows_removed_text = self.first_token.no_bracket and self.token_count == 0
+        return follows_removed_text and OPENING.search(self.addition(token)) is not None
+
+    def _ends_invented_call(self, token: int) -> bool:
+        """Return whether `token`, after a real call, would end a call that the model only invents.
+
+        It does if it completes a marker that only calls have, such as `->`, or closes a bracket that is not open.
+        """
+        if not self.after_call:
+            return False
+        text = self.rules.vocabulary.text(self.all_tokens())
+        addition = self.addition(token)
+        return self._completes_marker(text, addition) or closes_unopened_bracket(text, addition)
+
+    def _completes_marker(self, text: str, addition: str) -> bool:
+        """Return whether characters added to a text complete a marker that only calls have, such as `->`."""
+        for marker in self.rules.vocabulary.call_signs:
+            first_start = max(len(text) - len(marker) + 1, 0)  # a marker from here on has characters of `addition`
+            if (text + addition).find(marker, first_start) >= 0:
+                return True
+        return False
+
+    def look_alike_start(self, token: int) -> int | None:
+        """Return the index in the text at which a look-alike of a call begins that `token` would complete, else None.
+
+        A look-alike is a tool's name after another bracket, such as `<QA(`.
+        """
+        if token not in self.rules.vocabulary.with_brackets:
+            return None
+        return look_alike_start(self.text() + self.addition(token), self.rules.tools)
+
+    # Probabilities of its tokens
+
+    def likelihood(self, token_index: int) -> TokenLikelihood:
+        """Return the token at an index and the likeliest tokens there, as texts with log p. Results are cached."""
+        while len(self._likelihoods) <= token_index:
+            self._likelihoods.append(self._decoded_likelihood(len(self._likelihoods)))
+        return self._likelihoods[token_index]
+
+    def _decoded_likelihood(self, token_index: int) -> TokenLikelihood:
+        """Return text and log p of the token at an index, and of the `rules.likeliest` likeliest tokens there.
+
+        The written token has log p UNLISTED if it was not among the recorded likeliest ones.
+        """
+        token = self.tokens[token_index]
+        log_ps = self.scores.likeliest.get(token_index, {})  # by token; empty where the token was forced
+        likeliest = dict(islice(log_ps.items(), self.rules.likeliest))
+        token_text, *likeliest_texts = self._texts_at(token_index, [token, *likeliest])
+        return TokenLikelihood(
+            text=token_text,
+            log_probability=log_ps.get(token, UNLISTED),
+            likeliest=tuple(zip(likeliest_texts, likeliest.values(), strict=True)),
+        )
+
+    def _texts_at(self, token_index: int, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each of `tokens` alone has, or would have, at an index."""
+        return self.rules.vocabulary.additions(tokens, self._tokens_until(token_index))
+
+    def start_chances(self, last_text: str | None) -> list[StartChance]:
+        """Return how likely a tool call was before each token where that was recorded, with the token's text.
+
+        `last_text`: what follows the last token: ` [` before a call, "" at the end of the text. With None the chance
+        after the last token is left out, because nothing is written there yet.
+        """
+        chances = []
+        for token_index, start in self.scores.starts.items():
+            following_text = self._text_after(token_index, last_text)
+            if following_text is not None:
+                chances.append(StartChance(following_text, start.probability, start.rank))
+        return chances
+
+    def _text_after(self, token_count: int, last_text: str | None) -> str | None:
+        """Return the text of the token that follows so many tokens; `last_text` after all of them.
+
+        None beyond the last token: there, scores belong to tokens that were removed again.
+        """
+        if token_count < self.token_count:
+            return self.rules.vocabulary.text([self.tokens[token_count]], self._tokens_until(token_count))
+        return last_text if token_count == self.token_count else None
+
+
+def text_after_prompt(rules: DecodingRules, prompt_tokens: Sequence[int]) -> TextSinceCall:
+    """Return the text after a prompt, with nothing written yet."""
+    return TextSinceCall(
+        rules,
+        tokens_before=list(prompt_tokens),
+        max_tokens=rules.max_new_tokens,
+        first_token=FirstTokenRules(),
+        after_call=False,
+    )
