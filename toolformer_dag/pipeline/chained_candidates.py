@@ -114,7 +114,7 @@ def _with_results(output: TableOutput, shard: str, calls: pl.DataFrame, level: i
 
 
 def chains_of(lane: Lane, calls: pl.DataFrame) -> pl.Series:
-    """Return, as JSON, the chain that each of the `calls` (FINISHED) ends: the calls before it and itself, with results."""
+    """Return the chain that each of the `calls` (FINISHED) ends, as JSON: the earlier calls and itself."""
     tool_names = {called.key: name for name, called in lane.chainable.items()}
     chains = []
     for before, called, input, result in calls.select("before", "called", "input", "result").iter_rows():
@@ -267,7 +267,7 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     return PartRows(
         frames=[table],
         rejected=counted(table) + _count_without_call(without_call, refused),
-        stores=[store.positions.name, store.samples.name],
+        stores=store.names,
     )
 
 
