@@ -134,10 +134,10 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
 
     part: the name of the shard.
 
-    Raises StaleInput where a document is gone.
+    Raises StaleInput if a document is gone.
     """
     plan = output.plan
-    calls = pl.concat([plan.lake.table(name).read(part) for name in _kept_calls_tables(plan)])
+    calls = _kept_calls(plan, part)
     plain = plain_texts(plan, part, calls)
     documents = _documents(plan, keys=pl.concat([calls.select(DOCUMENT), plain.select(DOCUMENT)]))
     cuts = DocumentCuts(worker, plan.settings.corpus.segment_tokens, worker.encoding().lengths)
@@ -145,6 +145,11 @@ def rows(worker: Worker, output: TableOutput, part: str) -> PartRows:
     for document, texts in _with_texts(documents, cuts):
         merge.add(document, texts)
     return PartRows([merge.table(output.stage.schema)], rejected=merge.rejected, stores=[cuts.name])
+
+
+def _kept_calls(plan: Plan, shard: str) -> pl.DataFrame:
+    """Return the kept calls of all tools in a shard."""
+    return pl.concat([plan.lake.table(name).read(shard) for name in _kept_calls_tables(plan)])
 
 
 def _with_texts(
@@ -252,8 +257,9 @@ def texts_by_lane(output: TableOutput) -> Shown:
     without_calls = 0
     with_lane: Counter[str] = Counter()
     for batch in corpus_batches(output.plan.lake):
-        with_calls += batch.filter(pl.col("tools").list.len() > 0).height
-        without_calls += batch.filter(pl.col("tools").list.len() == 0).height
+        batch_with_calls = batch.filter(pl.col("calls") > 0).height
+        with_calls += batch_with_calls
+        without_calls += batch.height - batch_with_calls
         with_lane.update(batch["tools"].explode().drop_nulls().to_list())
 
     shown = {f"texts with {lane}": with_lane[lane] for lane in output.plan.lane_names}

@@ -258,17 +258,12 @@ def rows(worker: Worker, output: TableOutput, shard: str, level: int) -> PartRow
     requested = store.requested(places)
     chosen_places = requested.positions.select("p_api", place="text_digest")
     samples = _samples_of_places(output, store, requested)
-
     table = _numbered(_rows_after_calls(output.lane, calls_before, chosen_places, samples), level)
-    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
 
     without_call = calls_before.join(chosen_places, on="place", how="anti")
-    refused = store.refused(places).select("reason", place="text_digest")
-    return PartRows(
-        frames=[table],
-        rejected=counted(table) + _count_without_call(without_call, refused),
-        stores=store.names,
-    )
+    rejected = counted(table) + _count_without_call(without_call, store.refused(places))
+    table = table.select(output.stage.schema.names()).sort(CALL_KEY)
+    return PartRows(frames=[table], rejected=rejected, stores=store.names)
 
 
 def _samples_of_places(output: TableOutput, store: ChainedSampleStore, requested: RequestedSamples) -> pl.DataFrame:
@@ -285,8 +280,9 @@ def _numbered(table: pl.DataFrame, level: int) -> pl.DataFrame:
 
 
 def _count_without_call(calls_before: pl.DataFrame, refused: pl.DataFrame) -> Rejected:
-    """Count the calls that no call follows: by why the engine refused their place (place, reason), else no_call."""
-    with_reason = calls_before.join(refused, on="place", how="left")
+    """Count calls that no call follows: by why the engine refused their place (text_digest, reason), else no_call."""
+    reason_of_place = refused.select("reason", place="text_digest")
+    with_reason = calls_before.join(reason_of_place, on="place", how="left")
     return counted(with_reason.with_columns(pl.col("reason").fill_null("no_call")))
 
 

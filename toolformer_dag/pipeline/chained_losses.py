@@ -9,7 +9,6 @@ first result, so a chain also has a `need` (beyond the paper): log p of a later 
 less log p of the same input after another call's result.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,6 +28,7 @@ from toolformer_dag.model.requests import LossRequest, NeedRequest
 from toolformer_dag.pipeline.chained_candidates import chains_of, finished
 from toolformer_dag.pipeline.losses import KEY as CALL_LOSS_KEY
 from toolformer_dag.pipeline.losses import CallsWithLosses, loss_tokens, losses_identity, stored_losses
+from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
 from toolformer_dag.texts.chains import ChainLink, chain_text, least_need, other_results, read_chain, written_chain
 
 if TYPE_CHECKING:
@@ -155,10 +155,7 @@ def planned_chains(
     missing_losses = claim(claimed, stores.losses.name, stores.losses.missing(loss_keys))
     need_keys = _need_keys(chains).unique(maintain_order=True)
     missing_needs = claim(claimed, stores.needs.name, stores.needs.missing(need_keys))
-    work = Work(
-        computed=Counter(losses=missing_losses.height),
-        reused=Counter(losses=loss_keys.height - missing_losses.height),
-    )
+    work = planned_work("losses", total=loss_keys.height, missing=missing_losses.height)
     return Planned(_chunks(worker.plan, loss_keys, missing_losses, missing_needs, texts), work)
 
 
@@ -192,13 +189,12 @@ def compute_chains(worker: Worker, output: TableOutput, chunk: ChainChunk) -> Wo
     Returns the tokens that went through the model, and the backend that it ran on.
     """
     engine = worker.engine("judge")
-    tokens_before = Counter(engine.counts.as_dict())
+    meter = EngineMeter(engine)
     stores = _stores(worker, output.lane)
     text_of = dict(chunk.texts.select("text_digest", "text").iter_rows())
     stores.losses.append(_computed_losses(engine, chunk.losses.select(LOSS_KEY), text_of))
     stores.needs.append(_computed_needs(engine, chunk.needs.select(NEED_KEY), text_of))
-    tokens = Counter(engine.counts.as_dict()) - tokens_before
-    return Work(tokens, backends=frozenset({engine.backend.identity}))
+    return meter.work()
 
 
 def _computed_losses(engine: "Engine", keys: pl.DataFrame, text_of: Mapping[str, str]) -> pl.DataFrame:
@@ -338,15 +334,24 @@ def _shorter_chains(worker: Worker, output: TableOutput, chains: pl.DataFrame) -
     distinct = chains.select(LOSS_KEY).unique(maintain_order=True)
     links_of_chains = [read_chain(chain) for chain in distinct["chain"]]
     table = _with_first_calls(worker, output.lane, distinct, links_of_chains)
-    loss_columns = ["loss_after_1"]
     store = _stores(worker, output.lane).losses
     for length in range(2, output.lane.depth):  # the longest chain has `depth` calls
-        loss_columns.append(f"loss_after_{length}")
-        beginnings = [_beginning(links, length) for links in links_of_chains]
-        table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
-        table = _with_beginnings(store, table, loss_columns[-1]).drop("beginning")
-    table = table.with_columns(loss_before=pl.min_horizontal(loss_columns))
+        table = _with_losses_after(store, table, links_of_chains, length)
+    shorter_losses = [f"loss_after_{length}" for length in range(1, output.lane.depth)]
+    table = table.with_columns(loss_before=pl.min_horizontal(shorter_losses))
     return table.select(*LOSS_KEY, "loss_empty", "loss_before", "first_reason")
+
+
+def _with_losses_after(
+    store: RowStore, table: pl.DataFrame, links_of_chains: Sequence[Sequence[ChainLink]], length: int
+) -> pl.DataFrame:
+    """Add the column loss_after_2 (for the length 2): the stored loss after the first 2 calls of each longer chain.
+
+    links_of_chains: the calls of each chain with their results, in the order of the rows.
+    """
+    beginnings = [_beginning(links, length) for links in links_of_chains]
+    table = table.with_columns(beginning=pl.Series(beginnings, dtype=pl.String))
+    return _with_beginnings(store, table, f"loss_after_{length}").drop("beginning")
 
 
 def _beginning(links: Sequence[ChainLink], length: int) -> str | None:

@@ -18,7 +18,6 @@ from toolformer_dag.computing.update import Progress, update
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.computing.workers import Workers
 from toolformer_dag.lake import parquet
-from toolformer_dag.lake.manifest import Pointer
 from toolformer_dag.pipeline import heuristic_subset, swapped_results
 from toolformer_dag.pipeline.stages import lane_stages
 from toolformer_dag.pipeline.trial import ALL, trial
@@ -102,7 +101,8 @@ def _forecast(worker: Worker, tables: Mapping[str, TableOutput], progress: Progr
     stale_shards = [shard for shard in subset.parts if _is_stale(tables, stages, shard)]
     rows = _rows_of_shards(subset, stale_shards)
     texts = _shuffled_texts(rows, seed)
-    if texts.height <= GROUPS or lane.sources.files:  # no sample, see LaneForecast
+    has_no_sample = texts.height <= GROUPS or bool(lane.sources.files)  # see LaneForecast
+    if has_no_sample:
         return LaneForecast(lane.key, texts=texts.height, shards=len(stale_shards))
 
     sample = texts[: _group_size(texts.height) * GROUPS]
@@ -285,24 +285,29 @@ def _annotate(worker: Worker, lane: Lane, texts: pl.DataFrame, stages: Sequence[
     The tables are temporary; what model and tools computed is stored in the project's lake, for the run to reuse.
     """
     with trial(worker, lane, texts, stages, progress, worker.plan.lake) as annotated:
-        pointers = [output.table.pointer(ALL) for output in annotated.outputs]
-        manifest_bytes = [_manifest_bytes(output) for output in annotated.outputs]
-    empty_bytes = [len(parquet.encode(stage.schema.to_frame())) for stage in stages]  # of files without rows
-    row_bytes = [_row_bytes(pointer, empty) for pointer, empty in zip(pointers, empty_bytes, strict=True)]
+        sizes = [_table_size(output) for output in annotated.outputs]
     return _Cost(
         tokens=sum(token_count(report.work.tokens) for report in annotated.reports),
         seconds=sum(report.seconds for report in annotated.reports),
         stored=annotated.appended,
-        fixed_bytes=sum(empty_bytes) + sum(manifest_bytes),
-        row_bytes=row_bytes,
+        fixed_bytes=sum(size.fixed_bytes for size in sizes),
+        row_bytes=[size.row_bytes for size in sizes],
     )
 
 
-def _manifest_bytes(output: TableOutput) -> int:
-    """Return the length of the line of the only part of a table in the manifest."""
-    return len(output.table.pointer(ALL).encode(output.name, ALL))
+class _TableSize(NamedTuple):
+    """The bytes of a table with one part."""
+
+    fixed_bytes: int  # whatever its rows: a file without rows, and its line in the manifest
+    row_bytes: int  # beyond the files without rows
 
 
-def _row_bytes(pointer: Pointer, empty_bytes: int) -> int:
-    """Return the bytes that the rows of a part take, beyond those of files without rows."""
-    return sum(file.bytes - empty_bytes for file in pointer.files)
+def _table_size(output: TableOutput) -> _TableSize:
+    """Return the bytes of the only part of a table."""
+    pointer = output.table.pointer(ALL)
+    manifest_line = pointer.encode(output.name, ALL)
+    empty_bytes = len(parquet.encode(output.stage.schema.to_frame()))
+    return _TableSize(
+        fixed_bytes=empty_bytes + len(manifest_line),
+        row_bytes=sum(file.bytes - empty_bytes for file in pointer.files),
+    )

@@ -114,17 +114,17 @@ class _PlacedCalls(NamedTuple):
 
 def _placed_in_shards(worker: Worker, output: TableOutput, calls: Sequence[FileCall]) -> _PlacedCalls:
     """Find the text and the token of each call in each shard."""
-    table = pl.DataFrame(calls, schema=FILE_CALLS, orient="row").with_row_index("number")
-    table = _with_digests(output.plan, table)
+    numbered = pl.DataFrame(calls, schema=FILE_CALLS, orient="row").with_row_index("number")
+    table = _with_digests(output.plan, numbered)
     frames = [output.stage.schema.to_frame()]
     rejected: Rejected = Counter()
     numbers: set[int] = set()
     for shard in output.plan.shards:
         calls_of_shard = _in_texts(output.plan, output.lane, shard, table)
-        numbers.update(calls_of_shard["number"])
         placed = placed_at_tokens(worker, output, calls_of_shard)
         frames.append(placed.rows)
         rejected.update(placed.rejected)
+        numbers.update(calls_of_shard["number"])
     return _PlacedCalls(pl.concat(frames), rejected, numbers)
 
 
@@ -208,29 +208,32 @@ def _file_call(source: str, record: object) -> FileCall | None:
     source: the name of the file.
     record: {"digest" or "text" or "id": ..., "char_offset": 12, "input": "94 + 23"}, and optionally `result`, `p_api`.
     """
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not _has_valid_fields(record):
         return None
     digest = record.get("digest") or None
-    call = FileCall(
+    document_name = None if digest else _document_name(record.get("text"), record.get("id"))
+    if not isinstance(digest or document_name, str):
+        return None
+    return FileCall(
         source=source,
         digest=digest,
-        document_name=None if digest else _document_name(record.get("text"), record.get("id")),
-        char_offset=record.get("char_offset"),  # type: ignore[arg-type]
-        input=record.get("input"),  # type: ignore[arg-type]
+        document_name=document_name,
+        char_offset=record["char_offset"],
+        input=record["input"],
         result=record.get("result"),
         p_api=record.get("p_api"),
     )
-    return call if _has_valid_fields(call) else None
 
 
-def _has_valid_fields(call: FileCall) -> bool:
-    """Return whether the fields of a call have their types, and its character offset a possible value."""
-    if type(call.char_offset) is not int or not 0 <= call.char_offset < MOST_CHARACTERS:  # True is no number here
+def _has_valid_fields(record: Mapping[str, Any]) -> bool:
+    """Return whether a row has a possible character offset, an input, and values of the right types."""
+    char_offset = record.get("char_offset")
+    if type(char_offset) is not int or not 0 <= char_offset < MOST_CHARACTERS:  # True is no number here
         return False
-    names_document = isinstance(call.digest or call.document_name, str)
-    has_result_type = isinstance(call.result, str | None)
-    has_probability_type = isinstance(call.p_api, int | float | None)
-    return names_document and isinstance(call.input, str) and has_result_type and has_probability_type
+    has_input = isinstance(record.get("input"), str)
+    has_result_type = isinstance(record.get("result"), str | None)
+    has_probability_type = isinstance(record.get("p_api"), int | float | None)
+    return has_input and has_result_type and has_probability_type
 
 
 def _document_name(text: Any, identifier: Any) -> Any:
@@ -281,7 +284,7 @@ def _in_texts(plan: Plan, lane: Lane, shard: str, calls: pl.DataFrame) -> pl.Dat
 def given_results(output: TableOutput) -> pl.DataFrame:
     """Return the results that the lane's files of calls hold: (input, context, result), the first of equal calls.
 
-    output: any table of the lane. There are no rows if the lane has no files. The frame is cached until the table changes.
+    output: any table of the lane. There are no rows without files. The frame is cached until the table changes.
     """
     if not output.lane.sources.files:
         return pl.DataFrame(schema={"input": pl.String(), "context": pl.String(), "result": pl.String()})

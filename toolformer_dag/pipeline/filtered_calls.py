@@ -102,10 +102,11 @@ def _call_files(output: TableOutput, parts: Sequence[str]) -> CallFiles:
 
 def _files_of_part(output: TableOutput, part: str) -> CallFiles:
     """Return the files of a shard's scored calls, chains among them, and of its texts."""
-    files_of_calls: list[str] = []
+    texts = list(output.lane_table("heuristic_subset").files(part))
+    calls: list[str] = []
     for table in output.scored:
-        files_of_calls += table.files(part)
-    return CallFiles(files_of_calls, list(output.lane_table("heuristic_subset").files(part)))
+        calls += table.files(part)
+    return CallFiles(calls, texts)
 
 
 def _by_part(parts: Sequence[str], rows: pl.DataFrame) -> dict[str, pl.DataFrame]:

@@ -192,9 +192,7 @@ class _Selection:
     def _texts(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Return the rows (STAGE.columns) of the texts that the tool gets from a batch of documents.
 
-        Counts the documents and texts that it does not get, and the words that fit no text, in `rejected`.
-
-        documents: columns of raw_shards, and `place`, under which is stored how a document was cut into texts.
+        documents: columns of raw_shards, and `place`, under which the cuts of a document are stored.
         """
         if self._tool.asks_language:
             documents = self._with_language(documents)
@@ -204,13 +202,17 @@ class _Selection:
         for placed, cut_document in zip(wanted, cut_documents, strict=True):
             self.rejected[placed.document.shard, "word_too_long"] += cut_document.unfit_words
             rows += self._selected(placed.document, cut_document.texts)
+        return self._table(rows)
+
+    def _table(self, rows: Sequence[_SelectedText]) -> pl.DataFrame:
+        """Return selected texts as rows of the table, with their lengths in tokens."""
         token_counts = self._count_tokens([row.text for row in rows])
         row_schema = {name: self._schema[name] for name in _SelectedText._fields}
         frame = pl.DataFrame(rows, schema=row_schema, orient="row")
         return frame.with_columns(tokens=pl.Series(token_counts, dtype=self._schema["tokens"]))
 
     def _with_language(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Identify the language of the documents for which the corpus names none."""
+        """Identify the language of the documents for which the corpus has none."""
         is_unnamed = documents["language"].is_null()
         identified = self._identifier.identify(documents["text"].filter(is_unnamed).to_list())
         labels = pl.Series([language.label for language in identified], dtype=pl.String)
@@ -233,35 +235,39 @@ class _Selection:
     def _selected(self, document: Document, texts: Sequence[Segment]) -> Iterator[_SelectedText]:
         """Yield a row for each text of a document that the tool gets; count the others in `rejected`.
 
-        texts: what the document was cut into. A tool that works by paragraph gets these cut further.
+        texts: what the document was cut into. For a tool that works by paragraph they are cut further.
         """
         context = self._ask_tool("context", document) or ""
         if self._tool.by_paragraph:
             texts = paragraphs(texts)
-        for segment in texts:
-            if holds_call(segment.text, [self._tool.name]):
-                self.rejected[document.shard, "holds_call"] += 1
-                continue
-            why = self._why_wanted(document, segment.text)
+        for text in texts:
+            why = self._why_wanted(document, text.text)
             if why:
-                yield _SelectedText(
-                    tool=self._tool.key,
-                    shard=document.shard,
-                    digest=document.digest,
-                    segment=segment.index,
-                    offset=segment.offset,
-                    text=segment.text,
-                    text_digest=text_digest(segment.text),
-                    wanted=why,
-                    context=context,
-                )
+                yield self._row(document, text, why, context)
+
+    def _row(self, document: Document, text: Segment, why: str, context: str) -> _SelectedText:
+        """Return the row of a text that the tool gets. context: what its results depend on beside the input."""
+        return _SelectedText(
+            tool=self._tool.key,
+            shard=document.shard,
+            digest=document.digest,
+            segment=text.index,
+            offset=text.offset,
+            text=text.text,
+            text_digest=text_digest(text.text),
+            wanted=why,
+            context=context,
+        )
 
     def _why_wanted(self, document: Document, text: str) -> str | None:
-        """Return why the tool gets the text. Returns None where it does not, and counts the text in `rejected`.
+        """Return why the tool gets a text; None if it does not, which is counted in `rejected`.
 
-        With a rule, the rule's answer is returned, such as "a number after 'total'"; without one, how well the text
-        fits the tool's description: "fits 12.3".
+        The answer is the rule's, such as "a number after 'total'", or for a tool without a rule how well the text fits
+        its description: "fits 12.3".
         """
+        if holds_call(text, [self._tool.name]):
+            self.rejected[document.shard, "holds_call"] += 1
+            return None
         if self._router is None:
             return self._by_rule("wants", text, document, shard=document.shard, refusal="text_not_wanted")
         scores = self._router.top(text, self._tools_per_text)  # of the tools that get the text
@@ -271,12 +277,12 @@ class _Selection:
         return f"fits {scores[self._tool.key]:.1f}"
 
     def _by_rule(self, method: str, *arguments: object, shard: str, refusal: str) -> str | None:
-        """Call a method of the tool that accepts or refuses a document or text; return why it is accepted.
+        """Call a method of the tool that accepts or refuses a document or text; return why it is accepted, else None.
 
-        Returns None where it is refused, and counts it in `rejected` under its shard and the reason `refusal`; or under
-        over_budget where the method gives up because it would cost too much work.
+        A refusal is counted in `rejected` with the reason `refusal`, or as over_budget if the method gave up because it
+        would cost too much work.
 
-        method: the name of the tool's method, such as "wants". arguments: what the method gets.
+        method: the name of the tool's method, such as "wants". arguments: the method's arguments.
         """
         try:
             why = self._ask_tool(method, *arguments)
@@ -291,7 +297,7 @@ class _Selection:
     def _ask_tool(self, method: str, *arguments: object) -> str | None:
         """Call a method of the tool, which may be a user's code, and return its answer: a text or None.
 
-        Raises ToolDown where the method fails or returns anything else, OverBudget where it gives up.
+        Raises ToolDown if the method fails or returns anything else, OverBudget if it gives up.
         """
         with blamed(self._tool, method):
             answer = getattr(self._tool, method)(*arguments)
@@ -304,7 +310,7 @@ class _Selection:
 
 
 def _sampled_documents(documents: Iterator[pl.DataFrame], limit: int, rejected: Rejected) -> Iterator[pl.DataFrame]:
-    """Yield at most `limit` distinct documents, those with the smallest hashes; count the others in `rejected`."""
+    """Yield the `limit` distinct documents with the smallest hashes; count the others in `rejected`."""
     hashed = _with_digests(documents)
     for sample in _smallest_hashes(hashed, limit=limit, reason="document_not_sampled", rejected=rejected):
         yield sample.drop("text_digest")
@@ -322,20 +328,19 @@ def _smallest_hashes(
 ) -> Iterator[pl.DataFrame]:
     """Yield one frame with the rows that have the `limit` smallest distinct values of `text_digest`, in their order.
 
-    The other rows are counted in `rejected` under `reason`; read it only after the frame was yielded. Without an input
-    frame nothing is yielded. Memory: the rows of the result.
+    The other rows are counted in `rejected` under `reason`; it is complete once the frame is yielded. Without an input
+    frame nothing is yielded.
 
     frames: rows with a column `text_digest`, and the columns that `counted` reads.
     """
-    kept: pl.DataFrame | None = None  # the rows of the frames so far that have the smallest hashes
+    smallest: pl.DataFrame | None = None  # of the frames so far
     for frame in frames:
-        candidates = frame if kept is None else pl.concat([kept, frame])
-        ranked = candidates.with_columns(rank=pl.col("text_digest").rank("dense"))  # equal hashes have the same rank
-        beyond_limit = ranked.filter(pl.col("rank") > limit)
-        rejected.update(counted(beyond_limit.with_columns(reason=pl.lit(reason))))
-        kept = ranked.filter(pl.col("rank") <= limit).drop("rank")
-    if kept is not None:
-        yield kept
+        candidates = frame if smallest is None else pl.concat([smallest, frame])
+        is_smallest = candidates["text_digest"].rank("dense") <= limit  # equal hashes have the same rank
+        rejected.update(counted(candidates.filter(~is_smallest).with_columns(reason=pl.lit(reason))))
+        smallest = candidates.filter(is_smallest)
+    if smallest is not None:
+        yield smallest
 
 
 STAGE = Stage(

@@ -7,7 +7,6 @@ The losses are those of the paper, section 2, "Filtering API Calls", each over t
 A call helps by delta = min(loss_empty, loss_call) - loss_result. The losses of chains are in chained_losses.py.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
@@ -21,6 +20,7 @@ from toolformer_dag.computing.stored_rows import TOKEN_BYTES, chunk_limits, clai
 from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.requests import WINDOW_WEIGHTS, CallLosses, LossRequest
+from toolformer_dag.pipeline.work_counts import EngineMeter, planned_work
 from toolformer_dag.settings.setting_types import determining
 
 METHOD = 3
@@ -142,10 +142,7 @@ def planned_losses(
     keys = calls.select(KEY).unique(maintain_order=True)
     store = loss_stores(worker, output.lane).whole  # the row store of calls with all three losses
     missing = claim(claimed, store.name, _missing_losses(worker, output.lane, keys))
-    work = Work(
-        computed=Counter(losses=missing.height),
-        reused=Counter(losses=keys.height - missing.height),
-    )
+    work = planned_work("losses", total=keys.height, missing=missing.height)
     return Planned(_chunks(worker.plan, keys, missing, texts), work)
 
 
@@ -209,12 +206,11 @@ def compute_losses(worker: Worker, output: TableOutput, chunk: LossChunk) -> Wor
     Returns the tokens that went through the model, and the backend that it ran on.
     """
     engine = worker.engine("judge")
-    tokens_before = Counter(engine.counts.as_dict())
+    meter = EngineMeter(engine)
     requests = _requests(output.lane, chunk)
     losses = engine.losses(requests, worker.plan.settings.filtering.loss_floor)
     _append(loss_stores(worker, output.lane), chunk.keys, losses)
-    tokens = Counter(engine.counts.as_dict()) - tokens_before
-    return Work(tokens, backends=frozenset({engine.backend.identity}))
+    return meter.work()
 
 
 def _requests(lane: Lane, chunk: LossChunk) -> list[LossRequest]:

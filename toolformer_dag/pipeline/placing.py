@@ -114,18 +114,19 @@ def placed_at_tokens(worker: Worker, output: TableOutput, calls: pl.DataFrame) -
 
     Rejected: inside_a_token (no token begins at the character), and the reasons of `scored_candidates.parsed_call`.
     """
-    rows: list[_PlacedRow] = []
-    rejected: Rejected = Counter()
+    placed: list[_PlacedRow | _Refused] = []
     for calls_of_text in calls.select(UNPLACED.names()).partition_by(TEXT_KEY, maintain_order=True):
-        place_in_text = scored_candidates.places_of_judge(worker, calls_of_text["text"][0])
-        for values in calls_of_text.iter_rows():
-            placed = _placed_call(output.lane, UnplacedCall(*values), place_in_text)
-            if isinstance(placed, _Refused):
-                rejected[placed.shard, placed.reason] += 1
-            else:
-                rows.append(placed)
+        placed += _placed_in_text(worker, output.lane, calls_of_text)
+    rows = [call for call in placed if isinstance(call, _PlacedRow)]
+    rejected = Counter((call.shard, call.reason) for call in placed if isinstance(call, _Refused))
     table = _numbered(pl.DataFrame(rows, schema=output.stage.schema, orient="row"))
     return ProposedCalls(table.sort(CALL_KEY), rejected)
+
+
+def _placed_in_text(worker: Worker, lane: Lane, calls: pl.DataFrame) -> "list[_PlacedRow | _Refused]":
+    """Return the row of each call of one text (UNPLACED), or why it has none."""
+    place_in_text = scored_candidates.places_of_judge(worker, calls["text"][0])
+    return [_placed_call(lane, UnplacedCall(*values), place_in_text) for values in calls.iter_rows()]
 
 
 def _numbered(table: pl.DataFrame) -> pl.DataFrame:

@@ -31,7 +31,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.table import WHOLE
 from toolformer_dag.model.weights import is_packaged
 from toolformer_dag.pipeline import file_proposals, rule_proposals, scored_candidates, served_proposals
-from toolformer_dag.pipeline.placing import placing
+from toolformer_dag.pipeline.placing import ProposedCalls, placing
 from toolformer_dag.settings.tool_settings import MODEL, RULE, source_name
 from toolformer_dag.synthetic import WRITTEN
 
@@ -85,14 +85,22 @@ def rows(worker: Worker, output: TableOutput, shard: str) -> PartRows:
     """
     lane = output.lane
     sampled = scored_candidates.rows(worker, output, shard) if lane.sources.sampled else PartRows([])
-    proposed = [output.stage.schema.to_frame()]
+    proposed = _proposed_calls(output, shard)
+    table = pl.concat([*sampled.frames, _numbered(lane, proposed.rows)]).sort(CALL_KEY)
     rejected: Rejected = Counter(sampled.rejected)
-    for inner in output.inner:
-        proposed.append(_calls_of(inner, shard).select(output.stage.schema.names()))
-        rejected.update(_rejections_of(inner, shard))
-    numbered = _numbered(lane, pl.concat(proposed))
-    table = pl.concat([*sampled.frames, numbered]).sort(CALL_KEY)
+    rejected.update(proposed.rejected)
     return replace(sampled, frames=[table], rejected=rejected)
+
+
+def _proposed_calls(output: TableOutput, shard: str) -> ProposedCalls:
+    """Return the calls of a shard from the inner tables: from every source but sampling."""
+    columns = output.stage.schema.names()
+    frames = [output.stage.schema.to_frame()]
+    rejected: Rejected = Counter()
+    for inner in output.inner:
+        frames.append(_calls_of(inner, shard).select(columns))
+        rejected.update(_rejections_of(inner, shard))
+    return ProposedCalls(pl.concat(frames), rejected)
 
 
 def _numbered(lane: Lane, calls: pl.DataFrame) -> pl.DataFrame:
@@ -132,7 +140,7 @@ SAMPLED = replace(scored_candidates.STAGE, asset=StageAsset(warns=_warnings))
 
 
 def stage(lane: Lane) -> Stage:
-    """Return the stage scored_candidates for a lane: SAMPLED for the model's samples alone, else one with inner tables."""
+    """Return the stage scored_candidates for a lane: SAMPLED for the model's samples alone, else with inner tables."""
     sources = lane.sources
     only_samples = sources.names == (MODEL,) and sources.sampled
     if only_samples:
@@ -151,13 +159,14 @@ def _stage(*, has_files: bool, has_rule: bool, is_served: bool, is_sampled: bool
 
     Equal arguments give the same object (cached), since stages are compared by identity.
     """
-    inner_stages = {
-        file_proposals.STAGE: has_files,
-        rule_proposals.STAGE: has_rule,
-        served_proposals.STAGE: is_served,
-    }
-    inner = tuple(stage for stage, is_used in inner_stages.items() if is_used)
-    mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=inner)
+    inner: list[Stage] = []
+    if has_files:
+        inner.append(file_proposals.STAGE)
+    if has_rule:
+        inner.append(rule_proposals.STAGE)
+    if is_served:
+        inner.append(served_proposals.STAGE)
+    mixed = replace(SAMPLED, settings=settings, inputs=inputs, inner=tuple(inner))
     if is_sampled:
         return replace(mixed, make=ByChunk(scored_candidates.chunks, scored_candidates.compute, rows))
     # Nothing is computed by the model: the rows of a part are read from the inner tables, and no GPU is needed.

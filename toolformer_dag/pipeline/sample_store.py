@@ -192,7 +192,7 @@ class SampleStore:
         for request, proposal in zip(requests, proposals, strict=True):
             samples += _samples_of(request, proposal)
             if proposal.reason is not None:
-                refused.append(StoredSample(request.digest, REFUSED, sample=0, body=None, reason=proposal.reason))
+                refused.append(_refusal(request, proposal.reason))
             elif request.probabilities is None:
                 measured.append(MeasuredText(request.digest, proposal.probabilities, proposal.offsets))
         self.samples.append(pl.DataFrame([*samples, *refused], schema=SAMPLES, orient="row"))
@@ -256,6 +256,11 @@ def _samples_of(request: ProposalRequest, proposal: Proposal) -> list[StoredSamp
         StoredSample(request.digest, sample.position, sample.sample, sample.body, sample.reason)
         for sample in proposal.samples
     ]
+
+
+def _refusal(request: ProposalRequest, reason: str) -> StoredSample:
+    """Return the row of a text that the engine refused."""
+    return StoredSample(request.digest, position=REFUSED, sample=0, body=None, reason=reason)
 
 
 def _measured_texts(frame: pl.DataFrame) -> Iterator[MeasuredText]:

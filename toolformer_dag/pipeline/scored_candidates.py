@@ -48,6 +48,7 @@ from toolformer_dag.pipeline.sample_store import (
     SampleStore,
     samples_identity,
 )
+from toolformer_dag.pipeline.work_counts import EngineMeter
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts import call_places
 from toolformer_dag.texts.arguments import BadArguments, read_arguments, write_arguments
@@ -112,13 +113,12 @@ def planned_samples(worker: Worker, store: SampleStore, texts: pl.DataFrame, cla
     requested = store.requested(texts)
     missing_samples = store.samples.missing(requested.keys)
     stored_samples = requested.keys.join(missing_samples, on=SAMPLE_KEY, how="anti")
+    to_plan = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
+    to_plan = _with_whole(to_plan, requested)
 
-    texts_to_plan = claim(claimed, store.samples.name, _incomplete_texts(requested, missing_samples))
-    texts_to_plan = _with_whole(texts_to_plan, requested)
     with_tokens = texts.with_columns(tokens=store.estimated_tokens())
-    batches = text_chunks(with_tokens, texts_to_plan, *chunk_limits(worker.plan, "proposer"))
-
-    unmeasured_count = texts_to_plan.filter("whole").height
+    batches = text_chunks(with_tokens, to_plan, *chunk_limits(worker.plan, "proposer"))
+    unmeasured_count = to_plan.filter("whole").height
     work = Work(
         computed=Counter(texts=unmeasured_count),
         reused=Counter(texts=texts.height - unmeasured_count, samples=stored_samples.height),
@@ -163,8 +163,8 @@ def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextC
     Returns the tokens that went through the model, the number of new samples, and the backend that the model ran on.
     """
     engine = worker.engine("proposer")
+    meter = EngineMeter(engine)
     requests = _requests(chunk)
-    tokens_before = Counter(engine.counts.as_dict())
     proposals = engine.propose(
         store.prompt,
         requests,
@@ -174,12 +174,7 @@ def compute_samples(worker: Worker, lane: Lane, store: SampleStore, chunk: TextC
         sampling=worker.plan.settings.sampling,
         finetuned=worker.plan.start is not None,
     )
-    sample_count = store.append(requests, proposals)
-    return Work(
-        tokens=Counter(engine.counts.as_dict()) - tokens_before,
-        computed=Counter(samples=sample_count),
-        backends=frozenset({engine.backend.identity}),
-    )
+    return meter.work(samples=store.append(requests, proposals))
 
 
 def _requests(chunk: TextChunk) -> list[ProposalRequest]:

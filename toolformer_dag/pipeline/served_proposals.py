@@ -25,6 +25,7 @@ from toolformer_dag.computing.worker import Worker
 from toolformer_dag.lake.row_store import RowStore
 from toolformer_dag.model.completions import written_again
 from toolformer_dag.pipeline.placing import COLUMNS, UnplacedCall, placed_at_tokens, placing, unplaced
+from toolformer_dag.pipeline.work_counts import planned_work
 from toolformer_dag.settings.setting_types import determining
 from toolformer_dag.settings.tool_settings import MODEL
 from toolformer_dag.texts.calls import take_out, written_calls
@@ -69,10 +70,7 @@ def chunks(worker: Worker, output: TableOutput, shard: str, claimed: Claimed) ->
     missing = claim(claimed, store.name, store.missing(requested.select(KEY)))
     missing_texts = missing.join(requested, on=KEY, how="left", maintain_order="left")
     batches = missing_texts.iter_slices(worker.plan.settings.execution.chunk_calls)
-    work = Work(
-        computed=Counter(samples=missing.height),
-        reused=Counter(samples=requested.height - missing.height),
-    )
+    work = planned_work("samples", total=requested.height, missing=missing.height)
     return Planned([Chunk(units=batch.height, payload=batch) for batch in batches], work)
 
 
